@@ -5,9 +5,8 @@ PORT ?= 5006
 CONSTRAINTS ?= tests/constraints.txt
 # Processes that share the tests: `make test JOBS=0` runs them in one, file by file.
 JOBS ?= 2
-# How often a failing test of `make test` runs again. A push ought not to wait for a machine that was busy for a moment;
-# the last lines name such a test, and the nightly `make test-all` runs none again.
-RERUNS ?= 1
+# How often a failing test runs again. A test that needs it is to be mended; the last lines name it.
+RERUNS ?= 0
 BIN := .venv/bin
 # Containers often set it. Each of the hundreds of processes that tests start would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,7 +58,7 @@ lint-imports:
 lint-style:
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 lint-scripts:
-	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/playground/page/playground.js workbench/playground/page/worker.js
+	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/apps/playground/page/playground.js workbench/apps/playground/page/worker.js
 lint-workflows:
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline --config .github/zizmor.yml .github/workflows .github/dependabot.yml
@@ -112,7 +111,7 @@ HUNT_FOR ?= 2m
 FOUND ?= found/vllm-$(VERSION)
 
 hunt-vllm: .venv-vllm/.installed
-	packages=$$($(VLLM_PYTHON) -m workbench.hunt.releases vllm $(VERSION)) || exit 2; \
+	packages=$$($(VLLM_PYTHON) -m workbench.analysis.hunt.releases vllm $(VERSION)) || exit 2; \
 	  VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=$$packages:. .venv-vllm/bin/python -m workbench hunt --scheduler vllm \
 	    --for $(HUNT_FOR) -j $(JOBS) --out $(FOUND) || test $$? = 1
 	test -z "$$(ls $(FOUND)/*/finding.json 2>/dev/null)" || \

@@ -9,7 +9,7 @@ COURSE = Path("notebooks")
 
 
 class BuildWithCourse(build_py):
-    """Copies the notebooks and their data into ``workbench/course/notebooks`` of the wheel."""
+    """Copies the notebooks and their data into ``workbench/apps/course/notebooks`` of the wheel."""
 
     def run(self) -> None:
         """Build the package, and add the course. A checkout that is installed in place has them beside it."""
@@ -17,7 +17,7 @@ class BuildWithCourse(build_py):
         if self.editable_mode:
             return
         for source in sorted([*COURSE.glob("*.ipynb"), *COURSE.glob("data/*")]):
-            target = Path(self.build_lib, "workbench/course", source)
+            target = Path(self.build_lib, "workbench/apps/course", source)
             self.mkpath(str(target.parent))
             self.copy_file(str(source), str(target))
 

@@ -24,8 +24,8 @@ import mlx.nn as nn
 import numpy as np
 from _common import save, summarise
 
-from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
-from workbench.attention.cpu_ops import swiglu
+from workbench.kernels.attention import AttentionMetadata, AttentionOptions, get_backend
+from workbench.kernels.attention.cpu_ops import swiglu
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 DECODES = [(1, int(length)) for length in np.random.default_rng(0).integers(300, 1501, 24)]
@@ -135,7 +135,7 @@ def bench_compilation() -> dict[str, float]:
     """CPU seconds until the kernel is ready: when compiled, and when loaded from the disk cache."""
     program = (
         "import time; import workbench; import mlx.core as mx, numpy as np\n"
-        "from workbench.attention import paged_varlen_attention\n"
+        "from workbench.kernels.attention import paged_varlen_attention\n"
         "x = mx.zeros((1, 1, 32)); cache = mx.zeros((1, 8, 1, 32)); mx.eval(x, cache)\n"
         "start = time.process_time()\n"
         "paged_varlen_attention(x, cache, cache, cu_seqlens_q=[0, 1], seqused_k=[1], block_table=[[0]],\n"

@@ -26,11 +26,11 @@ from _common import RESULTS, save
 
 from workbench import EngineConfig, simulate
 from workbench.config import EVICTIONS
-from workbench.costs.cost_model import CostModel
-from workbench.readings.fairness import jain_index, service
 from workbench.scheduler.fairness import Victim, VirtualTokenCounter, WeightedFairQueueing
 from workbench.simulation.arrivals import Arrival, made_up_prompt, read_mooncake, timed_arrival
 from workbench.simulation.at_scale import simulate_at_scale
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.fairness import jain_index, service
 
 MODEL = CostModel(fixed=0.008, per_row=2e-5, per_sequence=5e-5)
 

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import save
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
-from workbench.costs.cost_model import CostModel
 from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.simulate import simulate_requests
 
 CONFIG = EngineConfig(max_num_batched_tokens=128, max_num_seqs=12, num_blocks=512, enable_prefix_caching=False)

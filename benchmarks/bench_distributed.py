@@ -31,7 +31,7 @@ from _common import save, summarise
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from workbench.distributed.link import Link
+    from workbench.engine.distributed.link import Link
 
 HIDDEN_SIZE, NUM_LAYERS = 576, 30  # SmolLM2's
 ROWS = (1, 16, 256)
@@ -54,9 +54,9 @@ def measure_messages(repeats: int) -> dict[str, Any]:
     import mlx.core as mx
     import numpy as np
 
-    from workbench.distributed.group import join_group, leader_host
-    from workbench.distributed.link import Kind, open_link
-    from workbench.distributed.wire import decode, encode
+    from workbench.engine.distributed.group import join_group, leader_host
+    from workbench.engine.distributed.link import Kind, open_link
+    from workbench.engine.distributed.wire import decode, encode
     from workbench.engine.packed_batch import pack
 
     group = join_group()
@@ -100,7 +100,7 @@ def measure_waiting(link: Link, add_up: Callable[[mx.array], None]) -> dict[str,
     """Processor time of rank 1 while it waits for an idle rank 0, in a sum and on the link."""
     import mlx.core as mx
 
-    from workbench.distributed.link import Kind
+    from workbench.engine.distributed.link import Kind
 
     one, costs = mx.array([1.0]), {}
     for where in ("in all_sum", "on the link"):
@@ -128,7 +128,7 @@ def measure_steps(repeats: int) -> dict[str, Any]:
     import mlx.core as mx
 
     from workbench import EngineConfig, SamplingParams
-    from workbench.distributed.job import MakeEngine, run_job
+    from workbench.engine.distributed.job import MakeEngine, run_job
     from workbench.models import LoadedModel
 
     results: dict[str, Any] = {}

@@ -56,7 +56,8 @@ print(json.dumps(found))
 
 def measure(checkout: Path) -> dict[str, float]:
     """CPU seconds of each fit and bootstrap in a process of a checkout."""
-    home = "costs" if (checkout / "workbench" / "costs").is_dir() else "simulation"
+    parts = checkout / "workbench" / "simulation" / "costs"
+    home = "simulation.costs" if parts.is_dir() else "costs"
     program = PROGRAM.replace("workbench.HOME", f"workbench.{home}").replace("HOME", repr(home))
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program.replace("SIZES", repr(SIZES))]

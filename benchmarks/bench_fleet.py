@@ -30,10 +30,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import RESULTS, machine, save, summarise
 
 from workbench import EngineConfig
-from workbench.costs.cost_model import CostModel
-from workbench.fleet.at_scale import simulate_fleet_at_scale
+from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
 from workbench.simulation.arrivals import Arrival, read_generated, read_mooncake
 from workbench.simulation.at_scale import simulate_at_scale
+from workbench.simulation.costs.cost_model import CostModel
 
 MODEL = CostModel(fixed=0.008, per_row=2e-5, per_sequence=5e-5)
 SETTINGS: dict[str, Any] = {"num_blocks": 4000, "block_size": 16, "max_num_batched_tokens": 2048, "max_num_seqs": 128}

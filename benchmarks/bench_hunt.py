@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import RESULTS, save
 
 PATCHES = Path(__file__).parent / "hunt"
-NANO = "workbench.hunt.nano_vllm:NanoScheduler"
-MINI = "workbench.hunt.mini_sglang:MiniScheduler"
+NANO = "workbench.analysis.hunt.nano_vllm:NanoScheduler"
+MINI = "workbench.analysis.hunt.mini_sglang:MiniScheduler"
 CHECKOUTS = {NANO: "NANO_VLLM", MINI: "MINI_SGLANG"}
 
 
@@ -93,9 +93,9 @@ ENTRIES = (
 
 def hunt_entry(entry: Entry, seeds: int, seconds: float, out: Path) -> None:
     """In the faulty environment: hunt with each seed until the entry is found, and print what was found as JSON."""
-    from workbench.hunt import described
-    from workbench.hunt.search import Found, Search, shape
-    from workbench.hunt.target import find_target
+    from workbench.analysis.hunt import described
+    from workbench.analysis.hunt.search import Found, Search, shape
+    from workbench.analysis.hunt.target import find_target
 
     def tell(search: Search, found: Found | None) -> None:
         if (found is not None and fits(found)) or time.process_time() - began > seconds:
@@ -138,7 +138,7 @@ def environment(packages: Path, entry: Entry, *, has_workbench: bool) -> dict[st
 
 def packages_of(entry: Entry, version: str, made: Path) -> Path:
     """The folder of a version: a release, a commit, or a copy of the faulty version with a patch."""
-    from workbench.hunt.releases import unpacked
+    from workbench.analysis.hunt.releases import unpacked
 
     if version.endswith(".patch"):
         copy = made / version

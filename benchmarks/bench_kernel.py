@@ -22,10 +22,10 @@ import workbench  # noqa: F401  installs a BLAS before MLX is imported
 import mlx.core as mx  # isort: skip
 
 from workbench import msl
-from workbench.attention.metal.launch import PagedVarlenKernels
-from workbench.attention.metal.tile_shape import TileShape
-from workbench.attention.probe import Probe, ProbeBatch, probe_batch
-from workbench.attention.selection import get_backend, why_unavailable
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.metal.tile_shape import TileShape
+from workbench.kernels.attention.probe import Probe, ProbeBatch, probe_batch
+from workbench.kernels.attention.selection import get_backend, why_unavailable
 
 SMOLLM2 = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
 LLAMA3_8B = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}

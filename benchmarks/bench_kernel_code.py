@@ -23,7 +23,7 @@ import kernel_ptx
 from _common import save, summarise
 
 VARIANTS = (("paged_varlen", "float16", 64), ("paged_varlen", "float16", 128), ("paged_varlen_split", "bfloat16", 128))
-METAL = Path("workbench/attention/metal")
+METAL = Path("workbench/kernels/attention/metal")
 
 
 def unit_of(checkout: Path | None, variant: tuple[str, str, int]) -> str:
@@ -33,7 +33,7 @@ def unit_of(checkout: Path | None, variant: tuple[str, str, int]) -> str:
     folder = checkout / METAL
     with (
         mock.patch(
-            "workbench.attention.metal.launch.metal_source", lambda name: (folder / f"{name}.metal").read_text()
+            "workbench.kernels.attention.metal.launch.metal_source", lambda name: (folder / f"{name}.metal").read_text()
         ),
         mock.patch.object(kernel_ptx, "cuda_prelude", (folder / "metal_on_cuda.cuh").read_text),
     ):

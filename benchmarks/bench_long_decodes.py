@@ -20,10 +20,10 @@ import mlx.core as mx
 import numpy as np
 from _common import save, summarise
 
-from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
-from workbench.attention.cpu_backend import shared_memory
-from workbench.attention.stored import to_stored
-from workbench.cpu.attention.simd import LANES
+from workbench.kernels.attention import AttentionMetadata, AttentionOptions, get_backend
+from workbench.kernels.attention.cpu_backend import shared_memory
+from workbench.kernels.attention.stored import to_stored
+from workbench.kernels.cpu.attention.simd import LANES
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16, "int8_per_token_head": mx.int8}

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import save
 
 from workbench import EngineConfig, Trace, simulate
-from workbench.costs.cost_model import CostModel
 from workbench.simulation.arrivals import Arrival, poisson, timed_arrival
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.simulate import simulate_requests
 
 COST_MODEL = CostModel(fixed=0.004, per_sequence=2e-5, per_prefill_token=5e-5, per_kv_token=2e-8)

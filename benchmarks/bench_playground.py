@@ -23,7 +23,7 @@ from typing import Any
 from _common import save
 from playwright.sync_api import Page, sync_playwright
 
-from workbench.playground import server, site
+from workbench.apps.playground import server, site
 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 

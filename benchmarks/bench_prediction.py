@@ -135,7 +135,7 @@ def serve(
         command += f" --kv-cache-memory-bytes {CPU_CACHE}"
     else:
         command += " --worker-cls emulated_worker.EmulatedWorker"
-    command += " --scheduler-cls workbench.integrations.vllm.RecordingScheduler"
+    command += " --scheduler-cls workbench.vllm.RecordingScheduler"
     command += f" {mode} {vllm_flags({**BASE, **settings})}"
     with (folder.parent / f"{folder.name}.log").open("w") as log:
         return subprocess.Popen(

@@ -30,7 +30,7 @@ import numba
 import numpy as np
 from _common import RESULTS, machine, save
 
-from workbench.cpu.attention.simd import LANES
+from workbench.kernels.cpu.attention.simd import LANES
 from workbench.models.packed import matrix
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))

@@ -42,16 +42,16 @@ from router.measured import Measured
 from router.moments import CacheContents, decide_again
 
 from workbench import EngineConfig, Trace
-from workbench.costs.cost_model import CostModel, StepCost, step_costs
-from workbench.costs.drift import Drift
-from workbench.costs.step_noise import Replayed, StepNoise
-from workbench.fleet.fleet_run import FleetRun
-from workbench.fleet.routers import ROUTERS, CacheAware, Router
-from workbench.fleet.simulate import run_fleet
-from workbench.formats.kv_events.recording import read_kv_events
-from workbench.formats.kv_events.subscriber import record_kv_events
-from workbench.readings.metrics import percentile
+from workbench.analysis.fleet.fleet_run import FleetRun
+from workbench.analysis.fleet.routers import ROUTERS, CacheAware, Router
+from workbench.analysis.fleet.simulate import run_fleet
 from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.drift import Drift
+from workbench.simulation.costs.step_noise import Replayed, StepNoise
+from workbench.trace.formats.kv_events.recording import read_kv_events
+from workbench.trace.formats.kv_events.subscriber import record_kv_events
+from workbench.trace.readings.metrics import percentile
 
 HERE = Path(__file__).resolve().parent
 LATENCIES = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99")

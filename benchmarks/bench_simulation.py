@@ -38,9 +38,9 @@ CASES = {
 def run(case: str, num_requests: int) -> dict[str, Any]:
     """Simulate, and report time and memory."""
     from workbench import EngineConfig
-    from workbench.costs.cost_model import CostModel
     from workbench.simulation.arrivals import read_generated
     from workbench.simulation.at_scale import simulate_at_scale
+    from workbench.simulation.costs.cost_model import CostModel
 
     config = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=256, num_blocks=20_000, **CASES[case])
     arrivals = read_generated({**WORKLOAD, "num_requests": num_requests})

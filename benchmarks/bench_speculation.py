@@ -31,7 +31,7 @@ from _common import RESULTS, save, summarise
 
 import workbench
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.ground.threads import num_threads
+from workbench.base.threads import num_threads
 
 CODE = """def area(width, height):
     return width * height

@@ -44,9 +44,9 @@ def measure() -> dict[str, float]:
     from mlx_lm.models import llama  # isort: skip
 
     from workbench import Engine, EngineConfig, SamplingParams
-    from workbench.attention.metal.backend import MetalBackend
-    from workbench.attention.selection import get_backend
     from workbench.engine import model_runner
+    from workbench.kernels.attention.metal.backend import MetalBackend
+    from workbench.kernels.attention.selection import get_backend
     from workbench.models.load import LoadedModel
     from workbench.models.preflight import preflight
 

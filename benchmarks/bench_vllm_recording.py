@@ -35,10 +35,10 @@ from typing import Any
 from _common import RESULTS, save
 
 PAIRS = (
-    (("vllm.v1.core.sched.scheduler", "Scheduler"), ("workbench.integrations.vllm", "RecordingScheduler")),
+    (("vllm.v1.core.sched.scheduler", "Scheduler"), ("workbench.trace.recorders.vllm", "RecordingScheduler")),
     (
         ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
-        ("workbench.integrations.vllm", "AsyncRecordingScheduler"),
+        ("workbench.trace.recorders.vllm", "AsyncRecordingScheduler"),
     ),
 )
 

@@ -7,8 +7,7 @@ import numpy as np
 import panel as pn
 from bokeh.plotting import figure
 
-from workbench import simulate
-from workbench.viz.panes import Chunks, Pool, Timeline
+from workbench import panes, simulate
 
 pn.extension()
 
@@ -16,7 +15,7 @@ requests = [{"id": "long", "prompt": {"len": 900}, "max_tokens": 24}]
 requests += [{"id": f"r{i}", "prompt": {"len": 40}, "max_tokens": 24, "arrival_step": 2 * i} for i in range(8)]
 trace = simulate({"requests": requests}, config={"max_num_batched_tokens": 128, "num_blocks": 160})
 
-timeline, chunks, pool = Timeline(trace), Chunks(trace), Pool(trace)
+timeline, chunks, pool = panes.Timeline(trace), panes.Chunks(trace), panes.Pool(trace)
 cursor = pool.cursor  # the same object for all three
 
 waiting = np.array([len(step.waiting) for step in trace])

@@ -24,8 +24,8 @@ import nbformat
 from browsers import Browser
 
 from workbench import Engine, SamplingParams
-from workbench.demo import CONFIG, Arrivals, document
-from workbench.playground import server, site
+from workbench.apps.demo import CONFIG, Arrivals, document
+from workbench.apps.playground import server, site
 from workbench.viz import app
 
 SIZES = ((390, 844), (1100, 900), (1440, 900), (2560, 1300))

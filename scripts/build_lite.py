@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import workbench
-from workbench.playground import runtime
-from workbench.playground.bytecode import compiled
-from workbench.playground.site import STANDARD_LIBRARY
+from workbench.apps.playground import runtime
+from workbench.apps.playground.bytecode import compiled
+from workbench.apps.playground.site import STANDARD_LIBRARY
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "scripts" / "lite_requirements.txt"

@@ -1,4 +1,4 @@
-"""Compile the kernels of common models into the package, for each level of `workbench.cpu.attention.processor`.
+"""Compile the kernels of common models into the package, for each level of `workbench.kernels.cpu.attention.processor`.
 
     python scripts/build_machine_code.py [LEVEL ...]
 
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from workbench.cpu.attention.processor import LEVELS, code_folder
+from workbench.kernels.cpu.attention.processor import LEVELS, code_folder
 
 PRODUCTS = ("Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "F16", "BF16", "F32")
 """Formats of weights whose products are compiled."""
@@ -32,9 +32,9 @@ def calls_of_a_run() -> list[Call]:
     import numpy as np
 
     from workbench import Engine, SamplingParams
-    from workbench.cpu import kernels, packing
-    from workbench.cpu.attention import object_code
-    from workbench.cpu.formats import GGML_FORMATS
+    from workbench.kernels.cpu import kernels, packing
+    from workbench.kernels.cpu.attention import object_code
+    from workbench.kernels.cpu.formats import GGML_FORMATS
 
     calls: dict[str, Call] = {}
     place_of = object_code.place_of
@@ -63,7 +63,7 @@ def calls_of_a_run() -> list[Call]:
 
 def compile_all(calls: list[Call], folder: Path) -> None:
     """Compile functions for the level that this process was started for."""
-    from workbench.cpu.attention.object_code import Wanted, compiled, place_of, write
+    from workbench.kernels.cpu.attention.object_code import Wanted, compiled, place_of, write
 
     for number, (module, name, types, signature, for_python) in enumerate(calls, start=1):
         print(f"{folder.name}: {number} of {len(calls)}, {name}", flush=True)

@@ -22,7 +22,7 @@ import docs_notebooks
 from docs_playground import LIVE, after_definition, with_notebooks, with_playground
 from mkdocs.structure.files import File, Files
 
-from workbench.playground import runtime, site
+from workbench.apps.playground import runtime, site
 from workbench.trace import StepRecord, Trace
 from workbench.viz.export_html import html_page
 from workbench.viz.glossary import TERMS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import build_lite
 
-from workbench.playground import runtime
-from workbench.playground.presets import PRESETS
+from workbench.apps.playground import runtime
+from workbench.apps.playground.presets import PRESETS
 
 LIVE = {
     "index.md": "documents",

@@ -29,12 +29,12 @@ import workbench  # noqa: F401  (before MLX: it installs the BLAS)
 
 import mlx.core as mx  # isort: skip
 
-from workbench.attention.dtypes import DTYPES
-from workbench.attention.metal.launch import PagedVarlenKernels
-from workbench.attention.probe import Probe, probe_batch
-from workbench.msl.compiler import syntax_errors
-from workbench.msl.rewrite import rewrite
-from workbench.msl.signature import write_kernel
+from workbench.kernels.attention.dtypes import DTYPES
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.probe import Probe, probe_batch
+from workbench.kernels.msl.compiler import syntax_errors
+from workbench.kernels.msl.rewrite import rewrite
+from workbench.kernels.msl.signature import write_kernel
 
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
 BLOCK_SIZES = (8, 16, 32)
@@ -65,7 +65,7 @@ INSTEAD = {
 
 
 def compile_error(source: str) -> str:
-    """Errors of the clang behind workbench.msl in a dumped source; "" if it compiles."""
+    """Errors of the clang behind workbench.kernels.msl in a dumped source; "" if it compiles."""
     head, *sections = SECTION.split(source)
     named = zip(sections[::2], sections[1::2])
     kept = head + "".join(INSTEAD.get(name, text) for name, text in named)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from workbench.cpu.formats import Activations, Format
+    from workbench.kernels.cpu.formats import Activations, Format
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "emulated"
@@ -111,7 +111,7 @@ class Case(NamedTuple):
     @property
     def form(self) -> Format:
         """The format that the kernel is compiled for."""
-        from workbench.cpu.formats import GGML_FORMATS
+        from workbench.kernels.cpu.formats import GGML_FORMATS
 
         form = GGML_FORMATS[self.type_name]
         return form._replace(scales="bfloat16") if self.is_control else form
@@ -119,8 +119,8 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """Every type with every kind of activations, and controls."""
-    from workbench.cpu.attention.processor import instruction_set
-    from workbench.cpu.formats import GGML_FORMATS
+    from workbench.kernels.cpu.attention.processor import instruction_set
+    from workbench.kernels.cpu.formats import GGML_FORMATS
 
     kinds: list[Activations] = ["float32", "int8"] if instruction_set() else ["float32"]
     found = [
@@ -142,8 +142,8 @@ def write_kernels(target: Target, folder: Path) -> None:
     from llvmlite import binding
     from numba.core import types
 
-    from workbench.cpu.kernels_code import _block
-    from workbench.cpu.tiles import PackedType
+    from workbench.kernels.cpu.kernels_code import _block
+    from workbench.kernels.cpu.tiles import PackedType
 
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -203,10 +203,10 @@ def make_calls(some_cases: Sequence[Case]) -> tuple[list[Call], bytes]:
     """The calls of some cases, and their packed weights and prepared inputs."""
     from stored_rows import dequantised, random_rows
 
-    from workbench.cpu.formats import TILE, UNIT
-    from workbench.cpu.inputs import code_bits, factors, row_size
-    from workbench.cpu.inputs_code import prepare_rows
-    from workbench.cpu.kernels import TILE_ROWS
+    from workbench.kernels.cpu.formats import TILE, UNIT
+    from workbench.kernels.cpu.inputs import code_bits, factors, row_size
+    from workbench.kernels.cpu.inputs_code import prepare_rows
+    from workbench.kernels.cpu.kernels import TILE_ROWS
     from workbench.models.packed import matrix
     from workbench.models.packed.check import as_int8
 
@@ -337,7 +337,7 @@ def main() -> int:
             continue
         print(f"{name}:", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            # The width of vectors is no part of the names of kept code, so it is kept elsewhere.
+            # The width of vectors is not part of the names of kept code, so it is kept elsewhere.
             environment = os.environ | {"WORKBENCH_CACHE": f"{folder}/cache", "WORKBENCH_THREADS": "1"}
             environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE.parent / "tests" / "support")])
             command = [sys.executable, __file__, name, "--part"]

@@ -27,10 +27,10 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from workbench.hunt.drive import Run
-from workbench.hunt.search import Search, _Interesting
-from workbench.hunt.target import MAX_STEPS, Target, find_target, time_limit
-from workbench.hunt.workloads import WORKLOAD_BYTES, make_workload
+from workbench.analysis.hunt.drive import Run
+from workbench.analysis.hunt.search import Search, _Interesting
+from workbench.analysis.hunt.target import MAX_STEPS, Target, find_target, time_limit
+from workbench.analysis.hunt.workloads import WORKLOAD_BYTES, make_workload
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "workbench" / "scheduler"

@@ -26,7 +26,7 @@ from generated_files import write_or_check
 if TYPE_CHECKING:
     import mlx.nn as nn
 
-    from workbench.models.preflight import PreflightResult
+    from workbench.models.preflight_result import PreflightResult
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
@@ -142,7 +142,7 @@ def _one_line(problem: Exception) -> str:
 def _serve(pipe: Connection) -> None:
     """Answer names of architectures with their rows, or with the text of a problem, until there are no more."""
     sys.path += [str(ROOT / "tests" / "support"), str(ROOT)]
-    from workbench.ground.device import DEVICE_VARIABLE, choose_device  # isort: skip  # before mlx: workbench chooses the BLAS
+    from workbench.base.device import DEVICE_VARIABLE, choose_device  # isort: skip  # before mlx: workbench chooses the BLAS
 
     import mlx.core as mx
 

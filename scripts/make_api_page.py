@@ -1,13 +1,15 @@
 """Write docs/api.md from the docstrings of all public names: ``python scripts/make_api_page.py``. ``--check`` compares.
 
-A public name is one that a package lists in ``__all__``; Panel's components are those of ``workbench.viz.panes``.
+A public name is one that ``workbench`` or one of its public modules lists in ``__all__``; of ``workbench.panes`` the
+components are shown.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
+import operator
+import os
 import re
 import textwrap
 from collections.abc import Iterator
@@ -17,8 +19,11 @@ from typing import Any
 from generated_files import write_or_check
 from make_reference import CONFIGURATIONS, RECORDS
 
+import workbench
+import workbench.viz
+
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
-PACKAGES = ("", ".trace", ".viz", ".viz.panes", ".attention", ".models", ".msl", ".course")
+PACKAGES = ("workbench", "workbench.viz", "workbench.panes", "workbench.msl", "workbench.course")
 BEGINNING = """# Functions and classes by name
 
 All public names with their docstrings, written by `scripts/make_api_page.py`: what a package lists in `__all__`.
@@ -46,6 +51,14 @@ def annotation(of: Any) -> str:
     return of if isinstance(of, str) else inspect.formatannotation(of)
 
 
+def _shown(default: object) -> str:
+    """A default as the source has it; a function by its name."""
+    if default is os.environ:
+        return "os.environ"
+    name = getattr(default, "__name__", "")
+    return repr(default) if not inspect.isfunction(default) else "..." if name == "<lambda>" else name
+
+
 def signature(name: str, of: Any, *, typed: bool = True) -> str:
     """Name and parameters of a function or of a class's constructor; with types, as many lines as it needs."""
     try:
@@ -61,7 +74,9 @@ def signature(name: str, of: Any, *, typed: bool = True) -> str:
             parts.append("*")
         starred = starred or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
         kind = f": {annotation(parameter.annotation)}" if typed and parameter.annotation is not parameter.empty else ""
-        default = f"{' = ' if kind else '='}{parameter.default!r}" if parameter.default is not parameter.empty else ""
+        default = (
+            f"{' = ' if kind else '='}{_shown(parameter.default)}" if parameter.default is not parameter.empty else ""
+        )
         parts.append(f"{stars}{parameter.name}{kind}{default}")
     to = (
         ""
@@ -135,7 +150,8 @@ def entry(name: str, of: Any) -> Iterator[str]:
     elif callable(of):
         yield from (f"```py\n{signature(name, of)}\n```", "", description(of), "")
     else:
-        yield from (f"A constant: `{of!r}`." if isinstance(of, int | str | float | tuple) else "A constant.", "")
+        is_plain = all(isinstance(part, int | str | float) for part in (of if isinstance(of, tuple) else (of,)))
+        yield from (f"A constant: `{of!r}`." if is_plain else "A constant.", "")
     if not inspect.isclass(of):
         return
     rows = [
@@ -157,12 +173,12 @@ def entry(name: str, of: Any) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     lines, seen = [BEGINNING], set()
-    for suffix in PACKAGES:
-        package = importlib.import_module(f"workbench{suffix}")
-        lines += [f"## `workbench{suffix}`", "", prose((inspect.getdoc(package) or "").split("\n\n")[0]), ""]
+    for place in PACKAGES:
+        package = operator.attrgetter(place.partition(".")[2])(workbench) if "." in place else workbench
+        lines += [f"## `{place}`", "", prose((inspect.getdoc(package) or "").split("\n\n")[0]), ""]
         for name in names(package):
             of = getattr(package, name)
-            if id(of) in seen:
+            if id(of) in seen or inspect.ismodule(of):
                 continue
             seen.add(id(of))
             lines += entry(name, of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench import Engine, EngineConfig
-from workbench.demo import document
+from workbench.apps.demo import document
 
 PATH = Path(__file__).parent.parent / "docs/data/run.jsonl.gz"
 

@@ -14,9 +14,9 @@ from lanes import lanes
 from roles import roles
 
 from workbench import simulate
-from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.viz import reprs, svg
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"

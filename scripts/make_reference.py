@@ -11,9 +11,9 @@ from pathlib import Path
 from generated_files import write_or_check
 
 from workbench.config import EngineConfig, SamplingParams
-from workbench.readings.metrics import RequestMetrics
 from workbench.trace.lines import RequestInfo, Supplement
 from workbench.trace.pool_change import PoolChange
+from workbench.trace.readings.metrics import RequestMetrics
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Arm, Chunk, KernelLaunch, LimitedBy, StepRecord, WorkItem
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Locator, sync_playwright
 
 from workbench import Engine
-from workbench.demo import CONFIG, Arrivals
+from workbench.apps.demo import CONFIG, Arrivals
 from workbench.viz import app
 from workbench.viz.export_html import to_html
 

@@ -38,7 +38,7 @@ FAULTS = (
     Fault("scheduler/kv_cache_manager.py", "group.find(request, self.groups, num_tokens - 1,", "group.find(request, self.groups, num_tokens,"),
     Fault("scheduler/kv_cache_manager.py", "num_lacking > self.num_free_blocks and hit is None", "num_lacking >= self.num_free_blocks and hit is None"),
     Fault("scheduler/kv_cache_groups.py", "lacking = -(-num_slots // self.block_size) -", "lacking = -(-(num_slots - 1) // self.block_size) -"),
-    Fault("scheduler/admission.py", "- 1) // group.block_size) + 1", "- 1) // group.block_size)"),
+    Fault("scheduler/admission.py", "- 1 + in_flight) // group.block_size) + 1", "- 1 + in_flight) // group.block_size)"),
     Fault("scheduler/queues.py", "if 0 < batch.long_prefill_cap < num_tokens:", "if 0 < batch.long_prefill_cap < num_tokens - 1:"),
     Fault("scheduler/scheduler.py", "len(queues.running) >= self.max_running:\n", "len(queues.running) > self.max_running:\n"),
     Fault("scheduler/scheduler.py", "max(victim.num_kv_lost, num_computed)", "num_computed"),
@@ -48,18 +48,17 @@ FAULTS = (
     Fault("engine/engine.py", "default=1) - 1\n", "default=1) - 2\n"),
     Fault("engine/sampler.py", "return probabilities / probabilities.sum()", "return probabilities"),
     Fault("engine/memory.py", "min(fitting, 1 + config.max_num_seqs", "min(fitting, config.max_num_seqs"),
-    Fault("attention/work_list.py", "first_position - window, 0)", "first_position - window + 1, 0)"),
-    Fault("attention/work_list.py", "kv_end = first_position + num_rows", "kv_end = first_position + num_rows - 1"),
-    Fault("attention/gather.py", "(keys >= rows - left)", "(keys > rows - left)"),
-    Fault("attention/gather.py", "first // size : -(-end // size)]", "first // size : end // size]"),
-    Fault("attention/validate.py", "_first(held_blocks > block_table.shape[1])", "_first(held_blocks > block_table.shape[1] + 1)"),
-    Fault("attention/validate.py", "_first(seqused_k < query_lens)", "_first(seqused_k < query_lens - 1)"),
+    Fault("kernels/attention/work_list.py", "first_position - window, 0)", "first_position - window + 1, 0)"),
+    Fault("kernels/attention/work_list.py", "kv_end = first_position + num_rows", "kv_end = first_position + num_rows - 1"),
+    Fault("kernels/attention/gather.py", "(keys >= rows - left)", "(keys > rows - left)"),
+    Fault("kernels/attention/gather.py", "first // size : -(-end // size)]", "first // size : end // size]"),
+    Fault("kernels/attention/validate.py", "_first(held_blocks > block_table.shape[1])", "_first(held_blocks > block_table.shape[1] + 1)"),
+    Fault("kernels/attention/validate.py", "_first(seqused_k < query_lens)", "_first(seqused_k < query_lens - 1)"),
     Fault("trace/records.py", "* size + positions % size)", "* size + positions // size)"),
     Fault("trace/records.py", "column + chunk.num_kv] = keys <= rows", "column + chunk.num_kv] = keys < rows"),
     Fault("trace/pool_change.py", "step = 1 if -entry > blocks[-1] else -1", "step = 1"),
     Fault("trace/line_codec.py", "while last > num_required and", "while last > num_required + 1 and"),
     Fault("trace/checks.py", "if record.end < record.time:", "if record.end < 0:"),
-    Fault("trace/step_span.py", "previous_end if begin < previous_end < end else begin", "begin"),
     Fault("viz/layout/timeline.py", "(sum(total) - decode) / len(total)", "sum(total) / len(total)"),
     Fault("viz/layout/timeline.py", "size = max(1, -(-len(records) // max_bars))", "size = max(1, len(records) // max_bars)"),
     Fault("viz/layout/packed_batch.py", "floor = min(least, width / len(sizes))", "floor = least"),
@@ -111,7 +110,7 @@ def main() -> None:
         for part in PARTS:
             (shutil.copytree if (ROOT / part).is_dir() else shutil.copy)(ROOT / part, root / part)
         for fault in FAULTS:
-            room = fault.file.split("/")[0]
+            room = fault.file.removeprefix("kernels/").split("/")[0]
             if options.room not in (None, room):
                 continue
             tiers = ("check", "test")[: 1 + (options.tier == "test")]

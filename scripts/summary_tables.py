@@ -123,7 +123,7 @@ def measured_on_both() -> dict[str, Result]:
 
 
 def checkouts() -> Iterator[Comparison]:
-    """Every cost of this version over that of the last one; tokens per second are no cost."""
+    """Every cost of this version over that of the last one; tokens per second are not a cost."""
     for what, row in measured_on_both().items():
         ratio = {"median": row["ratio"], "min": row["ratio"], "max": row["ratio"], "repeats": 1}
         yield Comparison(

@@ -13,7 +13,7 @@ import pytest
 from word_llama import make_tiny_llama
 
 import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS in place)
-from workbench.ground.device import DEVICE_VARIABLE, choose_device
+from workbench.base.device import DEVICE_VARIABLE, choose_device
 
 os.environ.setdefault(DEVICE_VARIABLE, "cpu")
 os.environ.setdefault("WORKBENCH_PREFLIGHT", "always")  # a kernel that a test breaks has to be checked

@@ -8,8 +8,7 @@ import pytest
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, simulate
-from workbench.engine.model_runner import ModelRunner
-from workbench.ground.compatibility import (
+from workbench.base.compatibility import (
     ADAPTIVE,
     ASYNC,
     BELADY,
@@ -33,6 +32,7 @@ from workbench.ground.compatibility import (
     STATES,
     WHOLE_PROMPTS,
 )
+from workbench.engine.model_runner import ModelRunner
 
 LIMITS = Path(__file__).parents[1] / "docs" / "limits.md"
 FULL, WINDOW, STATE = (

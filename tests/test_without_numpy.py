@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from workbench import simulate
-from workbench.readings.metrics import Distribution
+from workbench.trace.readings.metrics import Distribution
 from workbench.viz.layout.packet import decode_packet
 
 ABSENT = ("numpy", "mlx", "mlx_lm", "tqdm", "panel", "bokeh", "transformers", "tokenizers", "numba", "anywidget")
@@ -29,12 +29,13 @@ sys.meta_path.insert(0, Absent())
 import json, tempfile, pathlib
 from workbench import EngineConfig, Trace, simulate
 from workbench.scheduler.policies import ShortestRemainingFirst
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.analysis.explain import explain
 from workbench.analysis.fork import fork
 from workbench.simulation.simulate import simulate_requests
 from workbench.analysis.sweep import sweep
-from workbench.trace import compare, narrate
+from workbench.trace.readings.compare import compare
+from workbench.trace.readings.narrate import narrate
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other

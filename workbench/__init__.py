@@ -16,49 +16,142 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.old_names import MovedModules
-from workbench.ground.on_demand import ATTACHED, before_import, imported
+from workbench.base.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
+    from workbench.analysis.explain import slowest
+    from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
+    from workbench.analysis.fleet.demand import Demand
+    from workbench.analysis.fleet.events import Change
+    from workbench.analysis.fleet.router import Router
+    from workbench.analysis.fleet.simulate import simulate_fleet
+    from workbench.analysis.hunt import Finding, hunt
+    from workbench.analysis.hunt.drive import Plan, PlannedChunk
+    from workbench.analysis.misses import misses_table
+    from workbench.analysis.predict import Predictor
+    from workbench.apps import course
+    from workbench.apps.course.random_models import random_model
+    from workbench.base.blas import backend_info
     from workbench.config import EngineConfig, SamplingParams
-    from workbench.engine.engine import Engine
-    from workbench.fleet.simulate import simulate_fleet
-    from workbench.ground.blas import backend_info
-    from workbench.simulation.simulate import simulate
-    from workbench.trace import StepRecord, Trace
+    from workbench.engine.distributed.group import join_group, leader_host
+    from workbench.engine.distributed.link import open_link
+    from workbench.engine.distributed.lockstep import LockstepEngine
+    from workbench.engine.sampler import SampledToken, keyed_uniform
+    from workbench.engine.speculation import verification
+    from workbench.kernels import msl
+    from workbench.kernels.attention import (
+        AttentionBackend,
+        AttentionMetadata,
+        AttentionOptions,
+        build_work_list,
+        paged_varlen_attention,
+    )
+    from workbench.kernels.attention.backend import WHOLE
+    from workbench.kernels.attention.metal.launch import PagedVarlenKernels, metal_source
+    from workbench.kernels.attention.probe import ERROR_LIMIT, Probe, float64_attention, probe_batch, relative_error
+    from workbench.kernels.attention.work_list import WORK_ITEM_COLUMNS
+    from workbench.methods import Engine, Trace, simulate
+    from workbench.models import LoadedModel, load_model
+    from workbench.scheduler.eviction import Eviction
+    from workbench.scheduler.fairness import Victim, VirtualTokenCounter, WeightedFairQueueing
+    from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
+    from workbench.scheduler.policy import SchedulingPolicy
+    from workbench.scheduler.sliding_window import SlidingWindow
+    from workbench.simulation.access_log import read_access_log
+    from workbench.simulation.arrivals import read_generated
+    from workbench.simulation.at_scale import simulate_at_scale
+    from workbench.simulation.costs.cost_model import CostModel
+    from workbench.trace import (
+        Chunk,
+        Keyframe,
+        RequestInfo,
+        StepRecord,
+        TraceError,
+        TraceFollower,
+        TraceMeta,
+        TraceWriter,
+    )
+    from workbench.trace.laws import LAWS, RULES, Broken, Checker, Limits, SchedulerState
+    from workbench.trace.readings.compare import Comparison, compare
+    from workbench.trace.readings.fairness import jain_index, service
+    from workbench.trace.readings.fleet import Fleet
+    from workbench.trace.readings.narrate import narrate
+    from workbench.trace.readings.prefills import prefills
+    from workbench.viz import panes
 
 __version__ = "0.2.0.dev0"
 
-_HOMES = {
-    "Engine": "workbench.engine.engine",
-    "EngineConfig": "workbench.config",
-    "SamplingParams": "workbench.config",
-    "StepRecord": "workbench.trace",
-    "Trace": "workbench.trace",
-    "backend_info": "workbench.ground.blas",
-    "simulate": "workbench.simulation.simulate",
-    "simulate_fleet": "workbench.fleet.simulate",
+_NAMES = {
+    "workbench.analysis.explain": "slowest",
+    "workbench.analysis.fleet.at_scale": "simulate_fleet_at_scale",
+    "workbench.analysis.fleet.demand": "Demand",
+    "workbench.analysis.fleet.events": "Change",
+    "workbench.analysis.fleet.router": "Router",
+    "workbench.analysis.fleet.simulate": "simulate_fleet",
+    "workbench.analysis.hunt": "Finding hunt",
+    "workbench.analysis.hunt.drive": "Plan PlannedChunk",
+    "workbench.analysis.misses": "misses_table",
+    "workbench.analysis.predict": "Predictor",
+    "workbench.apps.course.random_models": "random_model",
+    "workbench.base.blas": "backend_info",
+    "workbench.config": "EngineConfig SamplingParams",
+    "workbench.engine.distributed.group": "join_group leader_host",
+    "workbench.engine.distributed.link": "open_link",
+    "workbench.engine.distributed.lockstep": "LockstepEngine",
+    "workbench.engine.engine": "Engine",
+    "workbench.engine.sampler": "SampledToken keyed_uniform",
+    "workbench.kernels.attention": "AttentionBackend AttentionMetadata AttentionOptions paged_varlen_attention",
+    "workbench.kernels.attention.backend": "WHOLE",
+    "workbench.kernels.attention.metal.launch": "PagedVarlenKernels metal_source",
+    "workbench.kernels.attention.probe": "ERROR_LIMIT Probe float64_attention probe_batch relative_error",
+    "workbench.kernels.attention.work_list": "WORK_ITEM_COLUMNS build_work_list",
+    "workbench.models": "LoadedModel load_model",
+    "workbench.scheduler.eviction": "Eviction",
+    "workbench.scheduler.fairness": "Victim VirtualTokenCounter WeightedFairQueueing",
+    "workbench.scheduler.policies": "Deadline DecodeFirst ShortestRemainingFirst",
+    "workbench.scheduler.policy": "SchedulingPolicy",
+    "workbench.scheduler.sliding_window": "SlidingWindow",
+    "workbench.simulation.access_log": "read_access_log",
+    "workbench.simulation.arrivals": "read_generated",
+    "workbench.simulation.at_scale": "simulate_at_scale",
+    "workbench.simulation.costs.cost_model": "CostModel",
+    "workbench.simulation.simulate": "simulate",
+    "workbench.trace": "Chunk Keyframe RequestInfo StepRecord Trace TraceError TraceFollower TraceMeta TraceWriter",
+    "workbench.trace.laws": "LAWS RULES Broken Checker Limits SchedulerState",
+    "workbench.trace.readings.compare": "Comparison compare",
+    "workbench.trace.readings.fairness": "jain_index service",
+    "workbench.trace.readings.fleet": "Fleet",
+    "workbench.trace.readings.narrate": "narrate",
+    "workbench.trace.readings.prefills": "prefills",
 }
+"""The public names, by the module that has them."""
+
+_MODULES = {
+    "course": "workbench.apps.course",
+    "msl": "workbench.kernels.msl",
+    "panes": "workbench.viz.panes",
+    "verification": "workbench.engine.speculation.verification",
+}
+"""The public modules, whose place in a room is internal."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 ATTACHED.update(
     {
-        "Trace.check": "workbench.laws.replay:check",
+        "Trace.check": "workbench.trace.laws.replay:check",
         "Trace.explain": "workbench.analysis.explain:explain",
         "Trace.figure": "workbench.viz.figures:trace_figure",
         "Trace.fork": "workbench.analysis.fork:fork",
         "Trace.incident": "workbench.analysis.incident:incident",
-        "Trace.keyframe_before": "workbench.readings.pool_state:keyframe_before",
-        "Trace.metrics": "workbench.readings.metrics_collector:metrics",
-        "Trace.plot": "workbench.viz.figures:trace_figure",
-        "Trace.pool_state": "workbench.readings.pool_state:pool_state",
+        "Trace.keyframe_before": "workbench.trace.readings.pool_state:keyframe_before",
+        "Trace.metrics": "workbench.trace.readings.metrics_collector:metrics",
+        "Trace.pool_state": "workbench.trace.readings.pool_state:pool_state",
         "Trace.replay": "workbench.engine.replay:replay",
-        "Trace.show": "workbench.viz.widget:watch",
         "Trace.slowest": "workbench.analysis.explain:slowest",
-        "Trace.stalls": "workbench.costs.stalls:stalls",
-        "Trace.summary": "workbench.readings.metrics_collector:metrics",
-        "Trace.to_chrome_trace": "workbench.formats.export:to_chrome_trace",
+        "Trace.stalls": "workbench.simulation.costs.stalls:stalls",
+        "Trace.to_chrome_trace": "workbench.trace.formats.export:to_chrome_trace",
         "Trace.to_html": "workbench.viz.export_html:to_html",
-        "Trace.to_pandas": "workbench.formats.export:to_pandas",
+        "Trace.to_pandas": "workbench.trace.formats.export:to_pandas",
         "Trace.tune": "workbench.analysis.tune:tune",
         "Trace.view": "workbench.viz.widget:view",
         "Trace.watch": "workbench.viz.widget:watch",
@@ -66,11 +159,12 @@ ATTACHED.update(
         "Trace.why": "workbench.analysis.why:why",
         "Trace.why_missed": "workbench.analysis.misses:why_missed",
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
-        "StepRecord.__str__": "workbench.readings.narrate:narrate",
-        "trace.Comparison": "workbench.readings.compare:Comparison",
-        "trace.Fleet": "workbench.readings.fleet:Fleet",
-        "trace.compare": "workbench.readings.compare:compare",
-        "trace.narrate": "workbench.readings.narrate:narrate",
+        "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
+        "Crossover.to_svg": "workbench.viz.lines:lines_svg",
+        "Finding.page": "workbench.viz.finding_page:page",
+        "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
+        "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
+        "Engine._repr_html_": "workbench.viz.reprs:engine_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
         "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
         "Trace._repr_html_": "workbench.viz.reprs:trace_html",
@@ -78,27 +172,100 @@ ATTACHED.update(
         "Tuning._repr_html_": "workbench.viz.pareto:tuning_html",
     }
 )
-# Methods that rooms give to the classes of rooms below, which do not know them (`workbench.ground.on_demand`).
+# Methods and pictures that rooms give to the classes of rooms below, which do not know them
+# (`workbench.base.on_demand`).
 
 __all__ = [
+    "ERROR_LIMIT",
+    "LAWS",
+    "RULES",
+    "WHOLE",
+    "WORK_ITEM_COLUMNS",
+    "AttentionBackend",
+    "AttentionMetadata",
+    "AttentionOptions",
+    "Broken",
+    "Change",
+    "Checker",
+    "Chunk",
+    "Comparison",
+    "CostModel",
+    "Deadline",
+    "DecodeFirst",
+    "Demand",
     "Engine",
     "EngineConfig",
+    "Eviction",
+    "Finding",
+    "Fleet",
+    "Keyframe",
+    "Limits",
+    "LoadedModel",
+    "LockstepEngine",
+    "PagedVarlenKernels",
+    "Plan",
+    "PlannedChunk",
+    "Predictor",
+    "Probe",
+    "RequestInfo",
+    "Router",
+    "SampledToken",
     "SamplingParams",
+    "SchedulerState",
+    "SchedulingPolicy",
+    "ShortestRemainingFirst",
+    "SlidingWindow",
     "StepRecord",
     "Trace",
+    "TraceError",
+    "TraceFollower",
+    "TraceMeta",
+    "TraceWriter",
+    "Victim",
+    "VirtualTokenCounter",
+    "WeightedFairQueueing",
     "backend_info",
+    "build_work_list",
+    "compare",
+    "course",
+    "float64_attention",
+    "hunt",
+    "jain_index",
+    "join_group",
+    "keyed_uniform",
+    "leader_host",
+    "load_model",
+    "metal_source",
+    "misses_table",
+    "msl",
+    "narrate",
+    "open_link",
+    "paged_varlen_attention",
+    "panes",
+    "prefills",
+    "probe_batch",
+    "random_model",
+    "read_access_log",
+    "read_generated",
+    "relative_error",
+    "service",
     "simulate",
+    "simulate_at_scale",
     "simulate_fleet",
+    "simulate_fleet_at_scale",
+    "slowest",
+    "verification",
 ]
 
-before_import("mlx.core", "workbench.ground.blas", "preload")
-MovedModules("workbench._moved").install()
+before_import("mlx.core", "workbench.base.blas", "preload")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first used."""
+    """Import a public name or module when it is first used."""
     if name in _HOMES:
         return imported(_HOMES[name], name)
+    if name in _MODULES:
+        return imported(_MODULES[name])
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 

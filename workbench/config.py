@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property, wraps
 from typing import Any, Literal, TypeVar
 
-from workbench.ground.compatibility import check_compatible
-from workbench.ground.field_checks import (
+from workbench.base.compatibility import check_compatible
+from workbench.base.field_checks import (
     MAX_INT32,
     FieldError,
     UnknownFieldError,
@@ -87,7 +87,7 @@ C = TypeVar("C", bound=type)
 
 
 def _suggesting(kind: C) -> C:
-    """Class decorator: a keyword that is no field is refused with the field that was probably meant."""
+    """Class decorator: a keyword that is not a field is refused with the field that was probably meant."""
     make, known = kind.__init__, [field.name for field in fields(kind)]  # type: ignore[misc]
 
     @wraps(make)
@@ -390,19 +390,6 @@ class EngineConfig(_Frozen):
         """KV blocks that can hold tokens: all but the null block 0."""
         return self.num_pool_blocks - 1
 
-    def max_blocks_of(self, num_tokens: int) -> int:
-        """Maximum number of blocks that a request of this many tokens holds at a time, over all KV cache groups."""
-        in_flight = self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
-        total = 0
-        for group in self.cache_groups:
-            num_blocks = -(-num_tokens // group.block_size)
-            if group.kind == "sliding_window":
-                num_blocks = min(num_blocks, -(-(group.sliding_window - 1 + in_flight) // group.block_size) + 1)
-            elif group.kind == "mamba":  # the state that is read, and the one that is written
-                num_blocks = min(num_blocks, 2)
-            total += num_blocks
-        return total
-
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some fields changed, checked like a new one.
 
@@ -482,7 +469,7 @@ class SamplingParams(_Frozen):
     def __post_init__(self) -> None:
         self._keep(
             max_tokens=integer("max_tokens", self.max_tokens, 1, MAX_INT32),
-            temperature=computable("temperature", number("temperature", self.temperature, 0.0), zero=" 0 (greedy) or"),
+            temperature=computable("temperature", number("temperature", self.temperature, 0.0), zero_means="greedy"),
             top_k=max(0, integer("top_k", self.top_k, -1, MAX_INT32, " (0 or -1 keeps all tokens)")),
             top_p=number("top_p", self.top_p, 0.0, 1.0, low_open=True),
             min_p=number("min_p", self.min_p, 0.0, 1.0),

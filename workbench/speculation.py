@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from workbench.ground.field_checks import choice, flag, integer
+from workbench.base.field_checks import choice, flag, integer
 
 SPEC_METHODS = ("ngram", "draft_model", "eagle", "custom")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")

@@ -43,7 +43,7 @@ class Measured:
                         self.inside[name]["end"] = zero + step.end
 
     def outside(self, rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-        """Seconds of each request that are no queue and no step.
+        """Seconds of each request that are neither in a queue nor in a step.
 
         To vLLM: the client, HTTP and the router. To the client: detokenizing, and the same way back. To the scheduler,
         of requests that found no step in flight: from vLLM's server process to its engine process.

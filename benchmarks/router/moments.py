@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.fleet.routers import PowerOfTwo, Router
-from workbench.formats.kv_events.events import BlockRemoved, BlockStored
-from workbench.formats.kv_events.recording import KVEvents
+from workbench.analysis.fleet.routers import PowerOfTwo, Router
 from workbench.simulation.arrivals import Arrival
+from workbench.trace.formats.kv_events.events import BlockRemoved, BlockStored
+from workbench.trace.formats.kv_events.recording import KVEvents
 
 Prefix = tuple[Any, ...]
 """The blocks of a prompt from its beginning, each in the one before: ``((None, block 0), block 1)``."""

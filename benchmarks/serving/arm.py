@@ -135,12 +135,12 @@ def run_server(arm: str, workload: Workload) -> None:
 
     threading.Thread(target=tell_cpu_time, daemon=True).start()
     if arm == "workbench_http":
-        from workbench.serve.server import serve
-        from workbench.serve.settings import ServeSettings
+        from workbench.apps.serve.server import serve
+        from workbench.apps.serve.settings import ServeSettings
 
         serve(make_engine(workload), ServeSettings(port=0))
         return
-    from workbench.ground import blas
+    from workbench.base import blas
 
     blas.preload()  # before MLX is imported
     from baselines import mlx_lm_server

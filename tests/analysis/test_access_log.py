@@ -6,8 +6,8 @@ import pytest
 from test_tune import Machine, workload
 
 from workbench import simulate
-from workbench.cli import main
-from workbench.formats.access_log import is_access_log, read_access_log
+from workbench.apps.cli import main
+from workbench.simulation.access_log import is_access_log, read_access_log
 
 AZURE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

@@ -7,8 +7,8 @@ import pytest
 from workbench import simulate
 from workbench.analysis.apart import apart
 from workbench.analysis.explain import explainer_of
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 
 COSTS = CostModel(fixed=0.01, per_prefill_token=1e-4)
 

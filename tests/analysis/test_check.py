@@ -8,8 +8,8 @@ from workbench import simulate
 from workbench.analysis.check import COUNTS, MAX_ERROR, Check
 from workbench.analysis.explain import Explainer
 from workbench.analysis.predict import Predictor, values_of
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 
 COST = CostModel(fixed=0.02, per_sequence=1e-3, per_prefill_token=2e-4)
 CONFIG = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "num_blocks": 90}

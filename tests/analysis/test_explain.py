@@ -21,10 +21,10 @@ from workbench.analysis.causes import (
     tabulate,
 )
 from workbench.analysis.explain import Explainer, explainer_of, slowest
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
+from workbench.apps.cli import main
 from workbench.scheduler.policies import DecodeFirst
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import TraceError
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def no_slot_for_an_adapter(rng):
 
 
 def run(config, requests):
-    """A planted run; a policy that is an object is no part of a workload's configuration."""
+    """A planted run; a policy that is an object is not part of a workload's configuration."""
     config = config | {"block_size": 16, "enable_prefix_caching": False}
     policy = config.pop("policy") if isinstance(config.get("policy"), SchedulingPolicy) else None
     return simulate({"config": config, "requests": requests}, cost_model=COST, policy=policy)

@@ -8,7 +8,7 @@ import pytest
 from workbench import Engine, EngineConfig, SamplingParams, simulate
 from workbench.analysis.fork import Past, fork
 from workbench.analysis.rerun import RecordedRun
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 32, "block_size": 4, "num_blocks": 40, "max_num_seqs": 4},

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from workbench import simulate
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 
 SETTING = ("--set", "max_num_seqs=4")
 SLO = ("--slo", "ttft_p99=1s", "--sweep", "max_num_seqs=2,3,4,6,8,12")

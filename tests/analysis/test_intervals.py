@@ -9,8 +9,8 @@ from workbench import simulate
 from workbench.analysis import predict
 from workbench.analysis.intervals import MIN_SPREAD, NUM_DRAWS, RANGES, interval_of
 from workbench.analysis.predict import Predictor
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace.window import window
 
 

@@ -14,9 +14,9 @@ from tiers import examples
 from workbench import Trace, simulate
 from workbench.analysis.computed_tokens import ComputedTokens
 from workbench.analysis.miss import REASONS, lost_by_reason
-from workbench.analysis.misses import history_of, table
+from workbench.analysis.misses import history_of, misses_table
 from workbench.analysis.prefix_history import PrefixHistory
-from workbench.cli import main
+from workbench.apps.cli import main
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.simulation.arrivals import arrival_order
@@ -221,7 +221,7 @@ def test_reprs():
 def test_no_cache_no_misses():
     trace = simulate({"config": {"enable_prefix_caching": False}, "requests": [request("a", 0, (40, "s"))]})
     assert trace.why_missed("a") == [] and "no misses" in repr(trace.why_missed("a"))
-    assert "nothing was looked up" in str(table(trace))
+    assert "nothing was looked up" in str(misses_table(trace))
 
 
 def test_the_middle_of_a_run_knows_less():
@@ -263,7 +263,7 @@ def test_without_token_ids_the_rest_is_unknown_by_name():
                 if miss.reason in ("last token must be computed", "computed and evicted"):
                     assert miss.reason == truth.reason
     assert seen["unknown"] and seen["computed and evicted"] and seen["last token must be computed"]
-    assert "neither token ids nor hashes" in str(table(bare))
+    assert "neither token ids nor hashes" in str(misses_table(bare))
 
 
 def test_a_live_trace_is_read_as_it_grows():
@@ -317,7 +317,7 @@ def run_with_failures(workload, rng):
 def test_the_table_adds_up_and_more_blocks_save_what_eviction_cost():
     requests = [request(f"r{index}", 12 * index, (64, "abc"[index % 3])) for index in range(12)]
     trace = simulate({"config": {"block_size": 4, "num_blocks": 40}, "requests": requests})
-    result = table(trace)
+    result = misses_table(trace)
     assert result.num_admissions == 12 and result.looked_up == 12 * 64
     assert sum(result.lost.values()) == result.looked_up - result.found
     assert next(iter(result.lost)) == "computed and evicted"
@@ -332,7 +332,7 @@ def test_the_order_that_serves_cached_prefixes_first_saves_tokens():
     """Two families of prompts take turns in a queue, and the pool holds one family's prefix."""
     requests = [request(f"r{index}", 0, (32, "ab"[index % 2]), (4, f"u{index}")) for index in range(12)]
     config = {"block_size": 4, "num_blocks": 14, "max_num_seqs": 1}
-    result = table(simulate({"config": config, "requests": requests}))
+    result = misses_table(simulate({"config": config, "requests": requests}))
     [order] = [change for change in result.changes if "longest hit first" in change.change]
     assert order.saved > 0
 

@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 
 from workbench import EngineConfig, simulate
+from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
+from workbench.analysis.fleet.demand import Demand
+from workbench.analysis.fleet.sizing import compare
 from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import sweep
-from workbench.costs.cost_model import CostModel
-from workbench.fleet.at_scale import simulate_fleet_at_scale
-from workbench.fleet.demand import Demand
-from workbench.fleet.sizing import compare
 from workbench.simulation.arrivals import read_generated
+from workbench.simulation.costs.cost_model import CostModel
 
 WORKLOAD = {
     "generate": {

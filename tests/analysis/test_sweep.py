@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from workbench.analysis.sweep import mark_pareto, read_grid, read_settings, save_table, sweep
-from workbench.cli import main
+from workbench.apps.cli import main
 from workbench.trace import Trace
 from workbench.viz.pareto import pareto_svg
 

@@ -9,9 +9,10 @@ from workbench import simulate
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.tune import mark_front, read_slo, score
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel, step_features
-from workbench.trace import TraceError, compare
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel, step_features
+from workbench.trace import TraceError
+from workbench.trace.readings.compare import compare
 
 
 class Machine:

@@ -12,9 +12,9 @@ import pytest
 from workbench import Trace, simulate
 from workbench.analysis.run_on import LastState, run_on
 from workbench.analysis.why_metrics import why_metrics
-from workbench.cli import main
-from workbench.formats.scrapes import read_scrapes
+from workbench.apps.cli import main
 from workbench.trace import RequestInfo, StepRecord, TraceMeta
+from workbench.trace.formats.scrapes import read_scrapes
 from workbench.trace.lines import Keyframe
 from workbench.trace.reasons import Reason
 

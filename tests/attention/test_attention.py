@@ -13,8 +13,8 @@ from kernel_cases import Batch, Case, as_float64, build, normal, random_case
 from reference import reference_attention
 from tiers import examples
 
-from workbench.attention import AttentionMetadata, AttentionOptions, dense, get_backend
-from workbench.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM
+from workbench.kernels.attention import AttentionMetadata, AttentionOptions, dense, get_backend
+from workbench.kernels.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM
 from workbench.trace.records import WorkItem
 
 BACKENDS = ("cpu", "gather", "dense")

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.cpu.attention import object_code, processor, simd
-from workbench.cpu.attention.compiled import EntryPoint, kinds_of
-from workbench.cpu.attention.layout import Scoring
+from workbench.kernels.cpu.attention import object_code, processor, simd
+from workbench.kernels.cpu.attention.compiled import EntryPoint, kinds_of
+from workbench.kernels.cpu.attention.layout import Scoring
 
 
 def double(x, out):
@@ -93,13 +93,13 @@ def test_numba_compiles_for_the_level_when_its_code_came_along(tmp_path):
     level = processor.level_of(processor.cpu_features())
     if level is None:
         pytest.skip("this processor is of no level")
-    package = Path(processor.__file__).parents[3]
+    package = Path(processor.__file__).parents[4]
     shutil.copytree(
         package / "workbench", tmp_path / "workbench", ignore=shutil.ignore_patterns("machine_code", "*.pyc")
     )
-    folder = tmp_path / "workbench" / "cpu" / "machine_code" / processor.code_folder(level).name
+    folder = tmp_path / "workbench" / "kernels" / "cpu" / "machine_code" / processor.code_folder(level).name
     program = (
-        "from workbench.cpu.attention import processor, simd\n"
+        "from workbench.kernels.cpu.attention import processor, simd\n"
         "print(processor.SHIPPED, processor.config.CPU_NAME, simd.LANES)"
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workbench.attention import AttentionMetadata, AttentionOptions, get_backend
+from workbench.kernels.attention import AttentionMetadata, AttentionOptions, get_backend
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM = 16384, 16, 4, 64
 CACHE_BYTES = NUM_BLOCKS * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * 4

@@ -11,10 +11,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workbench.attention.cpu_ops import swiglu
-from workbench.cpu.attention.layout import TILE_ROWS
-from workbench.cpu.attention.matmul_tiles import dot_tile, matmul_tile, weighted_tile
-from workbench.cpu.attention.simd import LANES, exp, exp2, jit, load, store, tanh
+from workbench.kernels.attention.cpu_ops import swiglu
+from workbench.kernels.cpu.attention.layout import TILE_ROWS
+from workbench.kernels.cpu.attention.matmul_tiles import dot_tile, matmul_tile, weighted_tile
+from workbench.kernels.cpu.attention.simd import LANES, exp, exp2, jit, load, store, tanh
 
 
 def elementwise(function):
@@ -160,8 +160,8 @@ def test_narrower_processors(cpu, features, lanes):
         pytest.skip(f"this processor cannot run code for {cpu}")
     program = (
         "from kernel_cases import Case, as_float64, build\n"
-        "from workbench.attention import get_backend\n"
-        "from workbench.cpu.attention.simd import LANES\n"
+        "from workbench.kernels.attention import get_backend\n"
+        "from workbench.kernels.cpu.attention.simd import LANES\n"
         f"assert LANES == {lanes}, LANES\n"
         "batch = build(Case(((1, 100), (70, 133), (3, 5)), 9, 3, left=60, softcap=5.0, sinks=True))\n"
         "result, expected = as_float64(get_backend('cpu').attend(*batch.inputs, batch.options)), batch.reference()\n"

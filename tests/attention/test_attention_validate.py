@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernel_cases import Case, build
 
-from workbench.attention import paged_varlen_attention
+from workbench.kernels.attention import paged_varlen_attention
 
 
 def arguments(**changes: Any) -> dict[str, Any]:
@@ -73,7 +73,9 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_arguments_are_refused(name, monkeypatch):
     changes, message = MALFORMED[name]
-    monkeypatch.setattr("workbench.attention.gather.GatherBackend.attend", lambda *_, **__: pytest.fail("computed"))
+    monkeypatch.setattr(
+        "workbench.kernels.attention.gather.GatherBackend.attend", lambda *_, **__: pytest.fail("computed")
+    )
     with pytest.raises(ValueError, match=message):
         paged_varlen_attention(**arguments(**{"backend": "gather", **changes}))
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.work_list import WORK_ITEM_COLUMNS, build_work_list
+from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.work_list import WORK_ITEM_COLUMNS, build_work_list
 from workbench.trace.records import WorkItem
 
 sequences = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=0, max_size=6)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.cli.test_cli import run
-from workbench.bench.datasets import sharegpt_requests, sonnet_requests
+from workbench.apps.bench.datasets import sharegpt_requests, sonnet_requests
 
 
 def encode(text):

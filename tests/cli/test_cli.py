@@ -12,9 +12,9 @@ import urllib.request
 import pytest
 
 from workbench import Engine, Trace, simulate
-from workbench.cli import build_parser
-from workbench.cli.bench import serve_requests
-from workbench.cli.demo import open_browser
+from workbench.apps.cli import build_parser
+from workbench.apps.cli.bench import serve_requests
+from workbench.apps.cli.demo import open_browser
 from workbench.trace import TraceWriter
 
 COMMAND = [sys.executable, "-m", "workbench"]
@@ -37,7 +37,7 @@ def test_every_command_has_help(command):
 def test_help_imports_nothing_heavy():
     script = (
         "import sys\n"
-        "from workbench.cli import build_parser\n"
+        "from workbench.apps.cli import build_parser\n"
         "build_parser()\n"
         "heavy = ('mlx', 'mlx_lm', 'msgspec', 'numba', 'numpy', 'panel', 'tornado', 'tqdm')\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in heavy]"

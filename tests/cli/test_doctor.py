@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 import workbench
-from workbench.attention import selection
-from workbench.attention.cpu_backend import CpuBackend
-from workbench.cli import main
+from workbench.apps.cli import main
+from workbench.kernels.attention import selection
+from workbench.kernels.attention.cpu_backend import CpuBackend
 
 
 def report(capsys):
@@ -19,7 +19,7 @@ def report(capsys):
 def test_a_healthy_machine(capsys, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CLANG", "/nowhere/clang")
     monkeypatch.setenv("WORKBENCH_API_KEY", "hunter2")
-    from workbench.msl.compiler import find_compiler
+    from workbench.kernels.msl.compiler import find_compiler
 
     find_compiler.cache_clear()
     try:

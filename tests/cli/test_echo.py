@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from workbench.cli import main
+from workbench.apps.cli import main
+from workbench.base.field_checks import printable, shown
 from workbench.config import EngineConfig, SamplingParams
-from workbench.ground.field_checks import printable, shown
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from workbench.cli import main
-from workbench.cli.notebooks import docs_from, with_links
+from workbench.apps.cli import main
+from workbench.apps.cli.notebooks import docs_from, with_links
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FILES = [*NOTEBOOKS.glob("*.ipynb"), *NOTEBOOKS.glob("data/*")]
@@ -70,7 +70,7 @@ def test_links_lead_to_the_address_of_the_documentation_of_a_release(tmp_path, m
 
 
 def test_without_documentation_a_link_becomes_the_name_of_its_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("workbench.cli.notebooks.DOCS", tmp_path / "none")
+    monkeypatch.setattr("workbench.apps.cli.notebooks.DOCS", tmp_path / "none")
     main(["notebooks", str(tmp_path / "course")])
     assert "A step (docs/concepts/step.md)" in (tmp_path / "course" / "00_tour.ipynb").read_text()
     assert not [target for target in links(tmp_path / "course") if "docs" in target]
@@ -115,6 +115,6 @@ def test_a_file_in_the_way_is_one_line(tmp_path, capsys, below):
 
 
 def test_a_package_without_its_notebooks_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("workbench.cli.notebooks.COURSE", tmp_path / "nothing")
+    monkeypatch.setattr("workbench.apps.cli.notebooks.COURSE", tmp_path / "nothing")
     assert main(["notebooks", str(tmp_path / "course")]) == 2
     assert "holds no notebooks" in capsys.readouterr().err and not (tmp_path / "course").exists()

@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 
-from workbench.cli import main
-from workbench.playground import runtime, server, site
+from workbench.apps.cli import main
+from workbench.apps.playground import runtime, server, site
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def empty_cache(tmp_path, monkeypatch):
 @pytest.fixture
 def pyodide(tmp_path, monkeypatch):
     """A folder with files of the right names, and no node, which could not compile with them."""
-    monkeypatch.setattr("workbench.playground.bytecode.shutil.which", lambda name: None)
+    monkeypatch.setattr("workbench.apps.playground.bytecode.shutil.which", lambda name: None)
     folder = tmp_path / "pyodide"
     folder.mkdir()
     for name in (*runtime.FILES, runtime.MSGSPEC_WHEEL):
@@ -108,8 +108,8 @@ def test_the_site_is_served_to_this_machine_with_the_pages_policy(pyodide, tmp_p
 EVERYTHING = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from workbench.playground.presets import PRESETS
-from workbench.playground.session import Session
+from workbench.apps.playground.presets import PRESETS
+from workbench.apps.playground.session import Session
 session = Session()
 def ask(command, content=None, **values):
     facts = json.loads(session.handle(json.dumps({"command": command, **values}), content).facts)

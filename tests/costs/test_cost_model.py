@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from workbench import simulate
-from workbench.costs import coefficients
-from workbench.costs.coefficients import Regression
-from workbench.costs.cost_model import CostModel, step_features
-from workbench.costs.durations import measured_steps
-from workbench.costs.step_model import StepCosts
+from workbench.simulation.costs import coefficients
+from workbench.simulation.costs.coefficients import Regression
+from workbench.simulation.costs.cost_model import CostModel, step_features
+from workbench.simulation.costs.step_model import StepCosts
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.readings.durations import measured_steps
 
 TRUE = CostModel(fixed=0.004, per_sequence=3e-5, per_prefill_token=6e-5, per_kv_token=4e-8, per_attention_cell=2e-10)
 

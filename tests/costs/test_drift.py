@@ -7,9 +7,9 @@ import pytest
 
 from workbench import simulate
 from workbench.analysis.predict import Predictor, values_of
-from workbench.costs.cost_model import CostModel, step_costs
-from workbench.costs.drift import MIN_CHANGE, Drift, find_drift
-from workbench.costs.step_model import predicted_seconds, slopes
+from workbench.simulation.costs.cost_model import CostModel, step_costs
+from workbench.simulation.costs.drift import MIN_CHANGE, Drift, find_drift
+from workbench.simulation.costs.step_model import predicted_seconds, slopes
 
 TRUE = CostModel(fixed=0.02, per_sequence=5e-4, per_prefill_token=6e-5)
 

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from workbench.costs.drift import STRETCHES, find_drift, stretches
-from workbench.costs.least_squares import combined, non_negative_least_squares, normal_equations, solve
-from workbench.costs.step_model import columns, predicted_seconds, slopes
+from workbench.simulation.costs.drift import STRETCHES, find_drift, stretches
+from workbench.simulation.costs.least_squares import combined, non_negative_least_squares, normal_equations, solve
+from workbench.simulation.costs.step_model import columns, predicted_seconds, slopes
 
 
 def random_problem(seed, rows=50, count=5):

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.support.tiers import examples
 from workbench import Trace, simulate
 from workbench.analysis.explain import Explainer, slowest
-from workbench.costs.coefficients import relative_coefficients
-from workbench.costs.cost_model import CostModel, step_costs
-from workbench.costs.durations import leaves_work
+from workbench.simulation.costs.coefficients import relative_coefficients
+from workbench.simulation.costs.cost_model import CostModel, step_costs
+from workbench.trace.readings.durations import leaves_work
 
 DATA = Path(__file__).parents[2]
 

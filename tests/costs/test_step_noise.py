@@ -8,10 +8,10 @@ import pytest
 from workbench import simulate
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import Predictor, values_of
-from workbench.costs.cost_model import CostModel, step_costs
-from workbench.costs.drift import Drift
-from workbench.costs.step_model import StepCosts
-from workbench.costs.step_noise import Replayed, StepNoise
+from workbench.simulation.costs.cost_model import CostModel, step_costs
+from workbench.simulation.costs.drift import Drift
+from workbench.simulation.costs.step_model import StepCosts
+from workbench.simulation.costs.step_noise import Replayed, StepNoise
 
 TRUE = CostModel(fixed=0.012, per_sequence=0.002, per_prefill_step=0.006, per_prefill_token=2e-4)
 PIECE = 0.004

@@ -11,9 +11,9 @@ import pytest
 from course_answers import ANSWERS
 from tiers import examples
 
-from workbench.cli import main
-from workbench.cli.notebooks import COURSE, copy_course
-from workbench.course.grade import exercises, find_copies, grade
+from workbench.apps.cli import main
+from workbench.apps.cli.notebooks import COURSE, copy_course
+from workbench.apps.course.grade import exercises, find_copies, grade
 
 EXERCISES = {exercise.name: exercise for exercise in exercises(COURSE)}
 QUICK = ("slots", "victim", "cached_tokens", "tokens_kept")
@@ -80,7 +80,7 @@ def small_course(tmp_path):
 
 def test_thirty_copies_are_graded_with_one_command(tmp_path, small_course, capsys, monkeypatch):
     """Every copy gets the points of its answers, whatever else is in it, and the same ones again."""
-    monkeypatch.setattr("workbench.cli.course.COURSE", small_course)
+    monkeypatch.setattr("workbench.apps.cli.course.COURSE", small_course)
     rng, expected = random.Random(36), {}
     for number in range(examples(30)):
         copy = tmp_path / "class" / f"student{number:02d}"
@@ -121,7 +121,7 @@ def test_nothing_but_the_answer_counts(tmp_path, small_course):
     found = {result.exercise: result for result in grade(copy, small_course)}
     assert [name for name, result in found.items() if result.points] == ["victim"]
     assert found["slots"].reason == "not answered yet" and found["cached_tokens"].reason == "the notebook is missing"
-    assert "is no notebook" in found["tokens_kept"].reason
+    assert "is not a notebook" in found["tokens_kept"].reason
 
 
 @pytest.mark.repeats(step=3)
@@ -148,7 +148,7 @@ def test_what_is_no_copy_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"neither NAME\.ipynb nor COPY/NAME\.ipynb"):
         find_copies(tmp_path)
     assert main(["course", "grade", str(tmp_path / "nowhere")]) == 2
-    assert "is no folder: name a copy" in capsys.readouterr().err
+    assert "is not a folder: name a copy" in capsys.readouterr().err
 
 
 @pytest.mark.repeats(of="test_a_right_answer_is_accepted_and_three_wrong_ones_get_a_hint")

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from course_answers import ANSWERS
 
-from workbench.cli import main
-from workbench.cli.notebooks import COURSE
-from workbench.course.grade import exercises
-from workbench.course.judge import judge_apart
+from workbench.apps.cli import main
+from workbench.apps.cli.notebooks import COURSE
+from workbench.apps.course.grade import exercises
+from workbench.apps.course.judge import judge_apart
 
 EXERCISES = {exercise.name: exercise for exercise in exercises(COURSE)}
 RIGHT = {name: ANSWERS[name][0] for name in ("slots", "victim")}
@@ -41,7 +41,7 @@ def course(tmp_path, monkeypatch):
     folder.mkdir()
     for name in RIGHT:
         shutil.copy(COURSE / notebook_of(name), folder)
-    monkeypatch.setattr("workbench.cli.course.COURSE", folder)
+    monkeypatch.setattr("workbench.apps.cli.course.COURSE", folder)
     for copy in ("ada", "zoe"):
         make_copy(folder, tmp_path / "class" / copy, RIGHT)
     return folder
@@ -87,9 +87,9 @@ OWN_SLOT = "def slot_of(block_table, position, block_size): return 0\n"
             "    except OSError: pass\nos._exit(0)",
             "it ended the process with status 0",
         ),
-        (OWN_SLOT + "from workbench.course import Verdict\ncheck_slots = lambda f: Verdict(True, 'x')", "gives 0"),
+        (OWN_SLOT + "from workbench.apps.course import Verdict\ncheck_slots = lambda f: Verdict(True, 'x')", "gives 0"),
         (
-            OWN_SLOT + "import workbench.course.exercises as e\nfrom workbench.course import Verdict\n"
+            OWN_SLOT + "import workbench.apps.course.exercises as e\nfrom workbench.apps.course import Verdict\n"
             "e.try_cases = e.check_slots = lambda *a: Verdict(True, 'x')",
             "gives 0",
         ),
@@ -146,12 +146,12 @@ def a_large_file(path, course):
         (set_cell(source=5), "source must be a text or a list of lines, got 5"),
         (set_cell(source=["a", 5]), "source must be a text"),
         (set_cell(source={"a": 1}), "source must be a text"),
-        (set_cell(metadata=5), "is no notebook"),
-        (set_cell(metadata={"nbgrader": 5}), "is no notebook"),
+        (set_cell(metadata=5), "is not a notebook"),
+        (set_cell(metadata={"nbgrader": 5}), "is not a notebook"),
         (replaced_by(lambda path, _: path.write_text("[" * 10**5)), "nested too deeply"),
-        (replaced_by(lambda path, _: path.write_text('{"cells": 5}')), "is no notebook"),
-        (replaced_by(lambda path, _: path.write_text('{"cells": [' + "9" * 10**4 + "]}")), "is no notebook"),
-        (replaced_by(lambda path, _: path.write_bytes(b'{"cells": "\xff"}')), "is no notebook"),
+        (replaced_by(lambda path, _: path.write_text('{"cells": 5}')), "is not a notebook"),
+        (replaced_by(lambda path, _: path.write_text('{"cells": [' + "9" * 10**4 + "]}")), "is not a notebook"),
+        (replaced_by(lambda path, _: path.write_bytes(b'{"cells": "\xff"}')), "is not a notebook"),
         (replaced_by(lambda path, _: os.mkfifo(path)), "the notebook is missing"),
         (replaced_by(lambda path, _: path.mkdir()), "the notebook is missing"),
         (replaced_by(lambda path, _: path.symlink_to(path)), "the notebook is missing"),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from workbench.cpu.threads import ThreadPool, share, thread_pool
+from workbench.kernels.cpu.threads import ThreadPool, share, thread_pool
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -19,14 +19,14 @@ from tiers import examples
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.distributed import group as groups
-from workbench.distributed import job as jobs
-from workbench.distributed import link as links
-from workbench.distributed.job import ShardedEngine
-from workbench.distributed.link import EXIT_STATUS, Kind, Link, Message
-from workbench.distributed.lockstep import LockstepEngine, dummy_batch
-from workbench.distributed.ranks import LeadingRunner
-from workbench.distributed.wire import decode, encode
+from workbench.engine.distributed import group as groups
+from workbench.engine.distributed import job as jobs
+from workbench.engine.distributed import link as links
+from workbench.engine.distributed.job import ShardedEngine
+from workbench.engine.distributed.link import EXIT_STATUS, Kind, Link, Message
+from workbench.engine.distributed.lockstep import LockstepEngine, dummy_batch
+from workbench.engine.distributed.ranks import LeadingRunner
+from workbench.engine.distributed.wire import decode, encode
 from workbench.engine.packed_batch import pack
 from workbench.engine.speculation.custom import CustomProposer
 from workbench.models.sharding import check_heads_divide, shard
@@ -341,7 +341,7 @@ class OneOther:
         self.sent.append((kind, payload))
 
     def receive(self):
-        from workbench.distributed.ranks import _facts
+        from workbench.engine.distributed.ranks import _facts
 
         return Message(Kind.READY, json.dumps({**_facts(self.runner.loaded, self.runner), **self.wrong}).encode(), 1)
 
@@ -373,7 +373,7 @@ def test_ranks_that_differ_do_not_start(leading, wrong):
 
 
 def test_ranks_that_wait_for_each_other_end_the_job(leading, monkeypatch):
-    monkeypatch.setattr("workbench.distributed.ranks.READY_SECONDS", 0.1)
+    monkeypatch.setattr("workbench.engine.distributed.ranks.READY_SECONDS", 0.1)
     failed = threading.Event()
     monkeypatch.setattr(OneOther, "fail", lambda self, reason: failed.set())
     monkeypatch.setattr(OneOther, "receive", lambda self: failed.wait(20) and Message(Kind.READY, b"{}", 1))

@@ -15,7 +15,7 @@ from distributed_rank import CONFIG, MAX_TOKENS, PROMPTS, SMOLLM2_CONFIG, SMOLLM
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.distributed.link import EXIT_STATUS
+from workbench.engine.distributed.link import EXIT_STATUS
 
 ARCHITECTURE = "gpt_oss"  # with experts, sinks and a sliding window
 SECONDS_TO_END = 30  # a lost rank is noticed at once; the rest is for a busy machine

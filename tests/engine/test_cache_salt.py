@@ -3,7 +3,7 @@
 import pytest
 
 from workbench import Engine, EngineConfig, simulate
-from workbench.ground.cache_salt import MAX_SALT
+from workbench.base.cache_salt import MAX_SALT
 
 CONFIG = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "block_size": 4, "num_blocks": 64, "max_model_len": 64}
 PROMPT = [5, 9, 33, 17, 8, 6, 7, 41, 12, 30]

@@ -18,8 +18,8 @@ from workbench.engine import grammar
 from workbench.engine.grammar_form import grammar_of, text_of
 from workbench.engine.grammar_process import make_tokenizer
 from workbench.engine.grammar_texts import GrammarTexts
-from workbench.readings.top_tokens import read_top_tokens
 from workbench.scheduler.scheduler import Scheduler
+from workbench.trace.readings.top_tokens import read_top_tokens
 from workbench.viz.phases import describe_phase
 
 CONFIG = EngineConfig(max_num_batched_tokens=48, max_num_seqs=12, block_size=4, num_blocks=400, max_model_len=128)

@@ -10,10 +10,10 @@ from tiers import examples
 from tiny_models import VOCAB_SIZE, tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, msl
-from workbench.attention import paged_varlen_attention
-from workbench.attention.stored import SCALE_BYTES, STORED_DTYPES, from_stored, to_stored
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import Segment, pack
+from workbench.kernels.attention import paged_varlen_attention
+from workbench.kernels.attention.stored import SCALE_BYTES, STORED_DTYPES, from_stored, to_stored
 from workbench.models.load import load_model
 
 NARROW = ("float16", "bfloat16", "int8_per_token_head")

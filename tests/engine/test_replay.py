@@ -12,8 +12,8 @@ from tiers import examples
 from tiny_models import VOCAB_SIZE, tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
-from workbench.attention.stored import STORED_DTYPES
 from workbench.engine.replay import AS_IT_WAS, WITHOUT_HIT, _config_of, _Replayer
+from workbench.kernels.attention.stored import STORED_DTYPES
 from workbench.models.packed.int8 import why_no_int8
 from workbench.trace import Chunk
 from workbench.trace.records import Load

@@ -7,8 +7,8 @@ import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
 from workbench.engine import shadow
-from workbench.msl.compiler import find_compiler
-from workbench.msl.errors import MslCompilerMissing
+from workbench.kernels.msl.compiler import find_compiler
+from workbench.kernels.msl.errors import MslCompilerMissing
 from workbench.trace.records import WorkItem
 
 try:

@@ -13,11 +13,11 @@ from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace, simulate
 from workbench.analysis.explain import Explainer
-from workbench.costs.cost_model import CostModel
-from workbench.costs.durations import measured_steps
-from workbench.demo import describe
-from workbench.formats.export import chrome_events
+from workbench.apps.demo import describe
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import StepRecord
+from workbench.trace.formats.export import chrome_events
+from workbench.trace.readings.durations import measured_steps
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import decode_packet, encode_packet, trace_facts
 
@@ -74,7 +74,7 @@ def run(clock=time.perf_counter, **config):
 
 
 def recorded(kind):
-    """A recording of vLLM, from a file of version 1, which has no ends."""
+    """A recording of vLLM."""
     return Trace.load(ROOT / f"tests/data/vllm-recorded/{kind}/b_mixed.jsonl.gz")
 
 

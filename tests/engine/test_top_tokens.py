@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
-from workbench.readings.top_tokens import read_top_tokens
+from workbench.trace.readings.top_tokens import read_top_tokens
 from workbench.viz.layout.columns import columns_of
 
 CONFIG = EngineConfig(max_num_batched_tokens=16, block_size=4, num_blocks=64, max_model_len=128, record_top_tokens=4)

@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 import pytest
 
 from workbench import EngineConfig, simulate, simulate_fleet
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
-from workbench.fleet.crossover import crossover
-from workbench.fleet.events import Change
-from workbench.fleet.routers import ROUTERS
-from workbench.fleet.split import Split
-from workbench.readings.fleet import Fleet
+from workbench.analysis.fleet.crossover import crossover
+from workbench.analysis.fleet.events import Change
+from workbench.analysis.fleet.routers import ROUTERS
+from workbench.analysis.fleet.split import Split
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.fleet import Fleet
 
 from .workloads import random_workload
 

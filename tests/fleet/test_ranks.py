@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from private_traces import without_tokens
 
 from workbench import simulate_fleet
+from workbench.analysis.fleet.ranks import RanksPredictor
 from workbench.analysis.values import latency_values
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
-from workbench.fleet.ranks import RanksPredictor
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.window import windows
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import EngineConfig, simulate, simulate_fleet
-from workbench.costs.cost_model import CostModel
-from workbench.fleet import replica
-from workbench.fleet.hashing import furc_hashes, session_hash, session_hashes
-from workbench.fleet.prefix_tree import PrefixTree
-from workbench.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Router, Sticky
+from workbench.analysis.fleet import replica
+from workbench.analysis.fleet.hashing import furc_hashes, session_hash, session_hashes
+from workbench.analysis.fleet.prefix_tree import PrefixTree
+from workbench.analysis.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Router, Sticky
 from workbench.simulation.arrivals import timed_arrival
+from workbench.simulation.costs.cost_model import CostModel
 
 from .workloads import random_workload
 

@@ -9,14 +9,14 @@ from multiprocessing import get_context
 import pytest
 
 from workbench import EngineConfig, simulate, simulate_fleet
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
-from workbench.fleet.at_scale import simulate_fleet_at_scale
-from workbench.fleet.demand import Demand
-from workbench.fleet.load import scale_load
-from workbench.fleet.sizing import compare, size
-from workbench.ground.progress import _NoBar
+from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
+from workbench.analysis.fleet.demand import Demand
+from workbench.analysis.fleet.load import scale_load
+from workbench.analysis.fleet.sizing import compare, size
+from workbench.apps.cli import main
+from workbench.base.progress import _NoBar
 from workbench.simulation.arrivals import read_generated, timed_arrival
+from workbench.simulation.costs.cost_model import CostModel
 
 GENERATED = {
     "num_requests": 150,

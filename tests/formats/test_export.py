@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from trace_helpers import one_trace, traces
 
 from workbench import simulate
-from workbench.formats import export
-from workbench.formats.export import chrome_events
 from workbench.trace import Trace, TraceMeta
+from workbench.trace.formats import export
+from workbench.trace.formats.export import chrome_events
 
 
 def slices(events, process):

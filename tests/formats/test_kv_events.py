@@ -8,8 +8,9 @@ from collections import Counter, OrderedDict
 import msgspec
 import pytest
 
-from workbench.cli import main
-from workbench.formats.kv_events import (
+from workbench.apps.cli import main
+from workbench.trace import TraceError
+from workbench.trace.formats.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -19,9 +20,8 @@ from workbench.formats.kv_events import (
     is_kv_events,
     read_kv_events,
 )
-from workbench.formats.kv_events.recording import KVEventHeader
-from workbench.formats.kv_events.subscriber import END, record_kv_events
-from workbench.trace import TraceError
+from workbench.trace.formats.kv_events.recording import KVEventHeader
+from workbench.trace.formats.kv_events.subscriber import END, record_kv_events
 
 
 class LRU:

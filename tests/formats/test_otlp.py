@@ -6,11 +6,11 @@ import random
 import pytest
 
 from workbench import simulate
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
-from workbench.formats.access_log import is_access_log, read_access_log
-from workbench.formats.otlp import read_spans, to_otlp
+from workbench.apps.cli import main
+from workbench.simulation.access_log import is_access_log, read_access_log
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import TraceError
+from workbench.trace.formats.otlp import read_spans, to_otlp
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from workbench.cli import main
-from workbench.formats.scrapes import LATENCIES, is_scrapes, read_scrapes
+from workbench.apps.cli import main
 from workbench.trace import TraceError
+from workbench.trace.formats.scrapes import LATENCIES, is_scrapes, read_scrapes
 
 COUNTERS = (
     "generation_tokens",

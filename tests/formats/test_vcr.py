@@ -6,12 +6,12 @@ import json
 import pytest
 
 from workbench import simulate
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
-from workbench.formats.access_log import is_access_log, read_access_log
-from workbench.formats.request_log import read_request_log
-from workbench.formats.vcr import is_vcr, read_vcr
+from workbench.apps.cli import main
+from workbench.simulation.access_log import is_access_log, read_access_log
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.request_log import read_request_log
 from workbench.trace import TraceError
+from workbench.trace.formats.vcr import is_vcr, read_vcr
 
 META = {"meta": {"model": "made-up", "source": "tap", "block_size": 16, "vllm_version": "0.33.0", "gpu": "none"}}
 LARGEST = 2**64 - 1

@@ -37,8 +37,8 @@ def read_gguf(path: Path) -> bool:
 
 def read_trace(path: Path) -> bool:
     """Read a trace and look at its steps, supplements, pool and metrics; False if that raises a named error."""
-    from workbench.readings.contents import Contents
     from workbench.trace import Trace, TraceError
+    from workbench.trace.readings.contents import Contents
     from workbench.viz.layout.shadow_launch import shadow_facts
 
     try:

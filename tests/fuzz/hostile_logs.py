@@ -20,10 +20,10 @@ from typing import Any
 from hostile_recordings import is_own, run
 
 from workbench import simulate
-from workbench.formats.access_log import is_access_log, read_access_log
-from workbench.formats.kv_events.recording import is_kv_events, read_kv_events
-from workbench.formats.scrapes import is_scrapes, read_scrapes
+from workbench.simulation.access_log import is_access_log, read_access_log
 from workbench.simulation.workload import read_simulation
+from workbench.trace.formats.kv_events.recording import is_kv_events, read_kv_events
+from workbench.trace.formats.scrapes import is_scrapes, read_scrapes
 
 Reader = Callable[[Path], object]
 

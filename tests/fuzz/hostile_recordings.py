@@ -29,7 +29,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from workbench import cli
+from workbench.apps import cli
 from workbench.trace import Trace, TraceError
 
 ROOT = Path(__file__).parents[2]

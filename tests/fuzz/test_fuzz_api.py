@@ -14,8 +14,8 @@ from tiers import examples
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace, simulate
-from workbench.attention import paged_varlen_attention
-from workbench.cli import main
+from workbench.apps.cli import main
+from workbench.kernels.attention import paged_varlen_attention
 from workbench.models.gguf.tokenizer import GGUFTokenizer
 
 FUZZ = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -323,7 +323,7 @@ COMMANDS = [
 def test_command_line(files, command, words):
     """Exit status 0 or 2. The model cannot be loaded, which ends every command that serves one."""
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(files):
-        for module in ("models.load", "models", "engine.engine", "distributed.job"):
+        for module in ("models.load", "models", "engine.engine", "engine.distributed.job"):
             patch.setattr(f"workbench.{module}.load_model", no_model)
         try:
             status = main([*command, *words])

@@ -17,7 +17,6 @@ IN_ORDER = {
         "keyframe.jsonl",
         "gzipped.jsonl",
         "supplements.jsonl",
-        "version-1-shadow.jsonl",
     },
 }
 """Files without faults: a reader that rejects everything must not pass."""

@@ -8,7 +8,7 @@ from hostile_logs import LOGS, try_one, try_scrapes
 from hostile_recordings import SOURCES, run, source_lines
 from tiers import examples
 
-from workbench.formats.access_log import read_access_log
+from workbench.simulation.access_log import read_access_log
 from workbench.trace import Trace, TraceError
 
 

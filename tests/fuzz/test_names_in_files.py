@@ -14,13 +14,13 @@ from tiny_models import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from workbench import Engine, Trace, simulate
-from workbench.cli import main
-from workbench.course.grade import exercises
-from workbench.formats.access_log import read_access_log
-from workbench.formats.otlp import to_otlp
-from workbench.hunt.target import find_target
+from workbench.analysis.hunt.target import find_target
+from workbench.apps.cli import main
+from workbench.apps.course.grade import exercises
 from workbench.models import load_model
 from workbench.models.adapter_files import read_adapter
+from workbench.simulation.access_log import read_access_log
+from workbench.trace.formats.otlp import to_otlp
 
 SENTINEL = "named_in_a_file"
 NAMES = (f"{SENTINEL}:run", SENTINEL, f"../{SENTINEL}.py", f"{SENTINEL}.py")

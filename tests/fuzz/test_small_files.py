@@ -14,23 +14,23 @@ from tiny_configurations import COMMON
 from tiny_models import tiny_loaded_model, tiny_model
 
 from workbench import Engine, Trace, simulate
-from workbench.bench.datasets import sharegpt_requests
-from workbench.cli import main
-from workbench.fleet.sizing import _Known
-from workbench.formats.access_log import is_access_log, read_access_log
-from workbench.formats.kv_events.recording import is_kv_events, read_kv_events
-from workbench.formats.otlp import is_otlp, read_spans
-from workbench.formats.request_log import read_request_log
-from workbench.formats.scrapes import is_scrapes, read_scrapes
-from workbench.formats.vcr import read_vcr
-from workbench.ground.outside_files import json_value, open_bytes
+from workbench.analysis.fleet.sizing import _Known
+from workbench.apps.bench.datasets import sharegpt_requests
+from workbench.apps.cli import main
+from workbench.base.outside_files import json_value, open_bytes
 from workbench.models import load_model
 from workbench.models.adapter_files import read_adapter
 from workbench.models.gguf.file import GGUFFile
 from workbench.models.weight_headers import check_filled
+from workbench.simulation.access_log import is_access_log, read_access_log
 from workbench.simulation.arrivals import read_mooncake, read_sharegpt
+from workbench.simulation.request_log import read_request_log
 from workbench.simulation.workload import read_workload
 from workbench.trace.follower import TraceFollower
+from workbench.trace.formats.kv_events.recording import is_kv_events, read_kv_events
+from workbench.trace.formats.otlp import is_otlp, read_spans
+from workbench.trace.formats.scrapes import is_scrapes, read_scrapes
+from workbench.trace.formats.vcr import read_vcr
 
 DEEP = "[" * 200_000
 
@@ -197,7 +197,7 @@ def test_the_rank_of_an_adapter_is_checked_before_its_matrices_are_read(tmp_path
     with Engine(loaded, num_blocks=8, max_loras=1) as engine:
         with monkeypatch.context() as patched:
             patched.setattr("workbench.models.adapter_files.mx.load", lambda *a: pytest.fail("the matrices are read"))
-            for folder, words in ((wide, "rank 300"), (other, "another model"), (unknown, "no linear layer")):
+            for folder, words in ((wide, "rank 300"), (other, "another model"), (unknown, "not a linear layer")):
                 with pytest.raises(ValueError, match=words):
                     engine.add_adapter("a", folder)
         engine.add_adapter("a", make_adapter(tmp_path / "right", sizes, seed=0, form=form))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.ground import blas
+from workbench.base import blas
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the preload is for Linux only")
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from workbench.ground import cache_folder as module
-from workbench.ground.cache_folder import UnsafeCacheFolder, cache_folder, cached, keep, kept, make_folder
+from workbench.base import cache_folder as module
+from workbench.base.cache_folder import UnsafeCacheFolder, cache_folder, cached, keep, kept, make_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
 
@@ -97,13 +97,13 @@ def test_a_kept_file_that_others_can_write_is_refused(library):
 
 
 def load_blas():
-    from workbench.ground import blas
+    from workbench.base import blas
 
     return blas.renamed_copy(blas._find_openblas())
 
 
 def compile_msl():
-    from workbench.msl import compiler
+    from workbench.kernels.msl import compiler
 
     text = "kernel void k(global float *y) { y[0] = 1.0f; }"
     return compiler.compile_kernel(text, checks=False)

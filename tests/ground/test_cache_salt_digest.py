@@ -8,18 +8,18 @@ from pathlib import Path
 
 import workbench
 from workbench import simulate
-from workbench.ground.cache_salt import digest_of
-from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.block_hashes import BlockHasher
-from workbench.integrations.recorder.messages import Arrival
+from workbench.base.cache_salt import digest_of
 from workbench.trace import TraceMeta
+from workbench.trace.recorders.assembler import Assembler
+from workbench.trace.recorders.block_hashes import BlockHasher
+from workbench.trace.recorders.messages import Arrival
 
 WORDS = ("alice", "bob", "", "\ud800")
 CONFIG = {"block_size": 4, "num_blocks": 16, "max_num_batched_tokens": 16, "max_num_seqs": 4}
 
 
 def in_another_process(word):
-    code = "import sys; from workbench.ground.cache_salt import digest_of; print(digest_of(sys.argv[1]))"
+    code = "import sys; from workbench.base.cache_salt import digest_of; print(digest_of(sys.argv[1]))"
     env = {**os.environ, "PYTHONPATH": str(Path(workbench.__file__).parents[1])}
     return subprocess.run([sys.executable, "-c", code, word], env=env, capture_output=True, text=True).stdout.strip()
 

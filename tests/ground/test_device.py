@@ -9,8 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from workbench.attention.selection import resolve_backend_name
-from workbench.ground.device import DEVICE_VARIABLE, choose_device, requested_device, runs_on_gpu
+from workbench.base.device import DEVICE_VARIABLE, choose_device, requested_device, runs_on_gpu
+from workbench.kernels.attention.selection import resolve_backend_name
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_gpu"
@@ -85,7 +85,9 @@ def test_a_gpu_is_claimed():
     assert run(make + ASK) == ["True"]
 
 
-@pytest.mark.parametrize(("first", "variables"), [("import workbench.course; ", {}), ("", {DEVICE_VARIABLE: "cpu"})])
+@pytest.mark.parametrize(
+    ("first", "variables"), [("import workbench.apps.course; ", {}), ("", {DEVICE_VARIABLE: "cpu"})]
+)
 def test_notebooks_and_whoever_asks_get_the_cpu(first, variables):
     assert run(first + ASK, **variables) == ["False"]
 
@@ -100,19 +102,19 @@ LINUX_ONLY = re.compile(
 )
 """Words of things that macOS lacks or means differently. A file that asks for ``sys.platform`` knows that."""
 CHECKED_FIRST = {
-    "workbench/ground/blas.py": "returns before, unless the platform is Linux",
-    "workbench/msl/compiler.py": "reads the processor's flags if there is such a file",
+    "workbench/base/blas.py": "returns before, unless the platform is Linux",
+    "workbench/kernels/msl/compiler.py": "reads the processor's flags if there is such a file",
     "workbench/engine/memory.py": "asks MLX first",
-    "workbench/integrations/recorder/host_watch.py": "counts nothing if there is no such folder",
+    "workbench/trace/recorders/host_watch.py": "counts nothing if there is no such folder",
     "benchmarks/bench_fleet.py": "is run on Linux",
     "benchmarks/bench_recordings.py": "is run on Linux",
-    "tests/soak/engine.py": "is no test of the suite",
-    "tests/soak/many_streams.py": "is no test of the suite",
+    "tests/soak/engine.py": "is not a test of the suite",
+    "tests/soak/many_streams.py": "is not a test of the suite",
     "tests/serve/test_serve.py": "skips that test elsewhere",
     "tests/engine/test_faults.py": "counts threads in another way elsewhere",
     "tests/msl/test_msl_compiler.py": "reads a message",
-    "workbench/ground/resource_limits.py": "counts another size if there is no such file",
-    "tests/soak/grammars.py": "is no test of the suite",
+    "workbench/base/resource_limits.py": "counts another size if there is no such file",
+    "tests/soak/grammars.py": "is not a test of the suite",
     "tests/models/test_tokenizer.py": "skips one test elsewhere, and counts ru_maxrss in bytes on macOS",
     "tests/repository/test_package.py": "hides what Windows lacks",
     "tests/integrations/test_recorder.py": "does not wait if there is no such file",

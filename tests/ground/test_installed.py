@@ -4,7 +4,7 @@ import subprocess
 import sys
 from importlib.metadata import distributions, version
 
-from workbench.ground.installed import installed_version
+from workbench.base.installed import installed_version
 
 
 def test_versions_of_all_installed_packages_are_those_of_their_metadata():
@@ -25,7 +25,7 @@ def test_the_first_folder_of_the_path_counts(tmp_path, monkeypatch):
 
 def test_no_metadata_is_imported():
     code = (
-        "import sys; from workbench.ground.installed import installed_version; version = installed_version('numpy'); "
+        "import sys; from workbench.base.installed import installed_version; version = installed_version('numpy'); "
         "print(version, 'importlib.metadata' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench.ground.on_demand import EXTRA_OF, OnDemand, imported, missing_extra
-from workbench.ground.progress import progress_bar, with_progress
+from workbench.base.on_demand import EXTRA_OF, OnDemand, imported, missing_extra
+from workbench.base.progress import progress_bar, with_progress
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -67,8 +67,8 @@ class Absent:
         if name.partition(".")[0] in EXTRA_OF:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-from workbench.ground.on_demand import EXTRA_OF
-from workbench.cli import main
+from workbench.base.on_demand import EXTRA_OF
+from workbench.apps.cli import main
 sys.meta_path.insert(0, Absent())
 for command in sys.argv[1:]:
     print(main(command.split()))

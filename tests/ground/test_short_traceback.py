@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from workbench import EngineConfig, SamplingParams
-from workbench.ground.short_traceback import ShortTraceback
+from workbench.base.short_traceback import ShortTraceback
 from workbench.models.bundled import BundledModelError, UnknownModelError, is_bundled
 from workbench.trace import TraceError
 

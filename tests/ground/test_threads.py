@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from workbench.ground import threads
-from workbench.ground.threads import num_threads, physical_cores
+from workbench.base import threads
+from workbench.base.threads import num_threads, physical_cores
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Schedulers with a fault, for the hunt to find."""
 
-from workbench.hunt.own import OwnScheduler
+from workbench.analysis.hunt.own import OwnScheduler
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
 

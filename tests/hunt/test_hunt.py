@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.cli import main
-from workbench.hunt import hunt, target
-from workbench.hunt.drive import Chunk, Plan, live_request
-from workbench.hunt.plain_laws import CheckOrder
-from workbench.hunt.progress import UNSERVABLE, obstacle
+from workbench.analysis.hunt import hunt, target
+from workbench.analysis.hunt.drive import Plan, PlannedChunk, live_request
+from workbench.analysis.hunt.plain_laws import CheckOrder
+from workbench.analysis.hunt.progress import UNSERVABLE, obstacle
+from workbench.apps.cli import main
 from workbench.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -121,7 +121,7 @@ def test_the_generated_check_of_the_order_sees_a_request_that_is_skipped(got, pr
     check = CheckOrder()
     check.before = tuple("abc")
     running = tuple(name for name in "abc" if name not in preempted)
-    plan = Plan([Chunk(name, 0, 1) for name in got], list(preempted), running=running)
+    plan = Plan([PlannedChunk(name, 0, 1) for name in got], list(preempted), running=running)
     with pytest.raises(AssertionError, match=skipped) if skipped else nullcontext():
         check.scheduled(run, plan)
 
@@ -131,6 +131,8 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
     (tmp_path / "page_example.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
+    for limit in ("shrink.SECONDS", "search.SHRINK_SECONDS"):  # a busy machine would shrink less
+        monkeypatch.setattr(f"workbench.analysis.hunt.{limit}", 60.0)
     (finding, *_) = hunt("page_example:make_scheduler", seconds=None, workloads=250, laws=["progress", "blocks"])
     assert finding.law == "progress" and finding.num_requests <= 2
     assert "num_blocks" in finding.smallest_change

@@ -1,6 +1,6 @@
 """The engine under the hunt: logits are those of the whole sequence, and a wrong block shows."""
 
-from workbench.hunt import engine, hunt
+from workbench.analysis.hunt import engine, hunt
 
 
 def test_nothing_in_our_engine():

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from workbench.hunt.drive import Chunk, Plan
-from workbench.hunt.evictions import Judged
-from workbench.hunt.own import OwnScheduler
-from workbench.hunt.search import Search
-from workbench.hunt.target import Refused, Target, find_target
-from workbench.hunt.workloads import WORKLOAD_BYTES, make_workload
+from workbench.analysis.hunt.drive import Plan, PlannedChunk
+from workbench.analysis.hunt.evictions import Judged
+from workbench.analysis.hunt.own import OwnScheduler
+from workbench.analysis.hunt.search import Search
+from workbench.analysis.hunt.target import Refused, Target, find_target
+from workbench.analysis.hunt.workloads import WORKLOAD_BYTES, make_workload
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.eviction import Belady, Eviction, Lfu, S3Fifo, Session, Ttl, TwoZones
 
@@ -113,7 +113,9 @@ class Silent:
 
     def schedule(self):
         batch = self._own.schedule()
-        chunks = [Chunk(c.request_id, c.start, c.num_tokens, tuple(c.drafts), samples=c.samples) for c in batch.chunks]
+        chunks = [
+            PlannedChunk(c.request_id, c.start, c.num_tokens, tuple(c.drafts), samples=c.samples) for c in batch.chunks
+        ]
         return Plan(chunks, list(batch.preempted), handle=batch)
 
     def update(self, plan, tokens):

@@ -3,7 +3,7 @@
 import pytest
 from test_hunt_evictions import first_fault
 
-from workbench.hunt.target import find_target
+from workbench.analysis.hunt.target import find_target
 from workbench.scheduler.eviction import Lfu
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst, _ByPlace
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy

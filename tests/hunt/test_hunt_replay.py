@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.cli import main
-from workbench.hunt import hunt, releases, replay
+import workbench
+from workbench.analysis.hunt import hunt, releases, replay
+from workbench.apps.cli import main
 
 
 def test_a_finding_is_replayed_against_a_folder(tmp_path, monkeypatch, capfd):
@@ -44,7 +45,10 @@ def a_finding(folder, facts, workload=WORKLOAD):
     [
         ({"scheduler": "subprocess:Popen"}, "add --scheduler subprocess:Popen"),
         ({"scheduler": "vllm:subprocess:Popen"}, "add --scheduler vllm:subprocess:Popen"),
-        ({"scheduler": "workbench.hunt.own:OwnScheduler"}, "add --scheduler workbench.hunt.own:OwnScheduler"),
+        (
+            {"scheduler": "workbench.analysis.hunt.own:OwnScheduler"},
+            "add --scheduler workbench.analysis.hunt.own:OwnScheduler",
+        ),
         ({"scheduler": "a:b; rm -rf ~"}, "add --scheduler module:name"),
         ({"scheduler": ["workbench"]}, "add --scheduler module:name"),
         ({"scheduler": None}, "add --scheduler module:name"),
@@ -89,7 +93,7 @@ def test_no_code_is_imported_from_a_finding(tmp_path, monkeypatch, capsys):
     folder = a_finding(tmp_path / "case", {"scheduler": "vllm"})
     for name in ("vllm", "pip", "test_finding"):
         (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
-    env = {**os.environ, "PYTHONPATH": str(Path(replay.__file__).parents[2]), "WORKBENCH_CACHE": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": str(Path(workbench.__file__).parents[1]), "WORKBENCH_CACHE": str(tmp_path)}
     env |= {"PIP_NO_INDEX": "1"}
     for options in ([], ["--against", "0.0.0"], ["--against", "0.0.0..0.0.1"], ["--against", "."]):
         command = [sys.executable, "-m", "workbench", "hunt", "replay", ".", *options]

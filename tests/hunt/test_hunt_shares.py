@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.hunt.target import Refused, find_target
-from workbench.hunt.workloads import WORKLOAD_BYTES, make_workload
+from workbench.analysis.hunt.target import Refused, find_target
+from workbench.analysis.hunt.workloads import WORKLOAD_BYTES, make_workload
 from workbench.scheduler.partial_prefills import PartialPrefills
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from vllm_recordings import InProcessWriter
 
-from workbench.integrations.recorder import recorder
+from workbench.trace.recorders import recorder
 
 
 @pytest.fixture

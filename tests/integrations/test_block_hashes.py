@@ -12,12 +12,12 @@ import pytest
 import vllm_double
 from vllm_recordings import RecordingDouble
 
-from workbench.integrations.recorder.block_hashes import BlockHasher
-from workbench.integrations.recorder.messages import Arrival
-from workbench.integrations.recorder.run_key import KEY_BYTES, run_key
-from workbench.integrations.recorder.settings import RecordingSettings
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace, TraceMeta
+from workbench.trace.recorders.block_hashes import BlockHasher
+from workbench.trace.recorders.messages import Arrival
+from workbench.trace.recorders.run_key import KEY_BYTES, run_key
+from workbench.trace.recorders.settings import RecordingSettings
 
 DIGITS = 16
 
@@ -111,8 +111,7 @@ def test_ranks_share_a_key_in_a_file_that_the_last_one_removes(tmp_path, monkeyp
         (path,) = tmp_path.iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600 and len(one) == KEY_BYTES
         script = (
-            "from workbench.integrations.recorder.run_key import run_key\n"
-            "with run_key('run', {}) as key: print(key.hex())"
+            "from workbench.trace.recorders.run_key import run_key\nwith run_key('run', {}) as key: print(key.hex())"
         )
         environ = {**os.environ, "TMPDIR": str(tmp_path)}
         said = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)

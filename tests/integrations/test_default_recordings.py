@@ -10,7 +10,7 @@ import pytest
 from private_traces import without_tokens
 
 from workbench.analysis.fork import fork
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
 DATA = Path(__file__).parents[1] / "data" / "vllm-private"

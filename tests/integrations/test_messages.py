@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm_recordings import DATA, assemble, run_double
 
-from workbench.integrations.recorder import __main__ as writer
-from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.messages import (
+from workbench.simulation.simulate import simulate
+from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace.recorders import __main__ as writer
+from workbench.trace.recorders.assembler import Assembler
+from workbench.trace.recorders.messages import (
     Admission,
     Arrival,
     End,
@@ -18,8 +20,6 @@ from workbench.integrations.recorder.messages import (
     Update,
     unpack,
 )
-from workbench.simulation.simulate import simulate
-from workbench.trace import StepRecord, Trace, TraceMeta
 
 
 def test_an_unused_chunk_belongs_to_the_step_in_which_its_request_ends():

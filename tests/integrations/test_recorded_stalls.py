@@ -4,7 +4,7 @@ import pytest
 from planted_stalls import judge, run
 from stalled_process import KINDS
 
-from workbench.costs.stalls import causes_of
+from workbench.simulation.costs.stalls import causes_of
 
 CASES = [(seed, kind) for seed in range(5) for kind in (*KINDS, "none")]
 

@@ -20,15 +20,15 @@ from vllm_recordings import (
     warnings_of,
 )
 
-from workbench.integrations import vllm as integration
-from workbench.integrations.recorder import recorder, writer_process
-from workbench.integrations.recorder.messages import (
-    Schedule,
-)
-from workbench.integrations.recorder.settings import RecordingSettings
 from workbench.simulation.simulate import simulate
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
+from workbench.trace.recorders import recorder, writer_process
+from workbench.trace.recorders import vllm as integration
+from workbench.trace.recorders.messages import (
+    Schedule,
+)
+from workbench.trace.recorders.settings import RecordingSettings
 
 
 def test_a_full_disk_ends_the_recording_with_one_warning(traces, monkeypatch, caplog):
@@ -148,7 +148,7 @@ def test_another_vllm_is_not_recorded(traces, monkeypatch, caplog):
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait until a process that is no child of this one has ended."""
+    """Wait until a process that is not a child of this one has ended."""
     for _ in range(6000):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

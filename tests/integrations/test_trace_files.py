@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 from vllm_recordings import DATA, LONG
 
-from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.messages import (
+from workbench.simulation.simulate import simulate
+from workbench.trace import SCHEMA_VERSION, Trace, TraceMeta
+from workbench.trace.recorders.assembler import Assembler
+from workbench.trace.recorders.messages import (
     Admission,
     Arrival,
     End,
     Schedule,
     Update,
 )
-from workbench.integrations.recorder.trace_files import TraceFiles
-from workbench.simulation.simulate import simulate
-from workbench.trace import SCHEMA_VERSION, Trace, TraceMeta
+from workbench.trace.recorders.trace_files import TraceFiles
 
 
 def files_of(workload: Path, folder: Path, max_files: int) -> list[Path]:

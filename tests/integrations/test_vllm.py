@@ -22,9 +22,12 @@ from vllm_recordings import (
     warnings_of,
 )
 
-from workbench.integrations import vllm as integration
-from workbench.integrations.recorder import messages, recorder
-from workbench.integrations.recorder.messages import (
+from workbench.simulation.simulate import simulate
+from workbench.simulation.workload import read_workload
+from workbench.trace import Trace
+from workbench.trace.recorders import messages, recorder
+from workbench.trace.recorders import vllm as integration
+from workbench.trace.recorders.messages import (
     Admission,
     Packet,
     Preemption,
@@ -32,9 +35,6 @@ from workbench.integrations.recorder.messages import (
     Update,
     unpack,
 )
-from workbench.simulation.simulate import simulate
-from workbench.simulation.workload import read_workload
-from workbench.trace import Trace
 
 # -- recordings of vLLM itself, as files -------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ def run_python(code: str) -> str:
 
 
 def test_little_is_imported_into_vllms_process():
-    code = "import sys, workbench.integrations.vllm; print(sorted(m for m in sys.modules if '.' not in m))"
+    code = "import sys, workbench.trace.recorders.vllm; print(sorted(m for m in sys.modules if '.' not in m))"
     loaded = run_python(code)
     for heavy in ("mlx", "numpy", "numba", "panel", "bokeh", "torch", "vllm"):
         assert f"'{heavy}'" not in loaded
@@ -332,8 +332,8 @@ def test_little_is_imported_into_vllms_process():
 
 def test_the_blas_of_vllms_process_is_left_alone():
     code = (
-        "import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import workbench.integrations.vllm;"
-        "from workbench.ground import blas; blas.preload(); print(blas._status)"
+        "import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import workbench.trace.recorders.vllm;"
+        "from workbench.base import blas; blas.preload(); print(blas._status)"
     )
     assert "vLLM" in run_python(code)
 

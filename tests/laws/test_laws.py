@@ -13,10 +13,10 @@ from scheduler_helpers import random_workload as plain_workload
 
 from workbench import Trace, simulate
 from workbench.config import EngineConfig, SamplingParams
-from workbench.laws import EXCEPTIONS, LAWS, RULES, Broken, Checker, LawError, Limits
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival
+from workbench.trace.laws import EXCEPTIONS, LAWS, RULES, Broken, Checker, LawError, Limits
 
 ROOT = Path(__file__).parents[2]
 RECORDED = sorted((ROOT / "tests" / "data" / "vllm-recorded").rglob("*.jsonl.gz"))

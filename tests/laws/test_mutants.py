@@ -12,7 +12,6 @@ from feature_workloads import random_workload
 from law_runs import checked_run, checked_workload
 from scheduler_helpers import random_workload as plain_workload
 
-from workbench.laws import LAWS
 from workbench.scheduler import kv_cache_manager, outputs
 from workbench.scheduler import scheduler as scheduler_module
 from workbench.scheduler.block_pool import BlockPool
@@ -23,6 +22,7 @@ from workbench.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, Q
 from workbench.scheduler.recurrent_state import CachedState
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.sliding_window import SlidingWindow
+from workbench.trace.laws import LAWS
 from workbench.trace.pool_change import PoolLog
 
 NUM_WORKLOADS = 30

@@ -210,8 +210,8 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path):
         for name, reason in (
             ("rank", "has rank 17 .*max_lora_rank=16"),
             ("size", "made for another model"),
-            ("layer", "is no linear layer"),
-            ("embedding", "is no linear layer"),
+            ("layer", "is not a linear layer"),
+            ("embedding", "is not a linear layer"),
             ("absent", "no such folder"),
         ):
             with pytest.raises(ValueError, match=reason):

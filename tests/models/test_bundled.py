@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.ground import pinned
+from workbench.base import pinned
 from workbench.models import bundled
 from workbench.models.bundled import BundledModelError, bundled_path, fetch_bundled
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.attention.stored import STORED_DTYPES, from_stored, to_stored
+from workbench.kernels.attention.stored import STORED_DTYPES, from_stored, to_stored
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gather"])

@@ -7,7 +7,7 @@ from mlx_lm.models import llama
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.cpu.kernels import ROWS
+from workbench.kernels.cpu.kernels import ROWS
 from workbench.models.packed import step_check
 from workbench.models.packed.description import Description
 from workbench.models.packed.pack_model import pack_model, why_not_packed

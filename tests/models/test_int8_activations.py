@@ -17,8 +17,8 @@ from product_mutants import (
 )
 
 from workbench import Engine, SamplingParams
-from workbench.cpu.formats import GGML_FORMATS, TILE
-from workbench.cpu.kernels import MANY
+from workbench.kernels.cpu.formats import GGML_FORMATS, TILE
+from workbench.kernels.cpu.kernels import MANY
 from workbench.models import load_model
 from workbench.models.packed import description, int8, matrix, step_check
 from workbench.models.packed.activations import float32_activations, packed_matrices
@@ -220,8 +220,8 @@ def test_a_loaded_model_has_its_activations(model_file):
 EMIT = """
 import numba
 from numba.core import types
-from workbench.cpu.formats import GGML_FORMATS
-from workbench.cpu.tiles import PackedType, product_tile
+from workbench.kernels.cpu.formats import GGML_FORMATS
+from workbench.kernels.cpu.tiles import PackedType, product_tile
 
 tile = product_tile(2, 2)
 

@@ -13,7 +13,7 @@ from tiers import examples
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.attention.selection import get_backend
+from workbench.kernels.attention.selection import get_backend
 from workbench.models import far_trial, model_code, small_copy
 from workbench.models.packed import step_check
 from workbench.models.packed.pack_model import pack_model, why_not_packed
@@ -120,6 +120,13 @@ def test_a_rule_in_a_band_around_a_named_number_is_noticed():
     engine = Engine(loaded, EngineConfig(**CONFIG))
     assert engine.describe()["forward"] == "layer by layer"
     engine.close()
+
+
+def test_a_copy_without_a_head_is_not_made():
+    """MLX divides by the number of heads of keys and values, and a whole-number division by 0 ends the process."""
+    loaded = tiny_loaded_model("nemotron-nas")  # a layer has four query heads for each
+    assert small_copy.small_copy(loaded.model) is None
+    assert preflight(loaded.model, get_backend("cpu")).mode == "kernel"
 
 
 def test_a_layer_that_was_exchanged_is_tried_as_it_is():

@@ -12,9 +12,9 @@ import re, sys
 import numba
 from llvmlite import binding
 from numba.core import types
-from workbench.cpu.attention.simd import LANES
-from workbench.cpu.formats import GGML_FORMATS
-from workbench.cpu.kernels_code import PackedType, _block
+from workbench.kernels.cpu.attention.simd import LANES
+from workbench.kernels.cpu.formats import GGML_FORMATS
+from workbench.kernels.cpu.kernels_code import PackedType, _block
 
 assert LANES == 4
 

@@ -11,10 +11,10 @@ from llvmlite import binding
 from product_mutants import PRODUCT_MUTANTS, random_matrix, wrong_table_entry
 from stored_rows import dequantised, random_affine, random_rows
 
-from workbench.cpu.attention import processor
-from workbench.cpu.attention.simd import LANES
-from workbench.cpu.formats import GGML_FORMATS, TILE
-from workbench.cpu.kernels import MANY, PROBED_ROWS
+from workbench.kernels.cpu.attention import processor
+from workbench.kernels.cpu.attention.simd import LANES
+from workbench.kernels.cpu.formats import GGML_FORMATS, TILE
+from workbench.kernels.cpu.kernels import MANY, PROBED_ROWS
 from workbench.models import load_model
 from workbench.models.packed import check, matrix
 from workbench.models.packed.check import WrongProductError, check_products

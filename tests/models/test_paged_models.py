@@ -12,10 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny_configurations import VOCAB_SIZE, WINDOW
 from tiny_models import tiny_loaded_model, tiny_model
 
-from workbench.attention import cpu_ops
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import Segment, pack
+from workbench.kernels.attention import cpu_ops
 
 pytestmark = pytest.mark.usefixtures("no_compilation")
 BACKENDS = ("gather", "cpu", "dense")

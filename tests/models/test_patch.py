@@ -7,7 +7,7 @@ import pytest
 from mlx_lm.models import llama
 from tiny_models import tiny_model
 
-from workbench.attention.selection import get_backend
+from workbench.kernels.attention.selection import get_backend
 from workbench.models import patch
 from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import PagedKVCache
@@ -35,14 +35,3 @@ def test_a_kernel_is_not_given_options_that_it_does_not_take(given):
     rows = mx.zeros((1, 1, 1, 8))
     with pytest.raises(NotImplementedError, match="a mask" if "mask" in given else "softcap"):
         attention(rows, rows, rows, cache=cache, **given)
-
-
-@pytest.mark.parametrize(("old", "new"), [("Swap", "Patch"), ("swap_for", "patch_model"), ("swap_name", "patch_name")])
-def test_old_names_still_work(old, new):
-    with pytest.warns(DeprecationWarning, match=rf"{old} is workbench\.models\.patch\.{new} now"):
-        assert getattr(patch, old) is getattr(patch, new)
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(AttributeError, match="no attribute 'swap_all'"):
-        _ = patch.swap_all

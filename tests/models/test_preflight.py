@@ -12,14 +12,15 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from tiny_configurations import NUM_LAYERS, WINDOW
 from tiny_models import SERVED_AS, tiny_model
 
-from workbench.attention import get_backend
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
+from workbench.kernels.attention import get_backend
 from workbench.models import preflight as preflight_module
 from workbench.models import preflight_once as once_module
 from workbench.models import trial_steps
-from workbench.models.preflight import PreflightResult, UnsupportedModelError, preflight
+from workbench.models.preflight import UnsupportedModelError, preflight
 from workbench.models.preflight_once import preflight_once
+from workbench.models.preflight_result import PreflightResult
 from workbench.models.remembered import NOTHING
 
 pytestmark = pytest.mark.usefixtures("no_compilation")

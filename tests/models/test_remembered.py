@@ -12,15 +12,15 @@ from gguf_files import random_model, tiny_config, write_model
 
 import workbench
 from workbench import Engine
-from workbench.cpu.kernels import product_kernel
-from workbench.ground.cache_folder import cached, make_folder
+from workbench.base.cache_folder import cached, make_folder
+from workbench.kernels.cpu.kernels import product_kernel
 from workbench.models import load_model
 from workbench.models import preflight_once as once_module
 from workbench.models import remembered as remembered_module
 from workbench.models.layer_cache import LayerKV
 from workbench.models.packed import check, matrix, step_check
-from workbench.models.preflight import PreflightResult
 from workbench.models.preflight_once import from_json, to_json
+from workbench.models.preflight_result import PreflightResult
 from workbench.models.remembered import NOTHING, VARIABLE, entries, is_on, remembered, sources_digest
 from workbench.models.state_cache import LayerState
 
@@ -113,11 +113,11 @@ def test_a_changed_source_is_noticed(tmp_path):
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.pyc", "static"))
     before = sources_digest(copy)
     for name in (
-        "cpu/emitter.py",
+        "kernels/cpu/emitter.py",
         "models/preflight.py",
-        "cpu/attention/decode.py",
-        "cpu/threads.py",
-        "ground/field_checks.py",
+        "kernels/cpu/attention/decode.py",
+        "kernels/cpu/threads.py",
+        "base/field_checks.py",
     ):
         source = copy / name
         text = source.read_text()

@@ -13,8 +13,8 @@ import pytest
 from msl_runs import fault_of, ramp, run, skip_without_compiler
 
 from workbench import msl
-from workbench.msl import compiler, launch
-from workbench.msl.source_lines import LineTable
+from workbench.kernels.msl import compiler, launch
+from workbench.kernels.msl.source_lines import LineTable
 
 skip_without_compiler()
 

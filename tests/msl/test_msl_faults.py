@@ -6,7 +6,7 @@ import pytest
 from msl_runs import THREADS, fault_of, ramp, run, skip_without_compiler
 
 from workbench import msl
-from workbench.msl.report import DESCRIPTIONS
+from workbench.kernels.msl.report import DESCRIPTIONS
 
 skip_without_compiler()
 

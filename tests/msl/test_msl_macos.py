@@ -7,9 +7,9 @@ import mlx.core as mx
 import pytest
 
 from workbench import msl
-from workbench.msl import compiler
-from workbench.msl.rewrite import translation_unit
-from workbench.msl.signature import write_kernel
+from workbench.kernels.msl import compiler
+from workbench.kernels.msl.rewrite import translation_unit
+from workbench.kernels.msl.signature import write_kernel
 
 pytest.importorskip("ziglang", reason="compiling for another system needs ziglang (extra: msl)")
 

@@ -7,7 +7,7 @@ Metal.
 import mlx.core as mx
 import pytest
 
-from workbench.msl.signature import write_kernel
+from workbench.kernels.msl.signature import write_kernel
 
 HEADER = "#include <metal_simdgroup>\nstruct nothing {};\n"
 

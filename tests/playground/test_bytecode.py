@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from pyodide_node import need_pyodide
 
-from workbench.playground import bytecode
+from workbench.apps.playground import bytecode
 
 
 def archive(**sources):

@@ -6,7 +6,7 @@ from pathlib import Path
 import docs_playground
 import pytest
 
-from workbench.playground.presets import PRESETS
+from workbench.apps.playground.presets import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -10,10 +10,11 @@ import pytest
 from viz_traces import random_trace
 
 from workbench import simulate
-from workbench.playground.presets import POLICIES, PRESETS
-from workbench.playground.session import Session, python_cell, read_policy
-from workbench.playground.site import package_archive
-from workbench.trace import Trace, compare
+from workbench.apps.playground.presets import POLICIES, PRESETS
+from workbench.apps.playground.session import Session, python_cell, read_policy
+from workbench.apps.playground.site import package_archive
+from workbench.trace import Trace
+from workbench.trace.readings.compare import compare
 from workbench.viz.layout.packet import decode_packet
 
 ROOT = Path(__file__).parents[2]
@@ -228,8 +229,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 sys.path.insert(0, sys.argv[1])
 import json
-from workbench.playground.presets import PRESETS
-from workbench.playground.session import Session
+from workbench.apps.playground.presets import PRESETS
+from workbench.apps.playground.session import Session
 session = Session()
 for preset in PRESETS.values():
     answer = session.handle(json.dumps({"command": "run", "workload": json.dumps(preset.workload)}))

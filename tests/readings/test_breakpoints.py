@@ -5,7 +5,7 @@ import time
 import pytest
 
 from workbench import Engine, EngineConfig, SamplingParams, simulate
-from workbench.readings.breakpoints import Breakpoints
+from workbench.trace.readings.breakpoints import Breakpoints
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 16, "block_size": 4, "num_blocks": 14, "max_num_seqs": 4},

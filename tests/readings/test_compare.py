@@ -12,7 +12,8 @@ import pytest
 from trace_helpers import one_trace
 
 from workbench import simulate
-from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta, compare
+from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
+from workbench.trace.readings.compare import compare
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 60},

@@ -11,9 +11,9 @@ from tiers import examples
 from workbench import simulate
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import Predictor, values_of
-from workbench.costs.cost_model import CostModel
-from workbench.readings.compare import compare
-from workbench.readings.contents import Contents
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.compare import compare
+from workbench.trace.readings.contents import Contents
 
 KINDS = ("async", "spec", "async_spec")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from workbench import Trace, simulate
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
-from workbench.integrations.recorder.trace_files import TraceFiles
-from workbench.readings.fleet import find_recordings
-from workbench.trace import Fleet, TraceError, TraceWriter
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace import TraceError, TraceWriter
+from workbench.trace.readings.fleet import Fleet, find_recordings
+from workbench.trace.recorders.trace_files import TraceFiles
 from workbench.trace.storage import lines_of
 
 NOW = 1_700_000_000.0

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from workbench.readings.latency import LatencyAccumulator
-from workbench.serve.prometheus import ServerMetrics
+from workbench.apps.serve.prometheus import ServerMetrics
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.readings.latency import LatencyAccumulator
 from workbench.viz.layout.columns import FLAG_FIRST_TOKEN, columns_of
 from workbench.viz.layout.packet import decode_packet, encode_packet
 

@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from trace_helpers import one_trace, traces
 
 from workbench import simulate
-from workbench.readings.block_replay import BlockReplay
-from workbench.readings.metrics import Distribution, StepMetrics
-from workbench.readings.speculation_metrics import SpeculationCounter, SpeculationMetrics
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.readings.block_replay import BlockReplay
+from workbench.trace.readings.metrics import Distribution, StepMetrics
+from workbench.trace.readings.speculation_metrics import SpeculationCounter, SpeculationMetrics
 
 
 def by_hand() -> Trace:

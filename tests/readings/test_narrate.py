@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from viz_traces import HOSTILE_TEXTS, hostile_trace, random_trace
 
-from workbench.trace import Chunk, StepRecord, narrate
+from workbench.trace import Chunk, StepRecord
+from workbench.trace.readings.narrate import narrate
 from workbench.trace.reasons import Reason
 
 

@@ -7,9 +7,9 @@ import pytest
 from feature_workloads import random_workload
 
 from workbench import simulate
-from workbench.readings.prefills import prefills
 from workbench.scheduler import partial_prefills
 from workbench.trace import Trace
+from workbench.trace.readings.prefills import prefills
 
 
 def made_up(seed: int) -> dict:

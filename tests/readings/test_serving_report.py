@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from workbench import EngineConfig, simulate
-from workbench.costs.cost_model import CostModel
-from workbench.readings.serving_report import ServingReport
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.serving_report import ServingReport
 
 
 def random_trace(seed):

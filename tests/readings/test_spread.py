@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from workbench import Trace, simulate
-from workbench.costs.cost_model import CostModel
-from workbench.readings.spread import PARTS, Change, typical_change
-from workbench.trace import compare
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.compare import compare
+from workbench.trace.readings.spread import PARTS, Change, typical_change
 
 RECORDED = Path(__file__).parents[1] / "data" / "vllm-versions"
 UNCHANGED = "no change beyond the spread of the runs"

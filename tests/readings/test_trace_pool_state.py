@@ -11,10 +11,10 @@ from tiers import examples
 from trace_helpers import PoolTruth, run_scheduler
 
 from workbench import EngineConfig, simulate
-from workbench.readings import pool_state
-from workbench.readings.pool_state import CACHED, FREE, KEYFRAME_STEPS, OWNED, RESERVED
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
+from workbench.trace.readings import pool_state
+from workbench.trace.readings.pool_state import CACHED, FREE, KEYFRAME_STEPS, OWNED, RESERVED
 
 
 def assert_same(trace: Trace, index: int, moment: str, truth: PoolTruth) -> None:

@@ -18,7 +18,7 @@ from link_lines import linked
 from msl_runs import skip_without_compiler
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace, simulate
-from workbench.cli import main as workbench_command
+from workbench.apps.cli import main as workbench_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

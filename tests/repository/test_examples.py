@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from workbench import Trace, simulate
-from workbench.cli import main
+from workbench.apps.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from distributed_jobs import free_ports
 
 from workbench import simulate
-from workbench.ground.served_names import ServedNames
+from workbench.base.served_names import ServedNames
 
 ROOT = Path(__file__).parents[2]
 PROXY = "hub.example.org"
@@ -28,7 +29,7 @@ WEBSOCKET = {
 
 @contextmanager
 def dashboard(allow_hosts, _folder):
-    """What ``workbench demo`` and ``workbench trace watch FILE`` serve."""
+    """The page of ``workbench demo`` and ``workbench trace watch FILE``."""
     from workbench.viz.app import serve
 
     port = free_ports(1)
@@ -39,8 +40,8 @@ def dashboard(allow_hosts, _folder):
 
 @contextmanager
 def fleet(allow_hosts, folder):
-    """What ``workbench trace watch FOLDER`` serves."""
-    from workbench.readings.fleet import Fleet
+    """The page of ``workbench trace watch FOLDER``."""
+    from workbench.trace.readings.fleet import Fleet
     from workbench.viz.app import serve_session
     from workbench.viz.fleet_page import make_fleet_app
 
@@ -54,8 +55,8 @@ def fleet(allow_hosts, folder):
 
 @contextmanager
 def playground(allow_hosts, folder):
-    """What ``workbench playground`` serves."""
-    from workbench.playground.server import make_server
+    """The page of ``workbench playground``."""
+    from workbench.apps.playground.server import make_server
 
     (folder / "index.html").write_text("the page")
     server = make_server(folder, 0, ServedNames("127.0.0.1", allow_hosts))
@@ -69,7 +70,7 @@ def playground(allow_hosts, folder):
 
 @contextmanager
 def api(allow_hosts, _folder):
-    """What ``workbench serve`` serves."""
+    """The server of ``workbench serve``."""
     from serve_helpers import ENGINE, make_chat_model, serving
 
     from workbench import Engine, EngineConfig
@@ -84,8 +85,8 @@ def api(allow_hosts, _folder):
 SERVERS = {
     "viz/app.py": (dashboard, "/", "/ws"),
     "viz/app.py, a folder": (fleet, "/", "/ws"),
-    "playground/server.py": (playground, "/", None),
-    "serve/listener.py": (api, "/v1/models", "/dashboard/ws"),
+    "apps/playground/server.py": (playground, "/", None),
+    "apps/serve/listener.py": (api, "/v1/models", "/dashboard/ws"),
 }
 """Each server by the file that makes it: how it is started, a path of it, and that of its websocket."""
 
@@ -159,7 +160,7 @@ def test_a_server_for_other_machines_is_called_by_any_address():
 
 
 def test_every_command_that_serves_takes_names(capsys):
-    from workbench.cli import main
+    from workbench.apps.cli import main
 
     for command in (["demo"], ["trace", "watch"], ["playground"], ["serve"]):
         with pytest.raises(SystemExit):
@@ -197,7 +198,7 @@ def test_a_dashboard_behind_jupyter_server_proxy(tmp_path):
             status, page = ask(port, path, PROXY)
             assert status == 200, page
             (token,) = re.findall(r'"token":"([^"]+)"', page)
-            # Whatever the page loads from the server is named relative to its own address.
+            # The page names all that it loads from the server relative to its own address.
             assert not re.search(r'(?:src|href)="/(?!/)', page)
 
             async def open_socket():
@@ -209,7 +210,9 @@ def test_a_dashboard_behind_jupyter_server_proxy(tmp_path):
                 socket.close()
                 return first["msgtype"]
 
-            assert asyncio.run(asyncio.wait_for(open_socket(), 60)) == "ACK"
+            # On another thread: this one has an event loop once a test has driven a browser.
+            with ThreadPoolExecutor(1) as thread:
+                assert thread.submit(asyncio.run, asyncio.wait_for(open_socket(), 60)).result() == "ACK"
         finally:
             jupyter.terminate()
             jupyter.wait(30)

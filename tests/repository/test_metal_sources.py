@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from msl_runs import skip_without_compiler
 
-from workbench.attention.metal.launch import kernel_text
+from workbench.kernels.attention.metal.launch import kernel_text
 
 
 def test_the_kernels_of_one_variant():

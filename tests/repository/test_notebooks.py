@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from workbench import Trace, course
-from workbench.course.bugs import BUGS, planted
-from workbench.course.faults import FAULTS, code_of, hunt_code
+from workbench.apps.course.bugs import BUGS, planted
+from workbench.apps.course.faults import FAULTS, code_of, hunt_code
 from workbench.scheduler.policy import SchedulingPolicy
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("notebooks/*.ipynb"))
@@ -62,7 +62,7 @@ class TestNotebook:
             (False, True, True),
         ]
         assert marks[1].grade_id == f"check-{marks[0].grade_id}" and marks[1].points == 1
-        assert cells[check].source.startswith("check_")
+        assert cells[check].source.startswith("course.check_")
 
     def test_as_slides_the_question_comes_before_the_picture(self, path):
         """Text begins a slide, the code below it and its picture come with the next key, and checks are left out."""
@@ -270,7 +270,7 @@ def test_the_smallest_budget_for_a_recording():
 
 
 def test_the_league_takes_policies_and_the_checker_knows_lru():
-    from workbench.course.arena import check_eviction, league
+    from workbench.apps.course.arena import check_eviction, league
     from workbench.scheduler.eviction import Eviction, Lfu, Ttl
 
     found = league({"mine": Lfu(), "lfu": "lfu", "lru": "lru"})
@@ -305,7 +305,7 @@ def test_the_fewest_seats_for_a_recording():
 
 
 def test_a_random_model_is_that_of_its_seed():
-    from workbench.course.random_models import random_model
+    from workbench.apps.course.random_models import random_model
 
     fields = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 3}
     tokens = mx.array([[5, 200, 9, 31, 7, 77]])

@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench.playground.runtime import is_fetched
+from workbench.apps.playground.runtime import is_fetched
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = "workbench/course/notebooks"
-MACHINE_CODE = "workbench/cpu/machine_code/x86-64-v3-cpython-311-numba-0.68.1/0123/product.code"
+NOTEBOOKS = "workbench/apps/course/notebooks"
+MACHINE_CODE = "workbench/kernels/cpu/machine_code/x86-64-v3-cpython-311-numba-0.68.1/0123/product.code"
 SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.3 has no filters
 BUILD = "import sys; from setuptools import build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
 RUN = """
 import pathlib, sys, workbench
-from workbench.cli import main
+from workbench.apps.cli import main
 assert pathlib.Path(workbench.__file__).is_relative_to(sys.argv[1]), workbench.__file__
 workload = {"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}
 workbench.simulate(workload).to_html("trace.html")
@@ -234,13 +234,13 @@ for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules.pop(name, None)
 sys.meta_path.insert(0, Absent())
 import importlib, pkgutil, workbench
-from workbench.cli import main
-ROOMS = ("trace", "readings", "scheduler", "costs", "simulation", "analysis", "viz.layout", "playground")
-ROOMS += ("integrations.recorder",)
+from workbench.apps.cli import main
+ROOMS = ("trace", "trace.readings", "trace.recorders", "scheduler", "simulation", "simulation.costs")
+ROOMS += ("analysis", "viz.layout", "apps.playground")
 for room in ROOMS:
     package = importlib.import_module(f"workbench.{room}")
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        if not module.ispkg and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 for command in ("simulate workload.json", "trace info run.jsonl.gz", "trace html run.jsonl.gz page2.html",
                 "trace explain run.jsonl.gz", "notebooks course2"):

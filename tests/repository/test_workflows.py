@@ -14,7 +14,7 @@ import pytest
 from add_repository_links import add_urls, link_readme
 from release_text import release_text
 
-from workbench.cli import build_parser
+from workbench.apps.cli import build_parser
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed, so the workflows cannot be read")
 

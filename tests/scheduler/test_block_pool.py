@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from law_runs import assert_pool
 from tiers import examples
 
-from workbench.laws import LawError
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
+from workbench.trace.laws import LawError
 
 
 def hashes(token_ids, block_size=4):

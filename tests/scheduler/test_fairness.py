@@ -5,8 +5,8 @@ import random
 import pytest
 
 from workbench import simulate
-from workbench.readings.fairness import jain_index, service
 from workbench.scheduler.fairness import Victim, VirtualTokenCounter, WeightedFairQueueing
+from workbench.trace.readings.fairness import jain_index, service
 
 
 def flood(seed):

@@ -14,9 +14,9 @@ from reference import reference_attention
 
 import workbench
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.attention import paged_varlen_attention
-from workbench.attention.metal.launch import kernel_text
-from workbench.msl import MslCompilerMissing, metal_kernel
+from workbench.kernels.attention import paged_varlen_attention
+from workbench.kernels.attention.metal.launch import kernel_text
+from workbench.kernels.msl import MslCompilerMissing, metal_kernel
 
 
 @pytest.fixture

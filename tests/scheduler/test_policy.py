@@ -6,15 +6,13 @@ from dataclasses import replace
 import pytest
 from scheduler_helpers import CheckedKVCache, add, make_scheduler, random_workload, run, sample, sizes, step
 
-from workbench import EngineConfig, SamplingParams, simulate
+from workbench import EngineConfig, simulate
 from workbench.analysis.fork import fork
-from workbench.costs.cost_model import CostModel
 from workbench.scheduler.checked import CheckedScheduler
-from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
-from workbench.scheduler.policy import KVCacheView, SchedulingPolicy
-from workbench.scheduler.request import Request
+from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
 
@@ -339,12 +337,6 @@ def test_a_policy_sees_free_blocks_and_the_prefix_cache():
     requests = [{"id": name, "prompt": prompt, "max_tokens": 2, "arrival_step": 3 * i} for i, name in enumerate("ab")]
     simulate({"config": {"block_size": 16}, "requests": requests}, policy=Watching())
     assert seen == {"a": (0, 40), "b": (32, 8)}
-
-
-def test_a_policys_question_to_the_prefix_cache_is_found_by_its_old_name():
-    kv_cache = KVCacheView(KVCacheManager(EngineConfig()))
-    with pytest.warns(DeprecationWarning, match="KVCacheView.num_computed_tokens is num_cached_tokens now"):
-        assert kv_cache.num_computed_tokens(Request("a", [1] * 40, SamplingParams())) == 0
 
 
 @pytest.mark.parametrize("problem", [SystemExit, GeneratorExit, ValueError])

@@ -9,7 +9,7 @@ from vllm_features import count_waits, differences, read_runs
 from workbench import EngineConfig, simulate
 from workbench.scheduler import kv_cache_manager
 from workbench.scheduler.scheduler import Scheduler
-from workbench.trace import narrate
+from workbench.trace.readings.narrate import narrate
 
 RUNS = read_runs("vllm-adapters")
 ADAPTER_KINDS = [kind for kind in KINDS if kind.endswith("adapter")]

@@ -68,7 +68,7 @@ def test_pipelined_requests_of_a_client_that_stays_are_answered(server):
 
 def test_a_client_that_sends_far_ahead_is_disconnected(server, monkeypatch):
     """Long before Tornado's read buffer is full, which logs an error."""
-    from workbench.serve import sockets
+    from workbench.apps.serve import sockets
 
     monkeypatch.setattr(sockets, "MAX_AHEAD_BYTES", 20_000)
     is_cut_off = threading.Event()

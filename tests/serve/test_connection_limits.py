@@ -23,7 +23,7 @@ def server(chat_model):
 
 
 def test_connections_beyond_the_limits_get_503_and_health_is_answered(chat_model, monkeypatch):
-    from workbench.serve import listener
+    from workbench.apps.serve import listener
 
     with server_of(chat_model, max_connections=20, max_connections_per_client=12, header_seconds=60) as server:
         monkeypatch.setattr(listener, "MAX_RESERVE", 32)
@@ -127,7 +127,7 @@ def test_a_connection_that_asks_for_health_late_is_served_before_others_that_wai
 
 
 def test_a_waiting_connection_that_is_refused_waits_no_more(busy_server):
-    from workbench.serve.sockets import UNAVAILABLE
+    from workbench.apps.serve.sockets import UNAVAILABLE
 
     listener = busy_server.server.listener
 
@@ -158,7 +158,7 @@ def test_trusted_proxies_have_no_limit_of_a_client_but_that_of_all(chat_model):
 @pytest.fixture
 def clock(monkeypatch):
     """The clock of the connections: a function that moves it forward."""
-    from workbench.serve import listener, sockets
+    from workbench.apps.serve import listener, sockets
 
     ahead = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
@@ -202,7 +202,7 @@ def test_a_request_that_does_not_arrive_is_ended_in_time(chat_model, clock):
 
 
 def test_a_body_that_does_not_arrive_ends_the_connection(chat_model, monkeypatch):
-    from workbench.serve import listener
+    from workbench.apps.serve import listener
 
     monkeypatch.setattr(listener, "BODY_SECONDS", 0.2)
     with server_of(chat_model) as server:
@@ -240,7 +240,7 @@ def test_no_file_descriptors_left_is_a_pause_and_a_line(server, monkeypatch, cap
 
 
 def test_few_open_files_allow_few_connections(monkeypatch, caplog):
-    from workbench.serve import listener
+    from workbench.apps.serve import listener
 
     others = listener.MAX_RESERVE + listener.SPARE_FILES
     for soft, allowed in ((others + 1000, 1000), (others + 999, 999), (others + 1, 1)):

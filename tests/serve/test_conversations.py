@@ -7,8 +7,8 @@ import pytest
 from serve_helpers import ENGINE, ServerProcess
 from word_llama import TemplateTokenizer
 
-from workbench.serve.conversation import ChatMessage, render_conversation
-from workbench.serve.protocol import TokenizeRequest
+from workbench.apps.serve.conversation import ChatMessage, render_conversation
+from workbench.apps.serve.protocol import TokenizeRequest
 
 TEMPLATE = (
     "{% for m in messages %}"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from serve_helpers import ENGINE, ServerProcess
 
-from workbench.serve.settings import ServeSettings
+from workbench.apps.serve.settings import ServeSettings
 
 PAGE = "https://app.example.org"
 KEY = "secret-key-1"

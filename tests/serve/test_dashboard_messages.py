@@ -12,7 +12,7 @@ from raw_clients import is_idle, server_of
 from serve_helpers import wait_for
 from tornado.websocket import WebSocketClosedError, websocket_connect
 
-from workbench.serve.dashboard_socket import MAX_MESSAGE_BYTES
+from workbench.apps.serve.dashboard_socket import MAX_MESSAGE_BYTES
 from workbench.trace import Trace, TraceMeta
 from workbench.viz import feed as feeds
 from workbench.viz.app import make_app

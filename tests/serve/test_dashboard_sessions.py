@@ -39,7 +39,7 @@ def test_sessions_of_the_dashboard_leave_time_for_others(chat_model):
 
 
 def test_more_sessions_than_allowed_are_refused(chat_model, monkeypatch):
-    monkeypatch.setattr("workbench.serve.dashboard.MAX_SESSIONS", 1)
+    monkeypatch.setattr("workbench.apps.serve.dashboard.MAX_SESSIONS", 1)
     with server_of(chat_model) as server:
         first, second = open_dashboard(server), open_dashboard(server)
         assert first.recv(12) == b"HTTP/1.1 101" and second.recv(12) == b"HTTP/1.1 503"
@@ -49,7 +49,7 @@ def test_more_sessions_than_allowed_are_refused(chat_model, monkeypatch):
 
 def test_a_session_that_has_ended_leaves_nothing_behind(chat_model, monkeypatch):
     """Neither the pages that were open nor their views live as long as the trace."""
-    monkeypatch.setattr("workbench.serve.dashboard.LOST_SESSION_SECONDS", 0.1)
+    monkeypatch.setattr("workbench.apps.serve.dashboard.LOST_SESSION_SECONDS", 0.1)
     from workbench.viz.app import TracePage
 
     with server_of(chat_model) as server:

@@ -4,11 +4,11 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+from workbench.apps.serve import bridge as bridge_module
+from workbench.apps.serve.bridge import EngineBridge
+from workbench.apps.serve.settings import ServeSettings
+from workbench.apps.serve.stream import Delta, Stream
 from workbench.config import EngineConfig, SamplingParams
-from workbench.serve import bridge as bridge_module
-from workbench.serve.bridge import EngineBridge
-from workbench.serve.settings import ServeSettings
-from workbench.serve.stream import Delta, Stream
 
 
 def test_a_backlog_is_delivered_in_order_and_faster_the_longer_it_is(monkeypatch):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from workbench.serve.fair_loop import MAX_READY, FairEventLoop, FairSelector
+from workbench.apps.serve.fair_loop import MAX_READY, FairEventLoop, FairSelector
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import time
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 
-from workbench.serve import access_log
-from workbench.serve.keys import MAX_KEYS, ApiKey, KeyRing, digest_of, read_api_keys
-from workbench.serve.settings import ServeSettings
+from workbench.apps.serve import access_log
+from workbench.apps.serve.keys import MAX_KEYS, ApiKey, KeyRing, digest_of, read_api_keys
+from workbench.apps.serve.settings import ServeSettings
 
 ALICE, BATCH = "key-of-alice-1", "key-of-batch-1"
 
@@ -92,7 +92,7 @@ def test_every_comparison_is_of_digests_and_reaches_the_last_key(monkeypatch):
         return hmac_compare(a, b)
 
     hmac_compare = hmac.compare_digest
-    monkeypatch.setattr("workbench.serve.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("workbench.apps.serve.keys.hmac.compare_digest", compare)
     keys = [ApiKey.of(f"key-number-{i}", f"n{i}") for i in range(5)]
     ring = KeyRing(keys)
     for given in ("", "k", "key-number-0", "key-number-4", "key-number-x", "x" * 10_000, "\udcff"):
@@ -215,7 +215,7 @@ def ask_and_read(server, *request):
 
 
 def test_a_long_field_of_the_access_log_is_cut_off():
-    from workbench.serve.access_log import MAX_FIELD, escape
+    from workbench.apps.serve.access_log import MAX_FIELD, escape
 
     assert escape("x" * 30_000) == "x" * MAX_FIELD
 
@@ -279,7 +279,7 @@ def test_a_client_that_leaves_before_its_answer_is_status_499(server):
 def test_the_client_behind_trusted_proxies_is_the_last_one_that_is_none():
     from types import SimpleNamespace
 
-    from workbench.serve.access_log import client_of
+    from workbench.apps.serve.access_log import client_of
 
     def client(peer, forwarded, trusted=("10.0.0.1", "10.0.0.2")):
         request = SimpleNamespace(headers={"X-Forwarded-For": forwarded} if forwarded else {})
@@ -346,7 +346,7 @@ def test_check_says_what_is_open_to_whom(tmp_path):
 
 def test_what_check_lists_is_what_the_server_opens(server):
     """Each address of the list is asked without a key and with one."""
-    from workbench.serve.exposure import exposure
+    from workbench.apps.serve.exposure import exposure
 
     text = exposure(server.server._settings)
     without, with_key = (part.splitlines()[1:] for part in text.split("open to ")[1:])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.serve import log_limit
-from workbench.serve.log_limit import RepeatFilter
+from workbench.apps.serve import log_limit
+from workbench.apps.serve.log_limit import RepeatFilter
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 
-from workbench.serve.keys import ApiKey
+from workbench.apps.serve.keys import ApiKey
 
 KEY = "key-of-alice-1"
 HEAD = f"Host: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
@@ -90,7 +90,7 @@ def test_a_connection_that_is_refused_has_the_status_of_its_answer(server, new_l
 
 def test_a_session_that_is_not_created_because_its_client_left_is_status_499(server, new_line, monkeypatch):
     opened = []
-    monkeypatch.setattr("workbench.serve.dashboard.SocketInTurn.open", lambda socket: opened.append(socket))
+    monkeypatch.setattr("workbench.apps.serve.dashboard.SocketInTurn.open", lambda socket: opened.append(socket))
     sessions = server.server.listener.request_callback._sessions
     asyncio.run_coroutine_threadsafe(sessions._turn.acquire(), server.loop).result(30)
     try:

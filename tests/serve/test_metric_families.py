@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serve_helpers import ENGINE, ServerProcess
 
-from workbench.formats.scrapes import LATENCIES, read_scrapes
+from workbench.trace.formats.scrapes import LATENCIES, read_scrapes
 
 NUM_REQUESTS = 12
 

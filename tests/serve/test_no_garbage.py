@@ -9,7 +9,7 @@ import weakref
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 
-from workbench.serve.sockets import WatchedStream
+from workbench.apps.serve.sockets import WatchedStream
 
 READ_TRACE = b"GET /trace/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
@@ -22,7 +22,7 @@ def server():
         pytest.MonkeyPatch.context() as patch,
         Engine(make_chat_model(), EngineConfig(**ENGINE), keep_steps=16) as engine,
     ):
-        patch.setattr("workbench.serve.dashboard.LOST_SESSION_SECONDS", 0.1)
+        patch.setattr("workbench.apps.serve.dashboard.LOST_SESSION_SECONDS", 0.1)
         with serving(engine) as client:
             yield client
 

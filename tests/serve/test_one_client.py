@@ -9,8 +9,8 @@ from raw_clients import server_of
 from serve_helpers import ENGINE
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.serve import bridge, completions, handlers
-from workbench.serve.protocol import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS, MAX_STOPS
+from workbench.apps.serve import bridge, completions, handlers
+from workbench.apps.serve.protocol import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS, MAX_STOPS
 from workbench.trace.size import size_of, size_of_step
 
 CHAT = {"messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 2}

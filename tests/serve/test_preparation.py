@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from workbench.serve.errors import ApiError
-from workbench.serve.preparation import LONG_BODY, MAX_WAITING, Preparation
+from workbench.apps.serve.errors import ApiError
+from workbench.apps.serve.preparation import LONG_BODY, MAX_WAITING, Preparation
 
 
 def ticks_during(work):

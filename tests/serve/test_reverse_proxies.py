@@ -19,7 +19,7 @@ from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
-from workbench.serve.keys import ApiKey
+from workbench.apps.serve.keys import ApiKey
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "reverse-proxy"
 KEY = "key-of-alice-1"
@@ -103,7 +103,7 @@ def configuration(program, port, upstream, certificate):
 
 
 class Proxied:
-    """Requests through a proxy, from an address that is no trusted proxy."""
+    """Requests through a proxy, from an address that is not a trusted proxy."""
 
     def __init__(self, port, certificate):
         self.port, self.context = port, ssl.create_default_context(cafile=str(certificate))
@@ -242,7 +242,7 @@ def test_the_dashboards_cookie_is_secure_and_its_websocket_opens(proxy):
     assert proxy.ask("GET", "/dashboard/ws", None, cookie | {"Origin": "https://evil.example"})[0] == 403
 
 
-@pytest.mark.skipif(CLIENT == "127.0.0.1", reason="the client needs an address that is no trusted proxy")
+@pytest.mark.skipif(CLIENT == "127.0.0.1", reason="the client needs an address that is not a trusted proxy")
 def test_the_access_log_names_the_client_and_not_the_proxy(proxy, server):
     before = len(server.log.read_text().splitlines())
     proxy.ask("GET", "/v1/models", None, BEARER | {"X-Forwarded-For": "6.6.6.6", "User-Agent": "proxied"})

@@ -185,7 +185,7 @@ def test_a_request_is_aborted_when_its_client_disconnects(server):
         stream.close()
     wait_for(lambda: not server.metric("vllm:num_requests_running"))
     server.openai().completions.create(model="tiny-llama", prompt=[3], max_tokens=1)
-    # An answer that was complete before the server had seen its client leave is no abort.
+    # An answer that was complete before the server had seen its client leave is not an abort.
     assert before < int(aborted.search(server.ask("GET", "/metrics")[2])[1]) <= before + 4
     assert server.metric("vllm:kv_cache_usage_perc") == free_before
 
@@ -237,7 +237,7 @@ def test_an_api_key_guards_everything_and_sigterm_drains():
 
 
 def test_an_open_address_needs_a_key_or_insecure():
-    from workbench.serve.settings import ServeSettings
+    from workbench.apps.serve.settings import ServeSettings
 
     with pytest.raises(ValueError, match="--api-key"):
         ServeSettings(host="0.0.0.0")

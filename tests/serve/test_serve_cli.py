@@ -11,7 +11,7 @@ import pytest
 from gguf_files import random_model, tiny_config, write_model
 from serve_helpers import ServerProcess
 
-from workbench.cli.serve import _engine_config, add_parser
+from workbench.apps.cli.serve import _engine_config, add_parser
 
 KEY = "secret-key-1"
 NAME = "ti\nny"

@@ -45,8 +45,8 @@ def schema(server):
 
 
 def test_every_address_is_described(server):
-    from workbench.serve.openapi import OPERATIONS
-    from workbench.serve.server import make_api
+    from workbench.apps.serve.openapi import OPERATIONS
+    from workbench.apps.serve.server import make_api
 
     rules = make_api(server.server.bridge, None).wildcard_router.rules
     served = {rule.matcher.regex.pattern.removesuffix("$").replace("(.+)", "{model}") for rule in rules}

@@ -13,7 +13,7 @@ from serve_helpers import ENGINE, make_chat_model, serving, wait_for
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from workbench.serve.prometheus import ServerMetrics
+from workbench.apps.serve.prometheus import ServerMetrics
 from workbench.trace import Supplement, Trace
 
 KEY = "secret-key-1"

@@ -12,7 +12,7 @@ import pytest
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError
 
-from workbench.serve import server
+from workbench.apps.serve import server
 
 
 def run(coroutine):

@@ -10,7 +10,7 @@ import pytest
 from raw_clients import PROMPT, connect, get, is_idle, open_dashboard, post, read_to_end, read_until, server_of
 from serve_helpers import wait_for
 
-from workbench.serve.guard import stream_of
+from workbench.apps.serve.guard import stream_of
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def server(chat_model):
 @pytest.fixture
 def small_buffers(monkeypatch):
     """The system's buffers take megabytes from a server; here they take little."""
-    from workbench.serve import listener
+    from workbench.apps.serve import listener
 
     monkeypatch.setattr(
         listener, "_find_lost_peers", lambda peer: peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -31,7 +31,7 @@ def small_buffers(monkeypatch):
 
 @pytest.fixture
 def small_limits(monkeypatch, small_buffers):
-    from workbench.serve import sockets
+    from workbench.apps.serve import sockets
 
     monkeypatch.setattr(sockets, "MAX_UNSENT_BYTES", 20_000)
     monkeypatch.setattr(sockets, "FAREWELL_SECONDS", 300.0)
@@ -95,7 +95,7 @@ READY = {
 def test_a_reader_of_the_dashboard_that_never_reads_is_cut_off(
     server, small_limits, monkeypatch, messages, stall_seconds, reason
 ):
-    from workbench.serve import sockets
+    from workbench.apps.serve import sockets
 
     monkeypatch.setattr(sockets, "STALL_SECONDS", stall_seconds)
     others = set(server.server.listener.streams)
@@ -189,7 +189,7 @@ def test_an_answer_whose_reader_was_cut_off_ends_without_a_failure(server, small
 
 
 def test_a_reader_that_takes_nothing_for_long_is_cut_off(server, small_buffers, monkeypatch):
-    from workbench.serve import sockets
+    from workbench.apps.serve import sockets
 
     monkeypatch.setattr(sockets, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(sockets, "FAREWELL_SECONDS", 0.5)
@@ -203,7 +203,7 @@ def test_a_reader_that_takes_nothing_for_long_is_cut_off(server, small_buffers, 
 
 
 def test_slow_readers_together_are_bounded(server, small_buffers, monkeypatch):
-    from workbench.serve import listener
+    from workbench.apps.serve import listener
 
     monkeypatch.setattr(listener, "MAX_TOTAL_UNSENT", 500_000)
     monkeypatch.setattr(listener, "SWEEP_SECONDS", 0.01)  # so that little is sent between two sweeps

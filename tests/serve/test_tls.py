@@ -1,4 +1,4 @@
-"""https, its cookie, and files that are no certificate."""
+"""https, its cookie, and files that are not certificates."""
 
 import http.client
 import os
@@ -11,7 +11,7 @@ import sys
 import pytest
 from serve_helpers import ENGINE, make_chat_model, serving
 
-from workbench.serve.settings import ServeSettings
+from workbench.apps.serve.settings import ServeSettings
 
 KEY = "secret-key-1"
 
@@ -75,7 +75,7 @@ def test_files_that_are_no_certificate_are_refused(certificate, tmp_path):
 
 USE_TERMINAL = """
 import sys
-from workbench.serve.settings import ServeSettings
+from workbench.apps.serve.settings import ServeSettings
 terminal = open(sys.argv[1])  # it controls this process, which leads a session
 try:
     ServeSettings(tls_cert=sys.argv[2], tls_key=sys.argv[3]).tls_context()

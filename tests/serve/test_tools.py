@@ -13,10 +13,10 @@ from tiers import examples
 from tool_templates import ENDS, HERMES, TEMPLATES
 
 from workbench import Engine, EngineConfig
+from workbench.apps.serve.call_forms import CallForm, Function
+from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_process import make_tokenizer
-from workbench.serve.call_forms import CallForm, Function
-from workbench.serve.tools import MessageParser
 
 PLACE = {"type": "object", "properties": {"x": {"$ref": "#/$defs/c"}}, "required": ["x"], "additionalProperties": False}
 TOOLS = [

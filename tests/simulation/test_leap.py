@@ -8,10 +8,10 @@ import pytest
 
 from workbench.analysis.rerun import Outcome, RecordedRun
 from workbench.config import EngineConfig, SamplingParams
-from workbench.costs.cost_model import CostModel
-from workbench.costs.drift import Drift
-from workbench.costs.step_noise import StepNoise
 from workbench.simulation.arrivals import timed_arrival
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.costs.drift import Drift
+from workbench.simulation.costs.step_noise import StepNoise
 from workbench.simulation.leap import LeapingRun
 
 STOP = 2**31 - 1

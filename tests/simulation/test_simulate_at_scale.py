@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from workbench import EngineConfig
-from workbench.costs.cost_model import CostModel
 from workbench.simulation.arrivals import read_generated, timed_arrival
 from workbench.simulation.at_scale import BIN_WIDTH, MAX_WINDOWS, LatencyHistogram, simulate_at_scale
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace
 

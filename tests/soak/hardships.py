@@ -66,7 +66,7 @@ leaves that clock alone.
 JUMPS = (0, 3600, -3600, 2592000, -86400, 30)
 """Seconds by which the clock of the server is off, one after another; the monotonic clock is left alone, as by NTP."""
 
-LOAD_CODE = "from workbench.ground.cache_folder import cached; cached('kernels')"
+LOAD_CODE = "from workbench.base.cache_folder import cached; cached('kernels')"
 
 
 class Hardships:

@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 
-from workbench.serve.keys import ApiKey, KeyRing
+from workbench.apps.serve.keys import ApiKey, KeyRing
 
 NUM_PAIRS = 100_000
 NUM_KEYS = 8

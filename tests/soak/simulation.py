@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from law_runs import assert_laws
 
 from workbench.config import EngineConfig, SamplingParams
-from workbench.costs.cost_model import CostModel
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import poisson
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import StepRecord
 
 HOUR = 3600.0

@@ -15,8 +15,8 @@ CONFIG = {"max_num_batched_tokens": 16, "block_size": 4, "num_blocks": 64, "max_
 
 
 def join(options):
-    from workbench.distributed.group import join_group, leader_host
-    from workbench.distributed.link import open_link
+    from workbench.engine.distributed.group import join_group, leader_host
+    from workbench.engine.distributed.link import open_link
 
     group = join_group()
     return group, open_link(group, leader_host(), silence_limit=options.get("silence_limit", 60.0))
@@ -27,8 +27,8 @@ def sharded(options):
     from tiny_models import tiny_loaded_model
 
     from workbench.config import EngineConfig
-    from workbench.distributed.job import ShardedEngine
-    from workbench.distributed.ranks import follow
+    from workbench.engine.distributed.job import ShardedEngine
+    from workbench.engine.distributed.ranks import follow
     from workbench.models.sharding import shard
 
     group, link = join(options)
@@ -96,7 +96,7 @@ def lockstep(options):
 
     from workbench import SamplingParams
     from workbench.config import EngineConfig
-    from workbench.distributed.lockstep import LockstepEngine
+    from workbench.engine.distributed.lockstep import LockstepEngine
     from workbench.engine.speculation.custom import CustomProposer
 
     group, link = join(options)
@@ -158,7 +158,7 @@ def watch_passes(engine, rank, passes, arrives):
 def bundled(options):
     """SmolLM2 as a command loads it, with all weights, of which only the first layers run."""
     from workbench.config import EngineConfig
-    from workbench.distributed import job
+    from workbench.engine.distributed import job
 
     load_whole = job.load_model
 

@@ -46,6 +46,7 @@ PATTERNS = {
     "be_it": r"(?:\A|\. |, )[Bb]e (?:it|they)\b",
     "anew": r"\banew\b",
     "for_ever": r"\bfor ever\b",
+    "is_no_noun": r"(?<![Tt]here )\b(?:is|are) no (?!longer|more|such|need|less|better|worse|one\b)\w+",
     "therein": r"\b(?:there|where|here)(?:in|of|by|upon|with)\b",
 }
 """Each pattern by the name it is reported with; tests/data/translated_english.json holds sentences that it finds."""
@@ -140,7 +141,7 @@ def _joined(comments: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _markdown(source: str) -> list[tuple[int, str]]:
-    """Paragraphs, list items and rows of tables; headings, bold labels and code blocks are no sentences."""
+    """Paragraphs, list items and rows of tables; headings, bold labels and code blocks are not sentences."""
     without_code = _FENCE.sub(lambda match: "\n" * match.group().count("\n"), source)
     texts: list[tuple[int, str]] = []
     for number, line in enumerate(without_code.split("\n"), 1):

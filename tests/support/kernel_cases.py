@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 from reference import reference_attention
 
-from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.options import AttentionOptions
+from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.options import AttentionOptions
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 UNIT_ROUNDOFF = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}

@@ -8,7 +8,7 @@ import math
 
 import mlx.core as mx
 
-from workbench.attention.metal.backend import MetalBackend
+from workbench.kernels.attention.metal.backend import MetalBackend
 
 Q_START, NUM_ROWS, FIRST_POSITION, PARTIAL_START = 1, 2, 7, 8
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from kernel_cases import Batch, Case, as_float64, build, error_over_tolerance
 
 from workbench import msl
-from workbench.attention.metal import launch
-from workbench.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.metal import launch
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
 
 
 class Mutant(NamedTuple):

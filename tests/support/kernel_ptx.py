@@ -6,9 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from workbench.attention.metal.cuda import cuda_prelude, to_cuda
-from workbench.attention.metal.launch import kernel_text, metal_source
-from workbench.attention.metal.tile_shape import TileShape
+from workbench.kernels.attention.metal.cuda import cuda_prelude, to_cuda
+from workbench.kernels.attention.metal.launch import kernel_text, metal_source
+from workbench.kernels.attention.metal.tile_shape import TileShape
 
 CUDA_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 FLOAT_BUFFERS = ("sinks", "scoring", "partial_out", "partial_sums")

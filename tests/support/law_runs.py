@@ -5,7 +5,6 @@ from typing import Any
 from unittest.mock import patch
 
 from workbench.config import EngineConfig
-from workbench.laws import Broken, Checker, LawError, Limits, SchedulerState
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.checked import CheckedScheduler, state_of
 from workbench.scheduler.policy import described
@@ -16,6 +15,7 @@ from workbench.simulation.arrivals import Arrival
 from workbench.simulation.simulate import next_token, simulate_requests
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
+from workbench.trace.laws import Broken, Checker, LawError, Limits, SchedulerState
 
 
 def checked_run(config: EngineConfig, arrivals: Sequence[Arrival], **options: Any) -> tuple[Trace | None, list[Broken]]:

@@ -1,11 +1,11 @@
-"""Short ways to run a kernel in the tests of `workbench.msl`."""
+"""Short ways to run a kernel in the tests of `workbench.kernels.msl`."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from workbench import msl
-from workbench.msl.compiler import find_compiler
+from workbench.kernels.msl.compiler import find_compiler
 
 THREADS = 64
 THREAD = "const uint i = thread_position_in_grid.x;\n"

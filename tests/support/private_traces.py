@@ -3,10 +3,10 @@
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from workbench.integrations.recorder.block_hashes import BlockHasher
-from workbench.integrations.recorder.messages import Arrival
-from workbench.readings.contents import HASHES
 from workbench.trace import Supplement, Trace
+from workbench.trace.readings.contents import HASHES
+from workbench.trace.recorders.block_hashes import BlockHasher
+from workbench.trace.recorders.messages import Arrival
 
 KEY = b"the key of a test"
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 from stored_rows import dequantised, random_affine, random_rows
 
-from workbench.cpu.formats import TILE, Activations
-from workbench.cpu.kernels import product_kernel
+from workbench.kernels.cpu.formats import TILE, Activations
+from workbench.kernels.cpu.kernels import product_kernel
 from workbench.models.packed.matrix import PackedMatrix, from_affine, from_ggml
 
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from workbench.playground import runtime
-from workbench.playground.site import package_archive
+from workbench.apps.playground import runtime
+from workbench.apps.playground.site import package_archive
 
 SCRIPT = """
 import fs from "node:fs";

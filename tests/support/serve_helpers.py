@@ -103,9 +103,9 @@ def wait_for(condition, seconds=120):
 @contextlib.contextmanager
 def serving(engine, **settings):
     """Serve an engine on a thread of this process; yields a Client with ``server``, ``engine`` and ``loop``."""
-    from workbench.serve.fair_loop import FairEventLoop
-    from workbench.serve.server import Server
-    from workbench.serve.settings import ServeSettings
+    from workbench.apps.serve.fair_loop import FairEventLoop
+    from workbench.apps.serve.server import Server
+    from workbench.apps.serve.settings import ServeSettings
 
     ready = threading.Event()
     client = Client(0)

@@ -12,10 +12,10 @@ def main(options):
     from letter_llama import make_letter_llama
     from word_llama import TemplateTokenizer, make_tiny_llama
 
+    from workbench.apps.serve.server import serve
+    from workbench.apps.serve.settings import ServeSettings
     from workbench.config import EngineConfig
     from workbench.engine.engine import Engine
-    from workbench.serve.server import serve
-    from workbench.serve.settings import ServeSettings
 
     if "mlx_cache_bytes" in options:
         mx.set_cache_limit(options["mlx_cache_bytes"])

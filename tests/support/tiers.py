@@ -14,7 +14,7 @@ The marker is one of
 - ``@pytest.mark.repeats(every="pair")``: enough cases that every pair of values of two parameters occurs,
 - ``@pytest.mark.repeats(of="test_name")``: none, because that test, here or elsewhere, has a case of the same kind.
 
-Of the notebooks, which have no marker, every fourth one runs.
+Every notebook runs in ``test``: each is the only case of its lesson.
 """
 
 from __future__ import annotations
@@ -92,8 +92,6 @@ def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
 
 def kept(items: list[pytest.Item]) -> list[pytest.Item]:
     """The cases of one function that its marker keeps."""
-    if items[0].path.suffix == ".ipynb":
-        return items[::4]
     marker = items[0].get_closest_marker("repeats")
     if marker is None:
         return items
@@ -135,9 +133,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     functions: defaultdict[tuple[Any, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        notebook = item.path.suffix == ".ipynb"
-        key = (item.path.parent, "") if notebook else (item.parent, getattr(item, "originalname", item.name))
-        functions[key].append(item)
+        functions[(item.parent, getattr(item, "originalname", item.name))].append(item)
     named = {argument for argument in config.args if "::" in argument or argument.endswith(".ipynb")}
     stay = [item for cases in functions.values() for item in (cases if named or _tier == "all" else kept(cases))]
     total, left = len(items), set(map(id, stay))

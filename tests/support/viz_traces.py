@@ -4,8 +4,8 @@ import random
 import threading
 
 from workbench import simulate
-from workbench.readings.breakpoints import Breakpoints
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk, KernelLaunch, WorkItem
 

@@ -7,12 +7,12 @@ import vllm_double
 from msgspec.structs import replace
 from vllm_double import AsyncVllmSchedulerDouble, VllmSchedulerDouble, vllm_config
 
-from workbench.integrations import vllm as integration
-from workbench.integrations.recorder.assembler import Assembler
-from workbench.integrations.recorder.block_hashes import BlockHasher
-from workbench.integrations.recorder.messages import unpack
 from workbench.simulation.workload import read_workload
 from workbench.trace import StepRecord, Supplement, Trace, TraceMeta
+from workbench.trace.recorders import vllm as integration
+from workbench.trace.recorders.assembler import Assembler
+from workbench.trace.recorders.block_hashes import BlockHasher
+from workbench.trace.recorders.messages import unpack
 
 DATA = Path(__file__).parents[1] / "data"
 WORKLOADS = sorted((DATA / "vllm" / "workloads").glob("*.json"))

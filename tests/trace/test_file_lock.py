@@ -9,10 +9,10 @@ import pytest
 
 import workbench
 from workbench import Engine, Trace, simulate
-from workbench.integrations.recorder.trace_files import TraceFiles
 from workbench.trace import TraceError, TraceMeta
 from workbench.trace.file import TraceWriter
 from workbench.trace.file_lock import open_locked
+from workbench.trace.recorders.trace_files import TraceFiles
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from workbench import simulate
-from workbench.cli import main
+from workbench.apps.cli import main
 from workbench.trace import TraceError
 from workbench.trace.find_request import find_request
 

@@ -10,7 +10,7 @@ from workbench import simulate
 from workbench.trace import Trace, TraceError
 from workbench.trace.follower import TraceFollower
 
-META = b'{"kind":"meta","schema_version":2,"source":"simulation"}\n'
+META = b'{"kind":"meta","schema_version":4,"source":"simulation"}\n'
 STEP = b'{"kind":"step","step":0,"arrived":["r0"],"waiting":["r0"]}\n'
 BOMBS = (
     META + bytes(40 << 20),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import random
 import sys
@@ -17,12 +16,14 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from workbench import EngineConfig, Trace, simulate
-from workbench.costs.cost_model import CostModel
 from workbench.scheduler import partial_prefills
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.trace import Chunk, StepRecord, compare, narrate
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace import Chunk, StepRecord
 from workbench.trace.line_codec import encode_line
-from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
+from workbench.trace.readings.compare import compare
+from workbench.trace.readings.narrate import narrate
+from workbench.trace.reasons import Kind, Reason, Rule
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import decode_packet, encode_packet
 
@@ -202,7 +203,7 @@ def answers(trace, changed, back):
 def one_name():
     """Sentences in which every request has the same name."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["workbench.readings.narrate"], "_name", lambda request_id: "N")
+        patch.setattr(sys.modules["workbench.trace.readings.narrate"], "_name", lambda request_id: "N")
         yield
 
 
@@ -306,113 +307,6 @@ def test_no_answer_reads_a_sentence(config, monkeypatch):
     assert after == before
     assert [step.split(";")[0] for step in shown[0]] == [step.split(";")[0] for step in shown[1]]
     assert list(trace.whatif(COST, max_num_seqs=2)) == list(what_if)
-
-
-# -- files of earlier versions ----------------------------------------------------------------------------------------
-
-
-def as_version_3(trace, path):
-    """Write a trace as version 3 did: a sentence for each reason."""
-    trace.save(path)
-    lines = []
-    records = {record.step: record for record in trace}
-    for raw in path.read_bytes().splitlines():
-        line = json.loads(raw)
-        if line["kind"] == "meta":
-            line["schema_version"] = 3
-        if line["kind"] == "step":
-            record = records[line["step"]]
-            if record.waiting_reason is not None:
-                line["waiting_reason"] = str(record.waiting_reason)
-            for field in ("passed_over", "preempt_reasons"):
-                if reasons := getattr(record, field):
-                    line[field] = {request_id: str(reason) for request_id, reason in reasons.items()}
-        lines.append(json.dumps(line))
-    path.write_text("\n".join(lines) + "\n")
-
-
-def all_reasons(record: StepRecord) -> list[Reason]:
-    return [record.waiting_reason or UNKNOWN, *record.passed_over.values(), *record.preempt_reasons.values()]
-
-
-@pytest.mark.parametrize("config", CONFIGS[:12], ids=lambda config: "-".join(config))
-def test_sentences_of_version_3_become_facts(config, tmp_path):
-    """The same facts, but for what the sentence did not say; a name may make them unknown, and never others."""
-    for seed in (0, 2):
-        for names in (None, hostile_names(seed)):
-            trace = run(config, requests(seed), names)
-            path = tmp_path / "old.jsonl"
-            as_version_3(trace, path)
-            loaded = Trace.load(path)
-            num_facts = num_unknown = 0
-            for old, new in zip(loaded, trace, strict=True):
-                for found, made in zip(all_reasons(old), all_reasons(new), strict=True):
-                    if found.kind == "unknown" != made.kind:
-                        num_unknown += 1
-                        continue
-                    num_facts += found.kind != "unknown"
-                    assert (found.kind, found.front, found.rule) == (made.kind, made.front, made.rule)
-                    assert found.behind == made.behind and str(found) == str(made)
-                    if found.limit and made.limit != "watermark":
-                        assert (found.limit, found.value) == (made.limit, made.value)
-                    if made.rule not in ("overtaken", "long_prompt"):
-                        assert found.needed in (made.needed, None) and found.available in (made.available, None)
-            assert num_facts and num_unknown == 0, "these names leave one reading each"
-            loaded.save(tmp_path / "new.jsonl")
-            assert list(Trace.load(tmp_path / "new.jsonl")) == list(loaded)
-
-
-def test_a_sentence_that_can_be_read_in_two_ways_says_nothing(tmp_path):
-    """Two running requests, and a policy whose repr is a sentence: who needed the blocks cannot be told."""
-    needs = " needs 1 more KV block, 0 free; "
-    text = f"a{needs}chosen by b{needs}last admitted"
-    for running, kind in ((("a", f"a{needs}chosen by b"), "unknown"), (("a", "c"), "kv_blocks")):
-        lines = [{"kind": "meta", "schema_version": 3}]
-        lines += [{"kind": "request", "request_id": name, "num_prompt_tokens": 1} for name in (*running, "v")]
-        step = {"kind": "step", "step": 0, "running": running, "waiting": ["v"], "preempted": ["v"]}
-        lines.append(step | {"preempt_reasons": {"v": text}, "passed_over": {"v": f"preempted in this step: {text}"}})
-        path = tmp_path / "old.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (record,) = Trace.load(path)
-        assert record.preempt_reasons["v"].kind == kind and str(record.preempt_reasons["v"]) == text
-
-
-def test_a_guess_of_an_old_recording_is_unknown(tmp_path):
-    lines = [{"kind": "meta", "schema_version": 3}, {"kind": "request", "request_id": "a", "num_prompt_tokens": 1}]
-    for step, (text, kind) in enumerate(
-        [
-            ("not admitted by the engine, with 5990 KV blocks free", "unknown"),
-            ("not admitted by the engine, with 0 KV blocks free", "kv_blocks"),
-            ("max_num_seqs reached (4)", "unknown"),  # nobody runs: it was what remained
-            ("a sentence of nobody", "unknown"),
-        ]
-    ):
-        lines.append({"kind": "step", "step": step, "waiting": ["a"], "waiting_reason": text})
-        path = tmp_path / "old.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert Trace.load(path)[step].not_scheduled["a"].kind == kind
-    assert str(Trace.load(path)[3].not_scheduled["a"]) == "a sentence of nobody"
-
-
-def test_a_file_of_version_2_loads():
-    """A run of an old scheduler with hostile names."""
-    path = DATA / "trace-version-2" / "hostile.jsonl.gz"
-    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert lines[0]["schema_version"] == 2
-    trace = Trace.load(path)
-    assert [supplement.step for supplement in trace.supplements] == [3]
-    kinds = set()
-    for line, record in zip([line for line in lines if line["kind"] == "step"], trace, strict=True):
-        for request_id, reason in record.not_scheduled.items():
-            assert str(reason) == line.get("passed_over", {}).get(request_id, line.get("waiting_reason"))
-            kinds.add((reason.kind, reason.root))
-    assert kinds == {
-        ("token_budget", "token_budget"),
-        ("seats", "seats"),
-        ("kv_blocks", "kv_blocks"),
-        ("behind", "kv_blocks"),
-        ("preempted", "preempted"),
-    }
 
 
 @settings(max_examples=examples(200), deadline=None)

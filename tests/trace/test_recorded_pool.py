@@ -7,16 +7,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from assumed_pool import AssumedPool
 from feature_workloads import KINDS, random_workload
 from msgspec import structs
 from trace_helpers import PoolTruth, watch_pools
 
 from workbench import Trace, simulate
-from workbench.readings.pool_state import OWNED
 from workbench.scheduler.block_pool import BlockPool
-from workbench.trace.assumed_pool import AssumedPool
 from workbench.trace.fields import MAX_BLOCKS
 from workbench.trace.pool_change import NO_CHANGE, PoolChange, PoolLog, length_of, pack, unpack
+from workbench.trace.readings.pool_state import OWNED
 
 NUM_WORKLOADS = 12
 """Random workloads of each kind."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import queue
 import threading
@@ -13,7 +12,6 @@ import pytest
 from trace_helpers import one_trace
 
 from workbench.trace import (
-    SCHEMA_VERSION,
     Keyframe,
     RequestInfo,
     StepRecord,
@@ -24,7 +22,6 @@ from workbench.trace import (
     TraceMeta,
     TraceWriter,
 )
-from workbench.viz.layout.columns import columns_of
 
 VERSION_1 = Path(__file__).parents[1] / "data" / "trace-version-1"
 
@@ -210,69 +207,6 @@ def test_a_follower_sees_the_fact(tmp_path):
         assert [record.step for record in late.trace] == [3] and late.trace.supplements == []
     follower.stop()
     late.stop()
-
-
-# -- files of version 1 --------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_version_1_says_the_same_as_its_conversion(tmp_path):
-    """A shadow launch was noted in its step's kernel details, here also one that had no result yet."""
-    path = VERSION_1 / "shadow.jsonl.gz"
-    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    assert lines[0]["schema_version"] == 1
-    noted = {line["step"]: line["kernel"]["details"]["shadow"] for line in lines if "shadow" in str(line.get("kernel"))}
-    finished = {number: found for number, found in noted.items() if "pending" not in found}
-    assert len(finished) >= 2 and len(noted) > len(finished)
-    trace = Trace.load(path)
-    assert trace.meta.schema_version == SCHEMA_VERSION == 4 and not trace.problems
-    assert {supplement.step: dict(supplement.facts) for supplement in trace.supplements} == finished
-    assert all("shadow" not in record.kernel.details for record in trace if record.kernel)
-    assert [index for index, name, _ in columns_of(trace).supplements if name == "shadow"] == sorted(finished)
-    trace.save(tmp_path / "converted.jsonl")
-    converted = Trace.load(tmp_path / "converted.jsonl")
-    assert list(converted) == list(trace) and said(converted) == said(trace)
-    assert json.loads((tmp_path / "converted.jsonl").read_text().splitlines()[0])["schema_version"] == 4
-    for line, record in zip((line for line in lines if line["kind"] == "step"), trace):
-        line["kernel"]["details"].pop("shadow", None)
-        if not line["kernel"]["details"]:
-            del line["kernel"]["details"]
-        encoded = json.loads(msgspec.json.encode(record))
-        encoded.pop("pool", None), encoded.pop("pool_end", None)  # what follows from vLLM's rules
-        assert encoded.pop("end") == pytest.approx(line["time"] + sum(line["timings"].values()), abs=1e-9)
-        assert {**encoded, "chunks": [chunk[:11] for chunk in encoded["chunks"]]} == line  # chunks have more fields now
-
-
-@pytest.mark.parametrize("found", [{"layer": 0, "pending": True}, "text", None, [1]], ids=str)
-def test_what_a_version_1_file_says_of_no_result_is_dropped(tmp_path, found):
-    path = tmp_path / "run.jsonl"
-    line = {"kind": "step", "step": 0, "kernel": {"backend": "cpu", "details": {"shadow": found, "merged_rows": 3}}}
-    path.write_text('{"kind":"meta","schema_version":1}\n' + json.dumps(line) + '\n{"kind":"end","num_steps":1}\n')
-    trace = Trace.load(path)
-    assert trace.supplements == [] and trace[0].kernel.details == {"merged_rows": 3} and not trace.problems
-
-
-def test_a_follower_reads_version_1_too(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(gzip.decompress((VERSION_1 / "shadow.jsonl.gz").read_bytes()))
-    follower = TraceFollower(path)
-    assert said(follower.trace) == said(Trace.load(path)) != []
-    follower.stop()
-
-
-def test_the_number_of_a_line_is_that_of_the_file(tmp_path):
-    """One line of version 1 becomes two; an error later still names the line that a person finds in the file."""
-    line = {"kind": "step", "step": 0, "kernel": {"backend": "cpu", "details": {"shadow": {"layer": 0}}}}
-    path = tmp_path / "run.jsonl"
-    path.write_text('{"kind":"meta","schema_version":1}\n' + json.dumps(line) + '\n{"kind":"step","step":7}\n')
-    with pytest.raises(TraceError, match="line 3: step 7 follows step 0"):
-        Trace.load(path)
-
-
-def test_other_files_of_version_1_load():
-    recorded = Path(__file__).parents[1] / "data" / "vllm-recorded" / "sync" / "b_mixed.jsonl.gz"
-    assert json.loads(gzip.decompress(recorded.read_bytes()).splitlines()[0])["schema_version"] == 1
-    trace = Trace.load(recorded)
-    assert len(trace) and trace.end == "" and trace.supplements == []
 
 
 def test_saving_and_loading_keeps_every_supplement_of_a_run(tmp_path):

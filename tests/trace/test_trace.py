@@ -167,6 +167,6 @@ def test_a_trace_needs_neither_mlx_nor_the_views():
     program = (
         "import sys; from workbench.trace import Trace, TraceMeta; Trace(TraceMeta()).metrics(); "
         "print([name for name in sys.modules if name.startswith(('mlx', 'panel', 'bokeh', 'pandas', 'workbench.viz', "
-        "'workbench.engine', 'workbench.attention'))])"
+        "'workbench.engine', 'workbench.kernels.attention'))])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"

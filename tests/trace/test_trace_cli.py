@@ -8,7 +8,7 @@ import pytest
 from trace_helpers import one_trace
 
 from workbench import simulate
-from workbench.cli import main
+from workbench.apps.cli import main
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from workbench import simulate
-from workbench.cli import main
-from workbench.costs.cost_model import CostModel
+from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import TraceError
 from workbench.trace.window import read_time, window
 

@@ -6,7 +6,7 @@ import pytest
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
 
 from workbench import simulate
-from workbench.readings.narrate import shown
+from workbench.trace.readings.narrate import shown
 from workbench.viz.layout.columns import columns_of
 
 

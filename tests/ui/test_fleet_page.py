@@ -6,7 +6,8 @@ import socket
 import pytest
 
 from workbench import simulate, simulate_fleet
-from workbench.trace import Fleet, TraceWriter
+from workbench.trace import TraceWriter
+from workbench.trace.readings.fleet import Fleet
 from workbench.trace.storage import lines_of
 
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from workbench.hunt import hunt
+from workbench.analysis.hunt import hunt
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "hunt"))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from workbench import simulate
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
 

@@ -133,7 +133,7 @@ def test_the_threadgroups_of_a_shadow_launch(page_of):
 
 
 def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
-    from workbench.readings.compare import compare
+    from workbench.trace.readings.compare import compare
     from workbench.viz.export_html import to_html
 
     other = simulate(workload(3, num_requests=40, max_num_batched_tokens=64, max_num_seqs=8), max_steps=260)

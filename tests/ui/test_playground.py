@@ -13,9 +13,9 @@ from viz_traces import random_trace
 
 from workbench import simulate
 from workbench.analysis.fork import fork
-from workbench.playground import server, site
-from workbench.playground.presets import POLICIES, PRESETS
-from workbench.playground.session import Session
+from workbench.apps.playground import server, site
+from workbench.apps.playground.presets import POLICIES, PRESETS
+from workbench.apps.playground.session import Session
 from workbench.viz.glossary import TERMS
 
 PATIENCE = 180_000

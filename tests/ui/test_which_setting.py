@@ -5,7 +5,7 @@ import random
 import pytest
 
 from workbench import simulate
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 
 
 def loaded_server():

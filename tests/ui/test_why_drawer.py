@@ -1,7 +1,7 @@
 """Why a request took so long, in the drawer."""
 
 from workbench import simulate
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.viz import export_html
 
 

@@ -14,7 +14,7 @@ from viz_traces import ReplayingController, random_trace, workload
 from workbench import Engine, EngineConfig, simulate
 from workbench.engine.packed_batch import prepare_unified
 from workbench.models.capture import LayerCapture
-from workbench.readings.compare import compare
+from workbench.trace.readings.compare import compare
 from workbench.viz.feed import Feed
 from workbench.viz.layout.comparison import comparison_facts, encode_other
 from workbench.viz.layout.packet import decode_packet

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from workbench import simulate
-from workbench.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.viz.feed import Feed
 from workbench.viz.layout.explanation import explanation_facts
 

@@ -8,7 +8,12 @@ import pytest
 from workbench.viz.glossary import SECOND_NAMES, TERMS
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("workbench/viz/**/*.js", "workbench/playground/page/*", "workbench/readings/narrate.py", "docs/**/*.md")
+PLACES = (
+    "workbench/viz/**/*.js",
+    "workbench/apps/playground/page/*",
+    "workbench/trace/readings/narrate.py",
+    "docs/**/*.md",
+)
 
 
 def sources():

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from viz_traces import random_trace
 
-from workbench.readings.pool_state import CACHED, FREE, OWNED, RESERVED
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
 from workbench.trace.pool_change import PoolChange
+from workbench.trace.readings.pool_state import CACHED, FREE, OWNED, RESERVED
 from workbench.viz.layout.packed_batch import packed_rows, readable_scale
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_columns, pool_image
 from workbench.viz.layout.pool_changes import PoolChanges

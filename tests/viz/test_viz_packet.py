@@ -13,8 +13,8 @@ from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random
 
 from workbench import simulate
 from workbench.analysis.miss import Misses
-from workbench.readings.narrate import shown
-from workbench.trace import Supplement, Trace
+from workbench.trace import Supplement
+from workbench.trace.readings.narrate import shown
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import (
     ARMS,
@@ -348,7 +348,7 @@ def test_the_prefix_cache_is_replayed_only_for_requests_that_begin_alike(monkeyp
         asked.append(request_id)
         return Misses()
 
-    monkeypatch.setattr(Trace, "why_missed", why_missed)
+    monkeypatch.setattr("workbench.analysis.misses.why_missed", why_missed)
     prompts = {"a": [1, 2, 3], "b": [1, 2, 4], "c": [1, 9, 3], "d": [8, 2, 3]}
     columns_of(simulate({"requests": [{"id": id, "prompt": p, "max_tokens": 2} for id, p in prompts.items()]}))
     assert asked == ["a", "b"]

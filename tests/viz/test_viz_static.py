@@ -6,6 +6,7 @@ import itertools
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
@@ -84,7 +85,7 @@ def test_traces_and_pools_are_drawn():
     pool = trace.pool_state(len(trace) // 2)
     check_fragment(pool._repr_html_())
     check_fragment(Trace(TraceMeta())._repr_html_())
-    check_fragment(reprs.engine_html({"model": "tiny", "state": "idle"}, trace))
+    check_fragment(reprs.engine_html(SimpleNamespace(facts=lambda: {"model": "tiny", "state": "idle"}, trace=trace)))
 
 
 def test_small_steps_below_a_large_budget_are_visible():
@@ -144,7 +145,7 @@ def test_untrusted_text_stays_text(text):
         trace._repr_html_(),
         trace[0]._repr_html_(),
         trace.pool_state(0)._repr_html_(),
-        reprs.engine_html({"model": text}, trace),
+        reprs.engine_html(SimpleNamespace(facts=lambda: {"model": text}, trace=trace)),
     ):
         check_fragment(html)
     shown = Collector(trace._repr_html_()).text

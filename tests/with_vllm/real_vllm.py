@@ -15,8 +15,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from workbench.analysis.hunt.vllm_scheduler import VllmScheduler
 from workbench.config import EngineConfig
-from workbench.hunt.vllm_scheduler import VllmScheduler
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.workload import made_up_token
 

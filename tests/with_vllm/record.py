@@ -21,8 +21,8 @@ from feature_workloads import KINDS, random_workload
 from real_vllm import drive, make_scheduler
 from vllm_oracle import run_vllm
 
-from workbench.integrations.vllm import AsyncRecordingScheduler, RecordingScheduler
 from workbench.simulation.workload import read_workload
+from workbench.trace.recorders.vllm import AsyncRecordingScheduler, RecordingScheduler
 
 DATA = Path(__file__).parents[1] / "data"
 CLASSES = {"sync": RecordingScheduler, "async": AsyncRecordingScheduler}

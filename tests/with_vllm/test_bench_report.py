@@ -12,8 +12,8 @@ from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
 from vllm.benchmarks.serve import calculate_metrics
 
 from workbench import EngineConfig, simulate
-from workbench.costs.cost_model import CostModel
-from workbench.readings.serving_report import ServingReport
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.serving_report import ServingReport
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,8 +7,8 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here: make test-vllm", allow_module_level=True)
 
-from workbench.hunt.drive import Run
-from workbench.hunt.vllm_scheduler import VllmScheduler
+from workbench.analysis.hunt.drive import Run
+from workbench.analysis.hunt.vllm_scheduler import VllmScheduler
 
 CONFIG = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "block_size": 4, "num_blocks": 32, "max_model_len": 64}
 

@@ -14,7 +14,7 @@ from feature_workloads import KINDS, random_workload
 from vllm_oracle import run_vllm
 
 from workbench import Trace
-from workbench.integrations.vllm import RecordingScheduler
+from workbench.trace.recorders.vllm import RecordingScheduler
 
 NUM_WORKLOADS = int(os.environ.get("WORKBENCH_RECORDED_WORKLOADS", "12"))
 """Random workloads of each kind."""

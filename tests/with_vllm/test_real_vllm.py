@@ -15,10 +15,10 @@ from real_vllm import drive, make_scheduler
 from recorded_traces import assert_pool_fits, assert_same, tokens_of, without_tokens
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from workbench.integrations import vllm as integration
 from workbench.simulation.simulate import simulate
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
+from workbench.trace.recorders import vllm as integration
 
 WORKLOADS = sorted((Path(__file__).parents[1] / "data" / "vllm" / "workloads").glob("*.json"))
 

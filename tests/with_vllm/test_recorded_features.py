@@ -16,9 +16,9 @@ from vllm_features import as_vllm
 from vllm_oracle import run_vllm
 
 from workbench.analysis.fork import recorded_config
-from workbench.integrations.vllm import RecordingScheduler
 from workbench.simulation.workload import read_workload
 from workbench.trace import Trace
+from workbench.trace.recorders.vllm import RecordingScheduler
 
 NUM_WORKLOADS = int(os.environ.get("WORKBENCH_RECORDED_WORKLOADS", "20"))
 """Random workloads of each kind."""
@@ -76,7 +76,7 @@ def test_a_recording_is_what_the_scheduler_did(kind, tmp_path, monkeypatch):
             seen["drafts"] += len(expected["drafts"])
             seen["preempted"] += len(expected["preempted"])
             seen["hits"] += sum(expected["hits"].values())
-        if end == "done" and given.policy == "fcfs":  # priorities also look at arrival times, which are no clock's here
+        if end == "done" and given.policy == "fcfs":  # priorities also look at arrival times, which no clock gives here
             seen["forked"] += 1
             forked = trace.fork()
             assert [tables(record) for record in forked] == [tables(record) for record in trace], f"workload {index}"

@@ -14,7 +14,7 @@ from feature_workloads import random_workload
 from vllm_oracle import run_vllm
 
 from workbench import Trace, simulate
-from workbench.integrations import vllm as integration
+from workbench.trace.recorders import vllm as integration
 
 NUM_WORKLOADS = int(os.environ.get("WORKBENCH_RECORDED_WORKLOADS", "12"))
 """Random workloads of each kind."""

@@ -17,10 +17,10 @@ from vllm.v1.core.kv_cache_utils import get_block_hash, maybe_convert_block_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from workbench.config import EngineConfig
-from workbench.formats import kv_events
-from workbench.formats.kv_events.subscriber import record_kv_events
-from workbench.formats.scrapes import read_scrapes
 from workbench.simulation.arrivals import timed_arrival
+from workbench.trace.formats import kv_events
+from workbench.trace.formats.kv_events.subscriber import record_kv_events
+from workbench.trace.formats.scrapes import read_scrapes
 
 
 def two_ports():

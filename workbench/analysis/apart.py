@@ -6,8 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from workbench.readings.metrics import RequestMetrics, percentile
 from workbench.trace import Trace
+from workbench.trace.readings.metrics import RequestMetrics, percentile
+from workbench.trace.readings.metrics_collector import metrics
 
 SLOWEST = 0.01
 """Share of the requests that are the slowest."""
@@ -65,10 +66,10 @@ def apart(trace: Trace, by: str = "ttft") -> tuple[Difference, ...]:
         >>> print(apart(simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests}))[0])
         5 of the 5 slowest have more than 20 prompt tokens, 2% of the others do
     """
-    unit = trace.metrics().summary.unit
+    unit = metrics(trace).summary.unit
     known = [
         (latency.seconds if unit == "s" else latency.steps, request)
-        for request in trace.metrics().requests.values()
+        for request in metrics(trace).requests.values()
         if (latency := getattr(request, by)) is not None
     ]
     known.sort(key=lambda pair: -float(pair[0] or 0))
@@ -86,7 +87,7 @@ def apart(trace: Trace, by: str = "ttft") -> tuple[Difference, ...]:
 
 def _measures(trace: Trace, by: str) -> list[tuple[str, Callable[[RequestMetrics], int]]]:
     """Properties of a request, each with a sentence for a value above a limit."""
-    unit = trace.metrics().summary.unit
+    unit = metrics(trace).summary.unit
     infos = trace.requests
     times = sorted(info.arrival_time if unit == "s" else info.arrival_step for info in infos.values())
 

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.analysis.check import MAX_ERROR
-from workbench.costs.fit import FitReport
-from workbench.costs.stalls import Stall
-from workbench.ground.field_checks import printable
-from workbench.readings.metrics import amount
+from workbench.base.field_checks import printable
+from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.stalls import Stall
+from workbench.trace.readings.metrics import amount
 from workbench.trace.reasons import Reason
 
 OWN = "own computation"

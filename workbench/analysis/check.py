@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from workbench.costs.fit import FitReport
-from workbench.readings.metrics import amount, percent
+from workbench.simulation.costs.fit import FitReport
+from workbench.trace.readings.metrics import amount, percent
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""
@@ -17,7 +17,7 @@ BOUNDED = ("ttft_mean", "tpot_mean", "e2e_mean")
 
 SHARES = ("hit_rate", "mean_kv_use", "peak_kv_use")
 COUNTS = ("num_steps", "num_preemptions", *SHARES)
-"""Values of a run that are no times: they follow from the scheduler's rules alone."""
+"""Values of a run that are not times: they follow from the scheduler's rules alone."""
 
 SHOWN = (*BOUNDED, "output_throughput", *COUNTS)
 

@@ -20,12 +20,14 @@ from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Sp
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
-from workbench.costs.cost_model import CostModel, StepCost
-from workbench.costs.fit import FitReport
-from workbench.readings.latency import RequestTimes
-from workbench.readings.metrics import RequestMetrics
+from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.find_request import find_request
+from workbench.trace.readings.latency import RequestTimes
+from workbench.trace.readings.metrics import RequestMetrics
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import UNKNOWN, Reason
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
@@ -107,7 +109,7 @@ class Explainer:
 
     def __init__(self, trace: Trace, cost_model: CostModel | None = None) -> None:
         self.trace = trace
-        self.metrics = trace.metrics()
+        self.metrics = metrics(trace)
         self.unit = self.metrics.summary.unit
         self._is_given = cost_model is not None
         self.model: CostModel | None = cost_model
@@ -119,7 +121,7 @@ class Explainer:
                 self.model = None
         self._past: Past | None = None  # read when a simulation asks for it
         self._run: RecordedRun | None = None
-        self.stalls = {stall.step: stall for stall in trace.stalls()} if self.unit == "s" else {}
+        self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._pieces = list(self._cut())
         self._ends = {step: trace[step - trace[0].step].end for step in self.stalls}
@@ -353,7 +355,7 @@ class Explainer:
     ) -> RequestMetrics | RequestTimes | None:
         """The times of a request in a simulation without some others, or with other settings."""
         if self.unit == "steps" or self.model is None:
-            return fork(self.trace, without=without, **changes).metrics().requests.get(request_id)
+            return metrics(fork(self.trace, without=without, **changes)).requests.get(request_id)
         if self._past is None or self._run is None:
             self._past = Past(self.trace)
             self._run = RecordedRun.of(self.trace, self._past, self.model)

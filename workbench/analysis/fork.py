@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 
 from workbench.config import EngineConfig, SamplingParams
-from workbench.costs.cost_model import StepCost
-from workbench.readings.contents import Contents
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import StepCost
 from workbench.simulation.limits import MAX_STEPS, count_prompt_tokens
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
+from workbench.trace.readings.contents import Contents
 
 
 def fork(

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from workbench.analysis.apart import Difference, apart
 from workbench.analysis.explain import Explainer, explainer_of
-from workbench.costs.stalls import Stall
-from workbench.readings.metrics import amount
+from workbench.simulation.costs.stalls import Stall
 from workbench.trace import Trace
+from workbench.trace.readings.metrics import amount
 
 MAX_SLOW = 1000
 """Maximum number of requests whose cause is named, the slowest."""

@@ -86,5 +86,5 @@ def interval_of(value: float, draws: Sequence[float], error: float) -> Interval:
 
 
 def range_of(value: float, draws: Sequence[float]) -> Interval:
-    """A value that is no time, and its range in the draws."""
+    """A value that is not a time, and its range in the draws."""
     return Interval(value, min(value, *draws), max(value, *draws)) if draws else Interval(value, value, value)

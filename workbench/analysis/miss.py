@@ -119,7 +119,7 @@ class Miss:
             case "not full":
                 return f"{block} was not full in {culprit}, and only full blocks are cached"
             case "not aligned":
-                return f"{block} is no place where a hit of all groups can end"
+                return f"{block} is not a place where a hit of all groups can end"
             case "outside what the window kept":
                 return f"{block} was computed by {culprit}, and not kept in the cache"
             case "last token must be computed":

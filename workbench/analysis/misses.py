@@ -121,7 +121,7 @@ class MissTable:
         return "\n".join(lines)
 
 
-def table(trace: Trace, *, changes: bool = True) -> MissTable:
+def misses_table(trace: Trace, *, changes: bool = True) -> MissTable:
     """The misses of a whole run by reason, and the changes that would have saved tokens.
 
     Args:

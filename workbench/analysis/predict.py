@@ -24,19 +24,19 @@ from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interv
 from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
+from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import CostModel, StepCost, step_costs
-from workbench.costs.drift import Drift
-from workbench.costs.fit import FitReport, without_stalls, without_trend
-from workbench.costs.step_noise import Replayed, StepNoise
-from workbench.formats.access_log import read_access_log
-from workbench.ground.progress import with_progress
-from workbench.readings.contents import Contents
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
+from workbench.simulation.access_log import read_access_log
 from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.drift import Drift
+from workbench.simulation.costs.fit import FitReport, without_stalls, without_trend
+from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace, TraceError, TraceMeta
+from workbench.trace.readings.contents import Contents
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
@@ -321,7 +321,7 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = F
 
     Example:
         >>> from workbench import simulate
-        >>> from workbench.costs.cost_model import CostModel
+        >>> from workbench import CostModel
         >>> requests = [{"id": "a", "prompt": {"len": 100}, "max_tokens": 2, "arrival_time": 0.5}]
         >>> trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.1))
         >>> faster = trace.whatif(CostModel(fixed=0.05))

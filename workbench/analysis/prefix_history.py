@@ -29,13 +29,13 @@ from workbench.analysis.miss import (
     Lost,
     Miss,
 )
-from workbench.readings.contents import Contents
 from workbench.scheduler.kv_cache_groups import GroupManager
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.recurrent_state import CachedState
 from workbench.scheduler.request import Request
 from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.trace import Chunk, StepRecord, Trace
+from workbench.trace.readings.contents import Contents
 from workbench.trace.records import TableChange
 
 

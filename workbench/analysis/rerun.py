@@ -11,18 +11,18 @@ from typing import Any
 from workbench.analysis.fork import Past, hang_of, max_steps_of
 from workbench.analysis.values import VALUES, statistics_of
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import CostModel, step_features
-from workbench.costs.drift import Drift
-from workbench.costs.step_model import Features
-from workbench.costs.step_noise import Replayed, StepNoise
-from workbench.readings.latency import LatencyAccumulator, RequestTimes
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
+from workbench.simulation.costs.cost_model import CostModel, step_features
+from workbench.simulation.costs.drift import Drift
+from workbench.simulation.costs.step_model import Features
+from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.leap import FeatureCost, Leap, LeapingRun
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
+from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""

@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from workbench.analysis.fork import recorded_config
 from workbench.config import EngineConfig, SamplingParams
-from workbench.readings.block_replay import BlockReplay
-from workbench.readings.contents import Contents
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import FinishReason, Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
+from workbench.trace.readings.block_replay import BlockReplay
+from workbench.trace.readings.contents import Contents
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.analysis.spread_out import spread_out
+from workbench.base.outside_files import json_value
+from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig
-from workbench.ground.outside_files import json_value
-from workbench.ground.progress import progress_bar
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
 

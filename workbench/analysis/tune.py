@@ -16,10 +16,10 @@ from workbench.analysis.flags import vllm_flags
 from workbench.analysis.fork import recorded_config
 from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor
 from workbench.analysis.values import value_names
-from workbench.costs.cost_model import CostModel
-from workbench.ground.field_checks import number
-from workbench.ground.on_demand import picture
-from workbench.ground.progress import progress_bar
+from workbench.base.field_checks import number
+from workbench.base.on_demand import picture
+from workbench.base.progress import progress_bar
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
 NUM_FINALISTS = 4

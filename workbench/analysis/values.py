@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
-from workbench.readings.metrics import TraceMetrics, percentile
 from workbench.trace import Trace, TraceError
+from workbench.trace.readings.metrics import TraceMetrics, percentile
+from workbench.trace.readings.metrics_collector import metrics as measured
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
 """Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""
@@ -41,7 +42,7 @@ def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[
     Raises:
         TraceError: The trace has no clock.
     """
-    return latency_values(trace.metrics(), request_ids)
+    return latency_values(measured(trace), request_ids)
 
 
 def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:
@@ -59,7 +60,7 @@ def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = 
 
 
 def counts_of(metrics: TraceMetrics) -> dict[str, float]:
-    """The values of a run that are no times, by name: steps, preemptions, hit rate, and use of KV blocks."""
+    """The values of a run that are not times, by name: steps, preemptions, hit rate, and use of KV blocks."""
     summary, columns = metrics.summary, metrics.columns
     computed = sum(columns["num_tokens"]) - sum(columns["num_decode_tokens"])
     counts = {

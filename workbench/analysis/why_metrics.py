@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.formats.scrapes import Scrapes
+from workbench.trace.formats.scrapes import Scrapes
 
 Verdict = Literal["idle", "runs", "circles", "still"]
 """``idle``: no request is there. ``runs``: tokens came out between the scrapes. ``circles``: none did, and requests
@@ -107,5 +107,5 @@ def _lines(answer: WhyMetrics) -> Iterator[str]:
             )
     yield (
         "cannot tell from /metrics: which request waits, for how much of what, whether it ever clears, and which "
-        "setting frees it; a recording (--scheduler-cls workbench.integrations.vllm.RecordingScheduler) can"
+        "setting frees it; a recording (--scheduler-cls workbench.vllm.RecordingScheduler) can"
     )

@@ -12,11 +12,11 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import NamedTuple, NoReturn
 
+from workbench.base.compatibility import PHASES, excluded
 from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.sampler import SampledToken
 from workbench.engine.step import Computed, Step, Stopwatch
 from workbench.engine.thread import EngineThread
-from workbench.ground.compatibility import PHASES, excluded
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.trace import StepRecord
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from workbench.base.compatibility import GROUPS, ONE_TABLE, STATES, check_compatible, excluded
 from workbench.config import EngineConfig
-from workbench.ground.compatibility import GROUPS, ONE_TABLE, STATES, check_compatible, excluded
 from workbench.models.layer_cache import LayerKV
 from workbench.models.state_cache import LayerState
 

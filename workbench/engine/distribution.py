@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from workbench.cpu.weight_sums import BLOCK, sum_weights
+from workbench.kernels.cpu.weight_sums import BLOCK, sum_weights
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams

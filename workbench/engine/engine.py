@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
+from workbench.base.field_checks import integer
+from workbench.base.installed import installed_version
+from workbench.base.on_demand import find, picture
+from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.async_step import AsyncStepper
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
@@ -26,22 +31,18 @@ from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
-from workbench.ground.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
-from workbench.ground.field_checks import integer
-from workbench.ground.installed import installed_version
-from workbench.ground.progress import progress_bar
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
-from workbench.readings.breakpoints import Breakpoint, Breakpoints, Condition
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace.readings.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
     from workbench.engine.grammar import Grammar, GrammarCompiler
-    from workbench.laws import Broken
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
+    from workbench.trace.laws import Broken
 
 log = logging.getLogger("workbench")
 
@@ -64,8 +65,8 @@ class Engine(Shortcuts):
         activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
-        check_laws: Check the laws (`workbench.laws`) after every step; ``broken_laws`` and the log have what is broken.
-        **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
+        check_laws: Check the laws (`workbench.trace.laws`) after every step; ``broken_laws`` and the log have what is
+        broken. **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
@@ -300,7 +301,7 @@ class Engine(Shortcuts):
 
         Raises:
             ValueError: The name is in use, a file is damaged, the adapter changes a layer that the model does not have
-                or that is no linear layer of it, or its rank is above ``max_lora_rank``.
+                or that is not a linear layer of it, or its rank is above ``max_lora_rank``.
             RuntimeError: The engine runs in the background: pause() it first.
         """
         if name == self.name:
@@ -577,9 +578,8 @@ class Engine(Shortcuts):
         Returns:
             The trace of the simulated run, from step 0.
         """
-        from workbench.analysis.fork import fork
-
-        return fork(self.trace, at_step, **config_changes)
+        trace: Trace = find("Trace.fork")(self.trace, at_step, **config_changes)
+        return trace
 
     def close(self) -> None:
         """Stop after the current step and end the engine's thread. The trace stays readable."""
@@ -600,7 +600,7 @@ class Engine(Shortcuts):
         if not self.scheduler.has_unfinished_requests():
             self.trace.end = "done"
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -616,10 +616,8 @@ class Engine(Shortcuts):
             f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free)"
         )
 
-    def _repr_html_(self) -> str:
-        from workbench.viz.reprs import engine_html
-
-        return engine_html(self.facts(), self.trace)
+    def _repr_html_(self) -> str | None:
+        return picture("Engine", self)
 
     def describe(self) -> dict[str, Any]:
         """The way the engine serves its model, by name; a trace has the same facts in ``meta.model``.
@@ -636,7 +634,7 @@ class Engine(Shortcuts):
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine and its progress by name, for the views."""
-        from workbench.ground.blas import backend_info
+        from workbench.base.blas import backend_info
 
         scheduler = self.scheduler
         return {

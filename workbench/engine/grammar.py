@@ -242,7 +242,7 @@ def vocabulary_of(model: LoadedModel) -> dict[str, Any]:
 def _texts_of(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> list[str]:
     """The bytes of each token as Latin-1, of a tokenizer that is known by its texts alone.
 
-    A token that is no whole character has none, so that no grammar allows it.
+    A token that is not a whole character has none, so that no grammar allows it.
     """
     anchor = next((token for token in range(tokenizer.vocab_size) if tokenizer.decode([token])), 0)
     length = len(tokenizer.decode([anchor]))  # behind another token, a word keeps the space before it

@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.connected import receive_within, start_connected
 from workbench.engine.grammar_process import FAILED, MASK_SECONDS
-from workbench.ground.connected import receive_within, start_connected
 
 if TYPE_CHECKING:
     import subprocess

@@ -31,8 +31,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from workbench.base.resource_limits import limit_resources, memory_in_use
 from workbench.engine.grammar_form import first_line, grammar_of
-from workbench.ground.resource_limits import limit_resources, memory_in_use
 
 COMPILE_SECONDS = 10.0
 """Processor time that compiling a text may take, the first mask included."""
@@ -78,7 +78,7 @@ OK, WORN, FAILED = b"\0", b"\1", b"\2"
 class KnownTexts:
     """A vocabulary as LLTokenizer takes it, for a tokenizer that is known by its texts alone.
 
-    A token that is no whole character counts as special, which no grammar allows.
+    A token that is not a whole character counts as special, which no grammar allows.
 
     Args:
         texts: The bytes of each token; none for those that a grammar never allows.

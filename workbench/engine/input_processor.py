@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+from workbench.base.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.prompt_logprobs import MAX_LOGITS_BYTES
-from workbench.ground.cache_salt import check_salt
 from workbench.models.load import LoadedModel
 from workbench.scheduler.admission import check_servable
 

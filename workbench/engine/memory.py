@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from workbench.ground.device import runs_on_gpu
+from workbench.base.device import runs_on_gpu
+from workbench.scheduler.admission import most_blocks
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
@@ -96,7 +97,8 @@ def choose_num_blocks(config: EngineConfig, block_bytes: int) -> int:
         )
     if config.max_model_len is None:
         return fitting
-    return min(fitting, 1 + config.max_num_seqs * config.max_blocks_of(config.max_model_len))
+    in_flight = config.max_num_batched_tokens * (2 if config.async_scheduling else 1)
+    return min(fitting, 1 + config.max_num_seqs * most_blocks(config.cache_groups, config.max_model_len, in_flight))
 
 
 def with_room_for_states(config: EngineConfig, block_bytes: int, state_bytes: int, page_bytes: int) -> EngineConfig:

@@ -9,9 +9,6 @@ from typing import Any
 
 import mlx.nn as nn
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.dtypes import dtype_name
-from workbench.attention.selection import FALLBACK, SELF_TESTED, get_backend, select_backend
 from workbench.config import EngineConfig
 from workbench.engine.cache_groups import choose_groups
 from workbench.engine.forward.compiled import CompiledPath
@@ -21,6 +18,9 @@ from workbench.engine.forward.path import ChosenPath, ForwardOutput
 from workbench.engine.forward.replayed import ReplayedPath
 from workbench.engine.memory import limit_memory, with_room_for_states
 from workbench.engine.packed_batch import PackedBatch
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.dtypes import dtype_name
+from workbench.kernels.attention.selection import FALLBACK, SELF_TESTED, get_backend, select_backend
 from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
 from workbench.models.load import LoadedModel
@@ -28,8 +28,9 @@ from workbench.models.mixers import MixerPatch
 from workbench.models.packed.activations import float32_activations
 from workbench.models.paged_cache import PagedKVCache, bytes_per_block, flat_caches
 from workbench.models.patch import Patch, patch_model
-from workbench.models.preflight import PreflightResult, preflight
+from workbench.models.preflight import preflight
 from workbench.models.preflight_once import preflight_once
+from workbench.models.preflight_result import PreflightResult
 from workbench.models.remembered import NOTHING, Remembered
 from workbench.models.served_model import ServedModel
 from workbench.models.state_cache import LayerState

@@ -13,10 +13,10 @@ from workbench.config import SamplingParams
 from workbench.engine.prompt_logprobs import PromptLogprobs
 from workbench.engine.sampler import SampledToken
 from workbench.models.load import LoadedModel
-from workbench.readings.top_tokens import TopTokens
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import FinishReason, Request
 from workbench.trace import RequestInfo
+from workbench.trace.readings.top_tokens import TopTokens
 
 log = logging.getLogger("workbench")
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from workbench.attention.metadata import AttentionMetadata
-from workbench.ground.field_checks import MAX_INT32
+from workbench.base.field_checks import MAX_INT32
+from workbench.kernels.attention.metadata import AttentionMetadata
 
 if TYPE_CHECKING:
     from workbench.models.paged_cache import Kept

@@ -22,7 +22,8 @@ from workbench.engine.packed_batch import PackedBatch, Segment, pack
 from workbench.engine.replay_needs import check_adapters, check_model, check_trace, judges_tokens
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
-from workbench.models.preflight import TOLERANCE, WORST_ROW
+from workbench.models.preflight import WORST_ROW
+from workbench.models.preflight_result import TOLERANCE
 
 if TYPE_CHECKING:
     from pathlib import Path

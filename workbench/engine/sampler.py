@@ -18,10 +18,10 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
-from workbench.cpu.threads import share, thread_pool
+from workbench.base.threads import num_threads
 from workbench.engine.distribution import Row, draw_token, drawn_from, filter_probabilities, log_softmax
-from workbench.ground.threads import num_threads
-from workbench.readings.top_tokens import Candidate, TopTokens
+from workbench.kernels.cpu.threads import share, thread_pool
+from workbench.trace.readings.top_tokens import Candidate, TopTokens
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams

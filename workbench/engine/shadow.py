@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.dtypes import dtype_name
-from workbench.attention.metal import shadow_worker
+from workbench.base.connected import start_connected
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
-from workbench.ground.connected import start_connected
+from workbench.kernels.attention.dtypes import dtype_name
+from workbench.kernels.attention.metal import shadow_worker
 from workbench.trace import StepRecord, Supplement, Trace
 
 if TYPE_CHECKING:

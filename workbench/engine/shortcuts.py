@@ -1,4 +1,4 @@
-"""Short ways to use an engine: an answer to a question, texts for prompts, a picture, a summary."""
+"""Short ways to use an engine: an answer to a question, texts for prompts, a view."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.on_demand import find
 from workbench.models.tokenizer import ChatTemplateError
 
 if TYPE_CHECKING:
     from workbench.engine.output_processor import RequestOutput
-    from workbench.readings.metrics import TraceMetrics
     from workbench.trace import Trace
 
 CHAT_MAX_TOKENS = 256
@@ -38,7 +38,7 @@ class Answer:
     steps: Trace
 
     def __repr__(self) -> str:
-        return repr(self.trace.explain(self.request_id))
+        return repr(find("Trace.explain")(self.trace, self.request_id))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>{self.steps._repr_html_() or ''}"
@@ -162,28 +162,11 @@ class Shortcuts:
         Args:
             **options: ``panels``, ``theme`` and ``other`` of `workbench.viz.widget.watch`.
         """
-        from workbench.viz import watch
-
-        return watch(self, **options)
-
-    def show(self, **options: Any) -> Any:
-        """The same as ``watch()``."""
-        return self.watch(**options)
+        return find("Trace.watch")(self, **options)
 
     def view(self, name: str, **options: Any) -> Any:
         """One panel of the live view as a widget, such as ``engine.view("pool")``; see `workbench.viz.widget.view`."""
-        from workbench.viz.widget import view
-
-        return view(self, name, **options)
-
-    def plot(self: Any) -> Any:
-        """The run so far as a Bokeh figure: latencies of tokens, and tokens per step."""
-        return self.trace.figure()
-
-    def summary(self: Any) -> TraceMetrics:
-        """Latencies, throughput and memory of the run so far, as a table; the same as ``trace.metrics()``."""
-        trace: Trace = self.trace
-        return trace.metrics()
+        return find("Trace.view")(self, name, **options)
 
 
 def _as_list(prompts: Any) -> list[Any]:

@@ -24,10 +24,10 @@ from workbench.engine.shadow import ShadowLauncher
 from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
 from workbench.models.paged_cache import Kept
-from workbench.readings.top_tokens import NAME as TOP_TOKENS
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import KernelLaunch, Keyframe, StepRecord, Supplement, Trace
+from workbench.trace.readings.top_tokens import NAME as TOP_TOKENS
 from workbench.trace.size import size_of, size_of_step
 from workbench.trace.step_span import StepSpan
 

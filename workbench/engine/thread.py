@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
-from workbench.readings.breakpoints import Breakpoints
 from workbench.trace import StepRecord
+from workbench.trace.readings.breakpoints import Breakpoints
 
 log = logging.getLogger("workbench")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.on_demand import imported
+from workbench.base.on_demand import imported
 from workbench.models.mlx_lm_import import prepare_import
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.ground.cache_salt import check_adapter
+from workbench.base.cache_salt import check_adapter
 from workbench.models.adapter_files import AdapterError, Factors, read_adapter
 from workbench.models.class_patch import ClassPatch, subclass_that_calls
 from workbench.models.packed.layers import PackedLinear
@@ -106,7 +106,7 @@ class Adapters:
         """Refuse what an adapter would change, from its header."""
         layer = self._layers.get(path)
         if layer is None or path not in self._by_rows or path.startswith(self._mixers):
-            what = "is not applied row by row" if layer is not None else "is no linear layer of the model"
+            what = "is not applied row by row" if layer is not None else "is not a linear layer of the model"
             like = "".join(f"; there is {other!r}" for other in get_close_matches(path, self._layers, 1))
             raise AdapterError(f"adapter {name!r} changes {path!r}, which {what}{like}")
         if given != (size := _size(layer)):
@@ -175,8 +175,8 @@ class Adapters:
             places: The layers that compiled code knows.
 
         Returns:
-            Fields of `workbench.cpu.layer_loop.Batch`; None if an adapter changes a layer that compiled code does not
-            know.
+            Fields of `workbench.kernels.cpu.layer_loop.Batch`; None if an adapter changes a layer that compiled code
+            does not know.
         """
         from workbench.models.packed.description import table_of_adapter
 

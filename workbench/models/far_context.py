@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from workbench.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.state_cache import LayerState

@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from workbench.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.far_context import BLOCK_SIZE, Case, Pool, behind
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
@@ -34,8 +34,8 @@ from workbench.models.state_cache import LayerState
 from workbench.models.trial_steps import probe_tokens
 
 if TYPE_CHECKING:
-    from workbench.attention.backend import AttentionBackend
-    from workbench.models.preflight import PreflightResult
+    from workbench.kernels.attention.backend import AttentionBackend
+    from workbench.models.preflight_result import PreflightResult
 
 log = logging.getLogger("workbench")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from workbench.ground.outside_files import check_regular, json_value, read_bytes, read_json
+from workbench.base.outside_files import check_regular, json_value, read_bytes, read_json
 from workbench.models.weight_headers import check_config
 
 # Fields of configurations for the length of the model's context; transformers' names, the common one first.

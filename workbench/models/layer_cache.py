@@ -21,10 +21,10 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.options import AttentionOptions
-from workbench.attention.stored import from_stored, stored_dim, to_stored
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.options import AttentionOptions
+from workbench.kernels.attention.stored import from_stored, stored_dim, to_stored
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LayerKV:
         num_kv_heads: Number of KV heads.
         k_head_dim: Elements of a key per head.
         v_head_dim: Elements of a value per head; differs from the keys' in latent attention.
-        dtype: Element type in the pool; int8 stands for codes with a scale, see `workbench.attention.stored`.
+        dtype: Element type in the pool; int8 stands for codes with a scale, see `workbench.kernels.attention.stored`.
         window: Sliding window in tokens, the token itself included; -1 for full attention.
         mask_excess: Tokens by which the masks that the model asks for are wider than the window.
     """

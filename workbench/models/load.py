@@ -14,9 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from workbench.attention.dtypes import DTYPES, dtype_name
-from workbench.ground.device import runs_on_gpu
-from workbench.ground.outside_files import open_bytes
+from workbench.base.device import runs_on_gpu
+from workbench.base.outside_files import open_bytes
+from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
 from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
 from workbench.models.gguf.file import MAGIC, GGUFFile
@@ -76,7 +76,7 @@ class LoadedModel:
     found_before: InitVar[Remembered] = NOTHING
 
     def __post_init__(self, found_before: Remembered) -> None:
-        # Also arrays that are no parameters, such as wavelengths of RoPE: MLX evaluates an array in no other thread
+        # Also arrays that are not parameters, such as wavelengths of RoPE: MLX evaluates an array in no other thread
         # than the one that described it, and an engine computes in a thread that is not this one.
         mx.eval([value for module in self.model.modules() for value in module.values() if isinstance(value, mx.array)])
         self._found_before, self._as_loaded = found_before, tuple(map(weakref.ref, _parts(self.model)))
@@ -336,7 +336,7 @@ def _found_before(files: Sequence[Path], wanted: _Wanted) -> Remembered:
 
 
 def _parts(model: nn.Module) -> list[Any]:
-    """All modules and arrays of a model, also arrays that are no parameters."""
+    """All modules and arrays of a model, also arrays that are not parameters."""
     modules = model.modules()
     return modules + [value for module in modules for value in module.values() if isinstance(value, mx.array)]
 

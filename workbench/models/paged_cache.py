@@ -11,9 +11,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.metadata import AttentionMetadata
-from workbench.ground.old_names import moved_names
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.layer_cache import (
     GatheredLayerCache,
     LayerCache,
@@ -200,6 +199,3 @@ def _places(caches: Sequence[LayerKV | LayerState], groups: Sequence[int] | None
         places.append((shape, counts[group, shape]))
         counts[group, shape] += 1
     return places
-
-
-__getattr__ = moved_names(__name__, "workbench.models.layer_cache", "AttentionCall")

@@ -21,8 +21,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from workbench.attention.backend import AttentionBackend
-from workbench.ground.old_names import moved_names
+from workbench.kernels.attention.backend import AttentionBackend
 from workbench.models.layer_cache import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
@@ -83,7 +82,7 @@ class CompiledSwiglu(Replacement):
     """``swiglu`` by a compiled function, for large float32 arrays inside `compiled_operations`."""
 
     def __init__(self, original: Callable[..., mx.array]) -> None:
-        from workbench.attention import cpu_ops as ops
+        from workbench.kernels.attention import cpu_ops as ops
 
         super().__init__(original)
         self._ops = ops
@@ -160,9 +159,6 @@ def compiled_operations(backend: AttentionBackend | None) -> Iterator[None]:
         yield
     finally:
         _COMPILED.reset(token)
-
-
-__getattr__ = moved_names(__name__, Swap="Patch", swap_for="patch_model", swap_name="patch_name")
 
 
 def defining_modules(model: nn.Module) -> list[ModuleType]:

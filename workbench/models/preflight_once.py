@@ -9,11 +9,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from workbench.attention.backend import AttentionBackend
+from workbench.kernels.attention.backend import AttentionBackend
 from workbench.models.layer_cache import LayerKV
 from workbench.models.load import LoadedModel
 from workbench.models.model_code import code_digest
-from workbench.models.preflight import PreflightResult, preflight
+from workbench.models.preflight import preflight
+from workbench.models.preflight_result import PreflightResult
 from workbench.models.remembered import NOTHING
 from workbench.models.state_cache import LayerState
 

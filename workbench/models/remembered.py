@@ -22,9 +22,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from workbench.ground.cache_folder import cached, make_folder
-from workbench.ground.installed import installed_version
-from workbench.ground.outside_files import open_bytes, read_json
+from workbench.base.cache_folder import cached, make_folder
+from workbench.base.installed import installed_version
+from workbench.base.outside_files import open_bytes, read_json
 
 VARIABLE = "WORKBENCH_PREFLIGHT"
 """Environment variable: "remembered" (default) or "always"."""
@@ -33,7 +33,7 @@ MAX_ENTRIES = 64
 """Entries that are kept; the oldest ones are deleted."""
 
 _PACKAGES = ("inference-workbench", "mlx", "mlx-lm", "numpy", "numba", "llvmlite", "gguf", "scipy-openblas32")
-_SOURCES = ("models", "attention", "cpu", "ground")
+_SOURCES = ("models", "kernels/attention", "kernels/cpu", "base")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
@@ -147,8 +147,9 @@ def sources_digest(package: Path) -> str:
     """
     digest = hashlib.sha256()
     for part in _SOURCES:
-        files = sorted((package / part).rglob("*")) if (package / part).is_dir() else [package / part]
-        for file in files:
+        if not (package / part).is_dir():
+            raise FileNotFoundError(f"{package / part} is missing: a check would be remembered for any source")
+        for file in sorted((package / part).rglob("*")):
             if file.is_file() and file.suffix != ".pyc":
                 digest.update(f"{file.relative_to(package)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
@@ -180,7 +181,7 @@ def _processor() -> dict[str, Any]:
     """The processor and the instructions that code is compiled for, and MLX's device."""
     import llvmlite.binding
 
-    from workbench.cpu.attention.processor import config
+    from workbench.kernels.cpu.attention.processor import config
 
     features = sorted(name for name, present in llvmlite.binding.get_host_cpu_features().items() if present)
     return {

@@ -9,14 +9,14 @@ from functools import cached_property
 import mlx.nn as nn
 import msgspec
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.dtypes import dtype_name
-from workbench.attention.metadata import AttentionMetadata
 from workbench.config import EngineConfig
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.dtypes import dtype_name
+from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
 from workbench.models.paged_cache import PagedKVCache
-from workbench.models.preflight import PreflightResult
+from workbench.models.preflight_result import PreflightResult
 from workbench.models.remembered import NOTHING, Remembered
 from workbench.trace.records import KernelLaunch
 

@@ -106,6 +106,7 @@ def _built(model: nn.Module, hidden: int, keep_head_dim: bool) -> nn.Module:
     _shrink(args, hidden, keep_head_dim)
     kind: Any = type(model)
     copy: nn.Module = kind(args)
+    _check_sizes(copy, model)
     generator = np.random.default_rng(0)
 
     def draw(path: str, weight: mx.array) -> mx.array:
@@ -118,6 +119,21 @@ def _built(model: nn.Module, hidden: int, keep_head_dim: bool) -> nn.Module:
     copy.eval()
     mx.eval(copy.parameters(), copy(mx.array([[1, 2, 3]])))
     return copy
+
+
+def _check_sizes(copy: nn.Module, model: nn.Module) -> None:
+    """Check that no number and no size became 0: MLX divides by numbers of heads, which ends the process.
+
+    Raises:
+        ValueError: One of them is 0.
+    """
+    own = dict(model.named_modules())
+    for path, module in copy.named_modules():
+        before = scalars(own[path])
+        if lost := [name for name, value in scalars(module).items() if value == 0 and before.get(name) != 0]:
+            raise ValueError(f"{path}.{lost[0]} is 0")
+    if any(array.size == 0 for array in dict(tree_flatten(copy.parameters())).values()):
+        raise ValueError("a layer has no weights")
 
 
 def _shrink(args: Any, hidden: int, keep_head_dim: bool, num_pairs: int = 0) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import ArraysCache
 
-from workbench.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.metadata import AttentionMetadata
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from workbench.ground.resource_limits import limit_resources
+from workbench.base.resource_limits import limit_resources
 
 MAX_CHARACTERS = 2**24
 """Maximum length of the text that a template makes, and of the texts and lists that operators and methods make."""

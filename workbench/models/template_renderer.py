@@ -14,7 +14,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from workbench.ground.connected import receive_within, start_connected
+from workbench.base.connected import receive_within, start_connected
 
 START_SECONDS = 60.0
 MAX_ANSWER_BYTES = 2**28

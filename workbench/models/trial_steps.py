@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.paged_cache import PagedKVCache

@@ -10,8 +10,8 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from workbench.base.field_checks import FieldError
 from workbench.config import EngineConfig
-from workbench.ground.field_checks import FieldError
 from workbench.trace.kv_groups import KVCacheGroup
 
 
@@ -57,15 +57,21 @@ def fewest_blocks(config: EngineConfig, num_tokens: int) -> int:
     return 1 + bisect_left(sizes, True, key=lambda num_blocks: _reaches(groups, chunk, num_tokens, num_blocks))
 
 
-def most_blocks(groups: Sequence[KVCacheGroup], num_tokens: int) -> int:
-    """Blocks with which a request can compute this many tokens one by one."""
-    return sum(min(-(-num_tokens // group.block_size), _most_held(group)) for group in groups)
+def most_blocks(groups: Sequence[KVCacheGroup], num_tokens: int, in_flight: int = 0) -> int:
+    """Maximum number of blocks that a request of this many tokens holds at a time, over all KV cache groups.
+
+    Args:
+        groups: The groups.
+        num_tokens: Tokens of the request.
+        in_flight: Tokens that steps in flight compute together; 0 if they compute one at a time.
+    """
+    return sum(min(-(-num_tokens // group.block_size), _most_held(group, in_flight)) for group in groups)
 
 
-def _most_held(group: KVCacheGroup) -> int:
+def _most_held(group: KVCacheGroup, in_flight: int) -> int:
     if group.kind == "sliding_window":
-        return -(-(group.sliding_window - 1) // group.block_size) + 1
-    return 2 if group.kind == "mamba" else sys.maxsize
+        return -(-(group.sliding_window - 1 + in_flight) // group.block_size) + 1
+    return 2 if group.kind == "mamba" else sys.maxsize  # the state that is read, and the one that is written
 
 
 def _reaches(groups: Sequence[KVCacheGroup], chunk: int, num_tokens: int, num_blocks: int) -> bool:

@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workbench.ground.old_names import Renamed
 from workbench.trace.pool_change import PoolChange, PoolLog
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ class BlockPool:
         num_blocks: Blocks of the pool, the null block 0 included.
         eviction: Chooses the cached block that is handed out next; None for the order of the free queue, vLLM's.
     """
-
-    num_free, allocate, free = Renamed("num_free_blocks"), Renamed("get_new_blocks"), Renamed("free_blocks")
 
     def __init__(self, num_blocks: int, eviction: Eviction | None = None) -> None:
         self.eviction = eviction

@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from workbench.config import EngineConfig
-from workbench.laws import Broken, Checker, LawError, Limits, SchedulerState
-from workbench.laws.known import Known
 from workbench.scheduler.batch import Sampled, ScheduledBatch
 from workbench.scheduler.block_pool import extend_block_hashes
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import FinishReason, Request
 from workbench.scheduler.scheduler import Scheduler
+from workbench.trace.laws import Broken, Checker, LawError, Limits, SchedulerState
+from workbench.trace.laws.known import Known
 
 
 def raise_broken(broken: Sequence[Broken]) -> None:
@@ -52,7 +52,7 @@ def _block_keys(kv_cache: KVCacheManager, known: Known, group: int, place: int) 
 
 
 class CheckedScheduler(Scheduler):
-    """A scheduler whose every step is checked against the laws (`workbench.laws`).
+    """A scheduler whose every step is checked against the laws (`workbench.trace.laws`).
 
     Args:
         on_broken: Called with the laws that a step broke.

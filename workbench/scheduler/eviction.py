@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from workbench.ground.field_checks import integer, number, shown
+from workbench.base.field_checks import integer, number, shown
 
 
 class Eviction(ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workbench.ground.field_checks import choice, number
+from workbench.base.field_checks import choice, number
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 

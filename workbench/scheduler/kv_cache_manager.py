@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from workbench.ground.old_names import Renamed
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
 from workbench.scheduler.kv_cache_groups import FullAttention, GroupManager, PrefixHit, Retention, Shared
 from workbench.scheduler.request import Request
@@ -37,8 +36,6 @@ class KVCacheManager:
         num_hash_lookahead_tokens: Tokens after a block that its hash covers too.
         newly_cached: Blocks that were put into the prefix cache in this part of a step, in order.
     """
-
-    find_cached_blocks, num_free = Renamed("get_computed_blocks"), Renamed("num_free_blocks")
 
     def __init__(self, config: EngineConfig) -> None:
         eviction = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.ground.field_checks import integer, number
+from workbench.base.field_checks import integer, number
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 

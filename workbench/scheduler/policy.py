@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from workbench.config import EngineConfig
-from workbench.ground.old_names import Renamed
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.queues import Queues, ServiceOrder
@@ -72,7 +71,6 @@ class KVCacheView:
     """The KV blocks and the prefix cache as a policy sees them: questions, and nothing that changes them."""
 
     __slots__ = ("_kv_cache",)
-    num_computed_tokens = Renamed("num_cached_tokens")
 
     def __init__(self, kv_cache: KVCacheManager) -> None:
         self._kv_cache = kv_cache

@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
+from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import CostModel
-from workbench.ground.progress import progress_bar
-from workbench.readings.latency import LatencyAccumulator
-from workbench.readings.metrics import Distribution
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.run import SimulatedRun
 from workbench.trace import RequestInfo, Trace, TraceMeta
+from workbench.trace.readings.latency import LatencyAccumulator
+from workbench.trace.readings.metrics import Distribution
 
 MAX_WINDOWS = 512
 """Maximum number of windows in a time line; beyond it, neighbours are joined and windows get twice as long."""

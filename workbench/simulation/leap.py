@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import Features, StepCost
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import Features, StepCost
 from workbench.simulation.run import SimulatedRun
 
 

@@ -8,13 +8,13 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import StepCost
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival, GrammarArrival
+from workbench.simulation.costs.cost_model import StepCost
 from workbench.trace import StepRecord
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig
-from workbench.costs.cost_model import CostModel, StepCost
-from workbench.ground.progress import progress_bar
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
+from workbench.simulation.costs.cost_model import CostModel, StepCost
 from workbench.simulation.limits import MAX_REQUESTS, MAX_STEPS, MAX_WORKLOAD_TOKENS
 from workbench.simulation.run import SimulatedRun
 from workbench.simulation.workload import made_up_token, read_simulation

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from workbench.base.cache_salt import check_adapter, check_salt
+from workbench.base.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
+from workbench.base.outside_files import read_json
 from workbench.config import EngineConfig, SamplingParams
-from workbench.costs.cost_model import CostModel
-from workbench.ground.cache_salt import check_adapter, check_salt
-from workbench.ground.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
-from workbench.ground.outside_files import read_json
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, count_prompt_tokens
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 

@@ -2,12 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.on_demand import attached_functions, imported
+from workbench.base.on_demand import imported
 
 if TYPE_CHECKING:
-    from workbench.readings.compare import Comparison, compare
-    from workbench.readings.fleet import Fleet
-    from workbench.readings.narrate import narrate
     from workbench.trace.errors import TraceError
     from workbench.trace.file import TraceWriter
     from workbench.trace.follower import TraceFollower
@@ -26,14 +23,11 @@ _NAMES = {
     "trace": ("Trace",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-_attached_function = attached_functions(__name__)
 
 __all__ = [
     "SCHEMA_VERSION",
     "Chunk",
-    "Comparison",
     "Event",
-    "Fleet",
     "KernelLaunch",
     "Keyframe",
     "PoolChange",
@@ -46,8 +40,6 @@ __all__ = [
     "TraceMeta",
     "TraceWriter",
     "WorkItem",
-    "compare",
-    "narrate",
 ]
 
 
@@ -56,6 +48,6 @@ if not TYPE_CHECKING:  # type checkers see the imports above
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used: a scheduler needs records, and no files of them."""
         if name not in _HOMES:
-            return _attached_function(name)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = imported(_HOMES[name], name)
         return value

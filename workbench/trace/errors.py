@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.ground.short_traceback import ShortTraceback
+from workbench.base.short_traceback import ShortTraceback
 
 
 class TraceError(ShortTraceback, ValueError):

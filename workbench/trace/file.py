@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from workbench.ground.outside_files import open_bytes
+from workbench.base.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file_lock import open_locked
 from workbench.trace.gunzip import Gunzip
@@ -64,7 +64,7 @@ class TraceWriter:
         OSError: The file cannot be written.
 
     Example:
-        >>> from workbench.trace import StepRecord, TraceMeta
+        >>> from workbench import StepRecord, TraceMeta
         >>> with TraceWriter("run.jsonl", TraceMeta(source="simulation")) as writer:
         ...     writer.write(StepRecord(0, arrived=("r0",), waiting=("r0",)))
         >>> writer.num_steps
@@ -204,9 +204,9 @@ def decoded_lines(
                 raise TraceError(f"{path} is not a trace: it has no complete first line")
             yield number, f"{path} is cut off in line {number}"
             return
-        for line in decoder.decode(raw):
-            ended = isinstance(line, TraceEnd)
-            yield number, line
+        line = decoder.decode(raw)
+        ended = isinstance(line, TraceEnd)
+        yield number, line
     if decoder.number == 0:
         raise TraceError(f"{path} is not a trace: it is empty")
     if not ended:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from workbench.ground.outside_files import open_bytes
+from workbench.base.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file import MAX_LINE_BYTES, is_gzip_path
 from workbench.trace.gunzip import Gunzip
@@ -141,7 +141,7 @@ class TraceFollower:
         """The complete lines that were not read yet; what a caller does not take is kept for the next one."""
         while True:
             while self._complete:
-                yield from self._decoder.decode(self._complete.popleft())
+                yield self._decoder.decode(self._complete.popleft())
             piece = next(self._pieces, None)
             if piece is None:
                 self._pieces = self._read_pieces()

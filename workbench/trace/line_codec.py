@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +12,6 @@ from msgspec.structs import astuple, force_setattr, replace
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import FrozenDict
 from workbench.trace.lines import SCHEMA_VERSION, TraceLine, TraceMeta
-from workbench.trace.old_versions import OldLines, OldTraceLine
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk, StepRecord
 
@@ -25,7 +24,6 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(TraceLine)
-_old_decoder = msgspec.json.Decoder(OldTraceLine)
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """The exceptions of a decoder for a damaged line, or for a value that no trace may have."""
@@ -108,7 +106,7 @@ def _without_surrogates(value: object) -> object:
 
 
 class LineDecoder:
-    """Decodes the lines of one file in order. The first line names the version of the format.
+    """Decodes the lines of one file in order. The first line has the version of the format.
 
     Args:
         path: The file, for messages.
@@ -120,38 +118,28 @@ class LineDecoder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.number = 0
         self._path = path
-        self._decode: Callable[[bytes], Any] = _decoder.decode
-        self._old: OldLines | None = None
 
-    def decode(self, raw: bytes) -> list[TraceLine]:
+    def decode(self, raw: bytes) -> TraceLine:
         """Decode the next line.
 
         Args:
             raw: The line without its newline.
 
-        Returns:
-            The line. A line of an earlier version can become more than one.
-
         Raises:
             TraceError: Not a trace, a version that cannot be read, or a damaged line, with its number.
         """
         self.number += 1
-        if self.number == 1 and (version := _version_of(self._path, raw)) < SCHEMA_VERSION:
-            self._decode, self._old = _old_decoder.decode, OldLines(version)
+        if self.number == 1:
+            _check_version(self._path, raw)
         try:
-            line = self._decode(raw)
-            if self._old is None and isinstance(line, StepRecord):
+            line: TraceLine = _decoder.decode(raw)
+            if isinstance(line, StepRecord):
                 line = _with_reasons(line)
         except _UNDECODABLE as problem:
             raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
         if isinstance(line, TraceMeta) and self.number > 1:
             raise TraceError(f"{self._path}, line {self.number}: the meta line must be the first, and only the first")
-        if self._old is None:
-            return [line]
-        try:
-            return self._old.convert(line)
-        except TraceError as problem:
-            raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
+        return line
 
 
 class _Header(msgspec.Struct):
@@ -161,8 +149,8 @@ class _Header(msgspec.Struct):
     schema_version: int
 
 
-def _version_of(path: str | os.PathLike[str], raw: bytes) -> int:
-    """The version that the first line of a file names.
+def _check_version(path: str | os.PathLike[str], raw: bytes) -> None:
+    """Check the first line of a file.
 
     Raises:
         TraceError: The line is not that of a trace, or names a version that cannot be read.
@@ -173,12 +161,11 @@ def _version_of(path: str | os.PathLike[str], raw: bytes) -> int:
         raise TraceError(f"{path} is not a trace: its first line holds no kind and schema_version") from None
     if header.kind != "meta":
         raise TraceError(f"{path} is not a trace from its beginning: the first line is a {header.kind[:40]!r} line")
-    if not 1 <= header.schema_version <= SCHEMA_VERSION:
+    if header.schema_version != SCHEMA_VERSION:
         raise TraceError(
-            f"{path} has trace schema version {header.schema_version}, this workbench reads versions 1 to "
-            f"{SCHEMA_VERSION}: open it with the workbench that wrote it, or record it again"
+            f"{path} has trace schema version {header.schema_version}, this workbench reads version {SCHEMA_VERSION}: "
+            "open it with the workbench that wrote it, or record it again"
         )
-    return header.schema_version
 
 
 def is_json(raw: bytes) -> bool:

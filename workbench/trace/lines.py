@@ -13,16 +13,9 @@ from workbench.trace.records import Frozen, StepRecord
 SCHEMA_VERSION = 4
 """Version of the trace file format that is written.
 
-Version 4 says what the pool of KV blocks did; in files of earlier versions it follows from vLLM's rules.
-It has the end of each step, and an asynchronous step begins when the one before it ends: earlier, ``time`` was always
-that of scheduling, and a step ended after its phases (`workbench.trace.step_span.with_span`).
-Version 4 made reasons data (`workbench.trace.reasons.Reason`); before it they were sentences. In a mapping of requests
-to reasons, each reason is written once: the number n stands for the n-th different one, counted from 0.
-Version 3 added drafts and asynchronous steps to chunks, and leaves out the last fields of a chunk that have their
-default.
-Version 2 added the "supplement" line. Version 1 kept its only use, the result of a shadow launch, in the step's
-``kernel.details["shadow"]``. Files of earlier versions are converted when they are read
-(`workbench.trace.old_versions`). A reader refuses any other version by name.
+In a mapping of requests to reasons, each reason is written once: the number n stands for the n-th different one,
+counted from 0. The last fields of a chunk that have their default are left out. Version 4 is the first that a release
+writes; a reader refuses any other by name.
 """
 
 MAX_NAME = 100
@@ -138,9 +131,9 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
     A step has no more than one supplement of each name. The names so far:
 
     - "shadow": the result of a shadow launch of the Metal kernel (`workbench.engine.shadow.ShadowLauncher`).
-    - "top_tokens": the most likely tokens beside each output token (`workbench.readings.top_tokens`).
+    - "top_tokens": the most likely tokens beside each output token (`workbench.trace.readings.top_tokens`).
     - "block_hashes": for each request that ended the hashes of the blocks after those of its prompt (`PrefixHashes`).
-    - "host": what the machine did during a long step of vLLM (`workbench.costs.stalls.causes_of`).
+    - "host": what the machine did during a long step of vLLM (`workbench.simulation.costs.stalls.causes_of`).
 
     Attributes:
         step: Index of the step (``StepRecord.step``).

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from workbench.ground.old_names import moved_names
-from workbench.ground.on_demand import find, np, picture
+from workbench.base.on_demand import find, np, picture
 from workbench.trace.fields import (
     EMPTY,
     BlockId,
@@ -601,16 +600,3 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 def _read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
-
-
-__getattr__ = moved_names(
-    __name__,
-    f"{__package__}.lines",
-    "SCHEMA_VERSION",
-    "Keyframe",
-    "RequestInfo",
-    "TraceEnd",
-    "TraceEndReason",
-    "TraceLine",
-    "TraceMeta",
-)

@@ -11,15 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from workbench.trace.fields import EMPTY
-from workbench.trace.records import StepRecord
 
-_PER_SECOND = (
-    1e9  # whole nanoseconds: without the noise of a difference, which would make a file's numbers twice as long
-)
-_SAME = 1 / _PER_SECOND
+_PER_SECOND = 1e9
+"""Whole nanoseconds: without the noise of a difference, which would make a file's numbers twice as long."""
 
 
 class StepSpan:
@@ -75,21 +70,3 @@ class StepSpan:
         # Without gaps the default of the record, which its file leaves out.
         stop = max(time, last / scale) if starts else time + sum(timings.values())
         return {"time": time, "end": stop, "timings": timings, "phase_starts": starts or EMPTY}
-
-
-def with_span(record: StepRecord, previous_end: float) -> StepRecord:
-    """A record of a file without ends, whose ``time`` is always that of its scheduling, in the form of today.
-
-    Args:
-        record: The record as it was read: its end is that of its phases, taken one after another.
-        previous_end: The end of the step before.
-    """
-    if record.time >= previous_end:
-        return record
-    if record.time > previous_end - _SAME:
-        return replace(record, time=previous_end, end=0.0)
-    span, end = StepSpan(record.time), record.time
-    for phase, seconds in record.timings.items():
-        begin, end = end, end + seconds
-        span.add(phase, previous_end if begin < previous_end < end else begin, end)
-    return replace(record, **span.fields(previous_end))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from workbench.ground.progress import with_progress
+from workbench.base.progress import with_progress
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, decoded_lines, is_gzip_path, read_lines
 from workbench.trace.file_lock import check_unlocked

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, KeysView, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
-from workbench.ground.field_checks import counted, printable, shown
-from workbench.ground.on_demand import picture, with_attached_methods
+from workbench.base.field_checks import counted, printable, shown
+from workbench.base.on_demand import find, picture, with_attached_methods
 from workbench.trace import storage
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError
@@ -18,16 +18,11 @@ from workbench.trace.file import TraceWriter
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.records import Event, StepRecord
 
-if TYPE_CHECKING:
-    from workbench.methods import TraceMethods
-else:
-    TraceMethods = object
-
 T = TypeVar("T")
 
 
 @with_attached_methods
-class Trace(TraceMethods):
+class Trace:
     """Every step of a run, in order: a sequence of StepRecord, with the requests and the configuration.
 
     One thread may append while others read: what was appended never changes. ``trace[k]``, negative indices and
@@ -253,7 +248,7 @@ class Trace(TraceMethods):
         storage.save(self, path, progress=progress)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, progress: bool = False) -> Trace:
+    def load(cls, path: str | os.PathLike[str], *, progress: bool = False) -> Self:
         """Read a trace from a file. Every record is checked, so that what is drawn from it can trust it.
 
         A file that was cut off is read as far as it goes: ``end`` is "cut", ``problems`` says where, and a warning
@@ -286,7 +281,7 @@ class Trace(TraceMethods):
         """The scheduler's memory before the first step, when the run began before the trace; else None."""
         if self.offset == 0 or not self._steps:
             return self.whole._keyframe
-        return self.reading("keyframe", lambda part: part.keyframe_before(0))
+        return self.reading("keyframe", lambda part: find("Trace.keyframe_before")(part, 0))
 
     def arrivals(self) -> list[tuple[int, RequestInfo]]:
         """Each request, in order, with the number of steps in the trace before it was added."""
@@ -332,8 +327,8 @@ class Trace(TraceMethods):
     @overload
     def __getitem__(self, index: int) -> StepRecord: ...
     @overload
-    def __getitem__(self, index: slice) -> Trace: ...
-    def __getitem__(self, index: int | slice) -> StepRecord | Trace:
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> StepRecord | Self:
         if not isinstance(index, slice):
             try:
                 return self._steps[index]
@@ -344,8 +339,8 @@ class Trace(TraceMethods):
             raise ValueError(f"a slice of a trace takes every step: stride must be 1, got {stride}")
         return self._slice(start, max(start, stop))
 
-    def _slice(self, start: int, stop: int) -> Trace:
-        part = Trace(self.meta)
+    def _slice(self, start: int, stop: int) -> Self:
+        part = type(self)(self.meta)
         part._steps = self._steps[start:stop]
         part._slice_of, part.offset, part._run = self.whole, self.offset + start, self._run
         part.problems = list(self.problems)

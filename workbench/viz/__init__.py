@@ -7,10 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.on_demand import imported
+
 if TYPE_CHECKING:
+    from workbench.viz.app import make_app, serve
+    from workbench.viz.attention_weights import weights_html
+    from workbench.viz.cursor import cursor_of
     from workbench.viz.widget import TraceView
 
-__all__ = ["watch"]
+_HOMES = {
+    "cursor_of": "cursor",
+    "make_app": "app",
+    "serve": "app",
+    "weights_html": "attention_weights",
+}
+
+__all__ = ["cursor_of", "make_app", "serve", "watch", "weights_html"]
 
 
 def watch(source: Any, **options: Any) -> TraceView:
@@ -18,3 +30,10 @@ def watch(source: Any, **options: Any) -> TraceView:
     from workbench.viz.widget import watch as watch_in_notebook
 
     return watch_in_notebook(source, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first used."""
+    if name in _HOMES:
+        return imported(f"{__name__}.{_HOMES[name]}", name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from panel.io.state import set_curdoc
 from panel.io.threads import StoppableThread
 from tornado.ioloop import IOLoop
 
-from workbench.ground.served_names import ServedNames
+from workbench.base.served_names import ServedNames
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom

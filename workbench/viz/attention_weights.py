@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.on_demand import np
+from workbench.base.on_demand import np
 from workbench.viz.reprs import fragment
 
 if TYPE_CHECKING:

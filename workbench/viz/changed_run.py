@@ -21,13 +21,16 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
         The simulated trace, and ``error``: the relative error of the predicted duration of the unchanged run; or
         ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
     """
+    from workbench.analysis.predict import whatif
+    from workbench.trace.readings.metrics_collector import metrics
+
     timed = len(trace) > 0 and trace[-1].end > 0
     reason = "a run that is changed in its middle has no times"
     if timed and at_step <= trace[0].step:
         try:
-            measured = trace.metrics().summary.duration
-            unchanged = trace.whatif(force=True).metrics().summary.duration
-            return trace.whatif(force=True, **changes), {
+            measured = metrics(trace).summary.duration
+            unchanged = metrics(whatif(trace, force=True)).summary.duration
+            return whatif(trace, force=True, **changes), {
                 "error": abs(unchanged - measured) / measured if measured else 0.0
             }
         except (ValueError, TraceError) as problem:

@@ -16,9 +16,9 @@ from statistics import quantiles
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from workbench.ground.field_checks import choice, shown
-from workbench.ground.field_checks import number as number_field
-from workbench.ground.on_demand import extra_for
+from workbench.base.field_checks import choice, shown
+from workbench.base.field_checks import number as number_field
+from workbench.base.on_demand import extra_for
 
 ROLES = ("visitor", "follower", "teacher")
 

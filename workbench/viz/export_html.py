@@ -89,9 +89,11 @@ def html_page(
 
 def _answers(trace: Trace) -> dict[str, Any]:
     """The answers of a server: causes of the slowest requests, and for a recording its incident."""
-    slowest = trace.slowest(MAX_EXPLAINED)
+    from workbench.analysis.explain import slowest
+
+    explained = slowest(trace, MAX_EXPLAINED)
     answers: dict[str, Any] = {
-        "explanations": {each.request_id: explanation_facts(each, confirmed=False) for each in slowest}
+        "explanations": {each.request_id: explanation_facts(each, confirmed=False) for each in explained}
     }
     return answers | {"incident": incident_facts(trace)} if trace.meta.is_of_vllm else answers
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from workbench.readings.breakpoints import Breakpoints
 from workbench.trace.errors import TraceError
+from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
@@ -316,9 +316,11 @@ class Feed:
 
     def _do_explain(self, request_id: str) -> None:
         def explain() -> None:
+            from workbench.analysis.explain import explain as explain_request
+
             trace = self._newest_trace()
             try:
-                self._explained = explanation_facts(trace.explain(request_id))
+                self._explained = explanation_facts(explain_request(trace, request_id))
             except (ValueError, TraceError) as problem:
                 self._explained = {"request": request_id, "spans": [], "confirmation": str(problem)}
 
@@ -350,8 +352,10 @@ class Feed:
 
     def _do_tune(self, slo: str) -> None:
         def tune() -> None:
+            from workbench.analysis.tune import tune as tune_run
+
             try:
-                self._tuned = tuning_facts(self._newest_trace().tune(slo))
+                self._tuned = tuning_facts(tune_run(self._newest_trace(), slo))
             except (ValueError, TraceError) as problem:
                 self._tuned = {"verdict": str(problem), "candidates": [], "notes": []}
 

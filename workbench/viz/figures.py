@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.trace.readings.metrics_collector import metrics as metrics_of
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.palette import FOCUS_HUES, LIGHT
 
 if TYPE_CHECKING:
-    from workbench.readings.metrics import TraceMetrics
+    from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
 TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"
@@ -16,7 +17,7 @@ TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"
 
 def trace_figure(trace: Trace) -> Any:
     """The figure of a trace's metrics, ``trace.metrics().figure()``."""
-    return metrics_figure(trace.metrics())
+    return metrics_figure(metrics_of(trace))
 
 
 def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> Any:

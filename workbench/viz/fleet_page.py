@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import panel as pn
 
-from workbench.readings.fleet import Fleet
-from workbench.readings.metrics import Summary, amount, number, percent
+from workbench.trace.readings.fleet import Fleet
+from workbench.trace.readings.metrics import Summary, amount, number, percent
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh
 from workbench.viz.cursor import Cursor
@@ -141,7 +142,7 @@ def fleet_html(fleet: Fleet, request_id: str = "") -> str:
     rows = []
     for name, trace in traces.items():
         link = f'<a href="?rank={quote(name)}">{escape(name)}</a>'
-        rows.append(_row(link, _now([trace]), trace.metrics().summary))
+        rows.append(_row(link, _now([trace]), metrics(trace).summary))
     rows.append(_row("together", _now(list(traces.values())), fleet.metrics().summary))
     head = "".join(f"<th>{title}</th>" for title in ("", "running", "waiting", "KV in use", *_SUMMARY))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from workbench.trace import Trace
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz.pareto import GRID, INK, scale, text
 
 WIDTH, ROW, LEFT, BINS = 900, 56, 110, 360
@@ -80,7 +81,7 @@ def _binned(trace: Trace, start: float, end: float) -> list[tuple[int, int, floa
     Filled blocks are in use or in the prefix cache, which keeps them while nothing runs.
     """
     bins: list[tuple[int, int, float, float] | None] = [None] * BINS
-    steps = trace.metrics().columns
+    steps = metrics(trace).columns
     names = ("time", "duration", "num_running", "num_waiting", "owned_blocks", "cached_blocks")
     blocks = max(1, (trace.num_blocks or 1) - 1)
     for time, seconds, running, waiting, owned, kept in zip(*(steps[name] for name in names)):

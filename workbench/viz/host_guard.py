@@ -8,7 +8,7 @@ from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
-from workbench.ground.served_names import ServedNames
+from workbench.base.served_names import ServedNames
 
 
 class HostGuard(Router):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from workbench.ground.on_demand import np
-from workbench.readings.top_tokens import Candidate, TopTokens
+from workbench.base.on_demand import np
+from workbench.trace.readings.top_tokens import Candidate, TopTokens
 from workbench.viz.words import limit_of, role_of
 
 MOST_VALUES = 48

@@ -5,20 +5,21 @@ The functions for objects of ``workbench.trace`` are attached to them by the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.ground.field_checks import counted
-from workbench.readings.narrate import shown
-from workbench.readings.pool_state import PoolState
+from workbench.base.field_checks import counted
+from workbench.simulation.costs.stalls import stalls
+from workbench.trace.readings.narrate import shown
+from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
 from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, Theme, ink_on, mix
 
 if TYPE_CHECKING:
-    from workbench.readings.metrics import TraceMetrics
+    from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
 TEXT_LIMIT = 600
@@ -127,9 +128,9 @@ def trace_html(trace: Trace) -> str:
     records = list(trace)
     parts = [f"<h4>{escape(trace.meta.source)}</h4>", f"<p>{escape(repr(trace))}</p>"]
     if records:
-        stalls = {stall.step: str(stall) for stall in trace.stalls()}
-        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, stalls=stalls)}")
-        parts += [f"<p>stall: {escape(sentence)}</p>" for sentence in stalls.values()]
+        sentences = {stall.step: str(stall) for stall in stalls(trace)}
+        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, stalls=sentences)}")
+        parts += [f"<p>stall: {escape(sentence)}</p>" for sentence in sentences.values()]
         parts.append(f"<h5>Requests</h5>{_requests_table(trace)}")
     return fragment(*parts)
 
@@ -174,8 +175,9 @@ def metrics_html(metrics: TraceMetrics) -> str:
     return fragment(f"<pre>{escape(str(metrics))}</pre>")
 
 
-def engine_html(facts: Mapping[str, Any], trace: Trace) -> str:
+def engine_html(engine: Any) -> str:
     """An engine: facts about it, its last steps, and the requests with their texts so far."""
+    facts, trace = engine.facts(), engine.trace
     rows = [(name.replace("_", " "), value) for name, value in facts.items()]
     parts = [f"<h4>Engine: {escape(str(facts.get('model', 'model')))}</h4>", table(("", ""), rows)]
     if len(trace):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from workbench.ground.on_demand import np
-from workbench.readings.pool_state import PoolState
+from workbench.base.on_demand import np
 from workbench.trace.fields import EMPTY
+from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import StepRecord
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image

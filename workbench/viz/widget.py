@@ -10,7 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from workbench.readings.breakpoints import Breakpoints
+from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.background import HAS_THREADS, in_background
 from workbench.viz.bundle import bundle

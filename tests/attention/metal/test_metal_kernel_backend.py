@@ -12,15 +12,15 @@ from tiers import examples
 from tiny_models import tiny_model
 
 from workbench import EngineConfig, SamplingParams, msl
-from workbench.attention import paged_varlen_attention
-from workbench.attention import selection as selection_module
-from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.metal import launch
-from workbench.attention.metal.backend import MetalBackend, MslBackend
-from workbench.attention.metal.plan import MIN_KV_SPLIT, TARGET_THREADGROUPS, choose_kv_split, plan_launch
-from workbench.attention.selection import get_backend, resolve_backend_name, select_backend
-from workbench.cli.kernel import is_wrong, print_check, probes, try_backend
+from workbench.apps.cli.kernel import is_wrong, print_check, probes, try_backend
 from workbench.engine import model_runner
+from workbench.kernels.attention import paged_varlen_attention
+from workbench.kernels.attention import selection as selection_module
+from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.metal import launch
+from workbench.kernels.attention.metal.backend import MetalBackend, MslBackend
+from workbench.kernels.attention.metal.plan import MIN_KV_SPLIT, TARGET_THREADGROUPS, choose_kv_split, plan_launch
+from workbench.kernels.attention.selection import get_backend, resolve_backend_name, select_backend
 from workbench.models.preflight import preflight
 
 skip_without_compiler()
@@ -202,7 +202,7 @@ def test_msl_needs_no_self_test():
 
 def test_kernel_check_prints_a_table(capsys, monkeypatch):
     some = [probe for probe in probes() if probe.name in ("decodes", "long context, split")]
-    monkeypatch.setattr("workbench.cli.kernel.probes", lambda full: some)
+    monkeypatch.setattr("workbench.apps.cli.kernel.probes", lambda full: some)
     assert len(some) == 2 and print_check(["msl", "gather"]) == 0
     table = capsys.readouterr().out
     assert "msl v1" in table and "every result is right" in table

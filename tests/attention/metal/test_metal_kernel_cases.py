@@ -7,7 +7,7 @@ from kernel_cases import Batch, Case, as_float64, assert_close, build
 from msl_runs import skip_without_compiler
 
 from workbench import msl
-from workbench.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
 
 skip_without_compiler()
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from kernel_ptx import count_ptx, cuda_unit, with_short_products, with_whole_tiles
 
-from workbench.attention.metal.cuda import to_cuda
+from workbench.kernels.attention.metal.cuda import to_cuda
 
 DTYPES = ("float32", "float16", "bfloat16")
 SMALL = [

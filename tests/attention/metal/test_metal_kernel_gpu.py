@@ -18,10 +18,10 @@ from kernel_cases import (
 )
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.attention.metadata import AttentionMetadata
-from workbench.attention.options import AttentionOptions
-from workbench.attention.selection import get_backend
-from workbench.cli.kernel import print_check
+from workbench.apps.cli.kernel import print_check
+from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.options import AttentionOptions
+from workbench.kernels.attention.selection import get_backend
 
 if not (mx.metal.is_available() or mx.cuda.is_available()):
     pytest.skip("needs a GPU: Apple's, or NVIDIA's with mlx[cuda13]", allow_module_level=True)

@@ -6,9 +6,9 @@ from kernel_cases import Batch, Case, build
 from msl_runs import skip_without_compiler
 
 from workbench import msl
-from workbench.attention.metal.launch import PagedVarlenKernels
-from workbench.attention.metal.plan import LaunchPlan
-from workbench.attention.metal.tile_shape import THREADGROUP_MEMORY, TileShape
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.metal.plan import LaunchPlan
+from workbench.kernels.attention.metal.tile_shape import THREADGROUP_MEMORY, TileShape
 
 skip_without_compiler()
 

@@ -14,7 +14,7 @@ from kernel_cases import (
 from msl_runs import skip_without_compiler
 
 from workbench import msl
-from workbench.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
 
 skip_without_compiler()
 

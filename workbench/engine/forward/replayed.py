@@ -18,15 +18,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.metadata import FEW_ELEMENTS, AttentionMetadata
-from workbench.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
 from workbench.engine.forward.layer_by_layer import LayerByLayer
 from workbench.engine.packed_batch import PackedBatch
+from workbench.kernels.attention.metadata import FEW_ELEMENTS, AttentionMetadata
+from workbench.kernels.attention.metal.launch import LaunchArrays, LaunchKey, PagedVarlenKernels
 from workbench.models.final_norm import FinalNorm
 from workbench.models.forward import forward_rows
 from workbench.models.model_code import position_limit
 from workbench.models.paged_cache import PagedKVCache
-from workbench.models.preflight import TOLERANCE, TOLERANCE_FLOAT32_GPU
+from workbench.models.preflight_result import TOLERANCE, TOLERANCE_FLOAT32_GPU
 from workbench.models.served_model import ServedModel
 
 log = logging.getLogger("workbench")

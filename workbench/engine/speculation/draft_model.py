@@ -17,12 +17,12 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from workbench.base.field_checks import integer
 from workbench.engine.distribution import drawn_from
 from workbench.engine.packed_batch import Segment, pack
 from workbench.engine.sampler import Logits, Sampler, adjust_logits, random_key
 from workbench.engine.speculation.proposer import NO_DRAFTS, ComputedChunk, Drafts, Proposer
 from workbench.engine.speculation.verification import Continued, draw_draft, draws_at_random
-from workbench.ground.field_checks import integer
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams

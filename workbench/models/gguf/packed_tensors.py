@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.cpu.formats import GGML_FORMATS
+from workbench.kernels.cpu.formats import GGML_FORMATS
 from workbench.models.gguf.file import GGUFFile, GGUFTensor
 from workbench.models.packed.matrix import PackedMatrix
 from workbench.models.packed.pack_model import Packed, packed_layers, put_packed

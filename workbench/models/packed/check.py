@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from workbench.cpu.formats import TILE, UNIT
-from workbench.cpu.kernels import PROBED_ROWS
+from workbench.kernels.cpu.formats import TILE, UNIT
+from workbench.kernels.cpu.kernels import PROBED_ROWS
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.packed.experts import PackedExperts, WeightsOf
 from workbench.models.packed.matrix import PackedMatrix

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from workbench.attention.cpu_backend import kernel_memory, shared_memory
-from workbench.attention.metadata import AttentionMetadata
-from workbench.cpu.attention.layout import PAIRS_PER_ITEM, Shapes, make_scratch
-from workbench.cpu.kernels import ROWS
-from workbench.cpu.layer_loop import (
+from workbench.base.threads import num_threads
+from workbench.kernels.attention.cpu_backend import kernel_memory, shared_memory
+from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.cpu.attention.layout import PAIRS_PER_ITEM, Shapes, make_scratch
+from workbench.kernels.cpu.kernels import ROWS
+from workbench.kernels.cpu.layer_loop import (
     NUM_FACTORED,
     NUM_PARTS,
     Batch,
@@ -24,8 +25,7 @@ from workbench.cpu.layer_loop import (
     make_barrier,
     run_layers,
 )
-from workbench.cpu.threads import thread_pool
-from workbench.ground.threads import num_threads
+from workbench.kernels.cpu.threads import thread_pool
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
 

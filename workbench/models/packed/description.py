@@ -13,10 +13,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.dtypes import dtype_name
-from workbench.cpu.attention.kernel import work_list_address
-from workbench.cpu.inputs import code_bits, factors
-from workbench.cpu.layer_loop import GELU, NUM_FACTORED, NUM_PARTS, SILU, FactorField, Field, Model
+from workbench.kernels.attention.dtypes import dtype_name
+from workbench.kernels.cpu.attention.kernel import work_list_address
+from workbench.kernels.cpu.inputs import code_bits, factors
+from workbench.kernels.cpu.layer_loop import GELU, NUM_FACTORED, NUM_PARTS, SILU, FactorField, Field, Model
 from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.model_code import position_limit
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 def table_of_adapter(
     factors: Mapping[str, tuple[np.ndarray, np.ndarray]], places: Mapping[str, Place]
 ) -> np.ndarray | None:
-    """An adapter's row of `workbench.cpu.layer_loop.Batch.adapters`; None if it changes a layer without a place.
+    """An adapter's row of ``Batch.adapters`` in `layer_loop`; None if it changes a layer without a place.
 
     Args:
         factors: Its matrices by layer, float32 [rank, inputs] and [rank, outputs], which have to stay in memory.

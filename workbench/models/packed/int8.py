@@ -11,8 +11,8 @@ import time
 import mlx.nn as nn
 import numpy as np
 
-from workbench.cpu.attention.processor import instruction_set
-from workbench.cpu.formats import GGML_FORMATS, Activations
+from workbench.kernels.cpu.attention.processor import instruction_set
+from workbench.kernels.cpu.formats import GGML_FORMATS, Activations
 from workbench.models.packed.activations import packed_matrices
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.matrix import PackedMatrix

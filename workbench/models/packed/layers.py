@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.cpu_backend import shared_memory
+from workbench.kernels.attention.cpu_backend import shared_memory
 from workbench.models.packed.matrix import PackedMatrix
 
 FIXED = 'packed weights cannot be replaced: load the model with weights="float32"'

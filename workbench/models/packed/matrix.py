@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.cpu.formats import (
+from workbench.base.threads import num_threads
+from workbench.kernels.cpu.formats import (
     GGML_FORMATS,
     MXFP4,
     TILE,
@@ -18,11 +19,18 @@ from workbench.cpu.formats import (
     ScaleKind,
     affine_format,
 )
-from workbench.cpu.inputs import code_bits, factors
-from workbench.cpu.kernels import multiply, product_kernel
-from workbench.cpu.packing import KINDS, half_of_power, layout_of, pack_affine, pack_floats, pack_ggml, unpack_rows
-from workbench.cpu.threads import share, thread_pool
-from workbench.ground.threads import num_threads
+from workbench.kernels.cpu.inputs import code_bits, factors
+from workbench.kernels.cpu.kernels import multiply, product_kernel
+from workbench.kernels.cpu.packing import (
+    KINDS,
+    half_of_power,
+    layout_of,
+    pack_affine,
+    pack_floats,
+    pack_ggml,
+    unpack_rows,
+)
+from workbench.kernels.cpu.threads import share, thread_pool
 from workbench.models.gguf.types import GGML_TYPES
 
 _LINE = 64

@@ -13,8 +13,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
 
-from workbench.cpu.attention.processor import LANES, cpu_features
-from workbench.ground.progress import progress_bar
+from workbench.base.progress import progress_bar
+from workbench.kernels.cpu.attention.processor import LANES, cpu_features
 from workbench.models.packed.check import ProductChecks
 from workbench.models.packed.experts import PackedExperts
 from workbench.models.packed.layers import PackedEmbedding, PackedLayer, PackedLinear, Product

@@ -21,9 +21,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.attention.backend import AttentionBackend
-from workbench.attention.dtypes import dtype_name
-from workbench.cpu.layer_loop import Model, ProductField
+from workbench.kernels.attention.backend import AttentionBackend
+from workbench.kernels.attention.dtypes import dtype_name
+from workbench.kernels.cpu.layer_loop import Model, ProductField
 from workbench.models import trial_steps
 from workbench.models.class_patch import calls_through
 from workbench.models.far_trial import far_trial
@@ -35,7 +35,7 @@ from workbench.models.packed.description import Description, NotDescribed, layer
 from workbench.models.packed.pack_model import pack_model
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.patch import patch_model
-from workbench.models.preflight import TOLERANCE, PreflightResult
+from workbench.models.preflight_result import TOLERANCE, PreflightResult
 from workbench.models.remembered import NOTHING, Remembered
 from workbench.models.small_copy import small_copy
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from workbench.cpu.formats import ScaleKind
+from workbench.kernels.cpu.formats import ScaleKind
 from workbench.models.packed import matrix
 
 _SCALES: dict[mx.Dtype, ScaleKind] = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}

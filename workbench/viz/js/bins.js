@@ -2,7 +2,7 @@
 
 import { upperBound } from "./sorted.js";
 
-/** A percentile of sorted values, interpolated as in workbench/readings/metrics.py; NaN without values. */
+/** A percentile of sorted values, interpolated as in workbench/trace/readings/metrics.py; NaN without values. */
 export function percentile(sorted, percent) {
   if (!sorted.length) return NaN;
   const place = ((sorted.length - 1) * percent) / 100, index = Math.floor(place);

@@ -1,7 +1,7 @@
 // Two runs of one workload, this one (a) above the line and the other (b) below it: mirrored in the timeline, and in a
 // row for every request that shows its chunks or its tokens; with the gains and losses of each request, and the first
-// divergence of the runs. The findings (workbench/readings/compare.py) come with the packet of the second run, and are
-// only drawn here.
+// divergence of the runs. The findings (workbench/trace/readings/compare.py) come with the packet of the second run,
+// and are only drawn here.
 
 import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";

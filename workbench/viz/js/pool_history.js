@@ -1,7 +1,7 @@
 // The state of every KV block at any step: the changes of each step, with a full copy every so often, so that
 // stepping back costs no more than stepping forward.
 
-// As in workbench/readings/pool_state.py.
+// As in workbench/trace/readings/pool_state.py.
 export const RESERVED = 0;
 export const FREE = 1;
 export const CACHED = 2;

@@ -17,10 +17,10 @@ from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
-from workbench.readings import top_tokens
-from workbench.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
-from workbench.readings.narrate import narrate, shown
 from workbench.trace.lines import RequestInfo
+from workbench.trace.readings import top_tokens
+from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
+from workbench.trace.readings.narrate import narrate, shown
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Arm, Chunk, Event, LimitedBy, StepRecord, TableChange
 from workbench.viz.layout.miss_texts import MissTexts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.readings.compare import Comparison, compare
 from workbench.trace.errors import TraceError
+from workbench.trace.readings.compare import Comparison, compare
 from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
-    """The result of ``workbench.trace.compare`` as plain data.
+    """The result of `workbench.trace.readings.compare.compare` as plain data.
 
     Returns:
         ``badge``, ``same_tokens``, ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None) and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workbench.readings.metrics import amount
+from workbench.trace.readings.metrics import amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

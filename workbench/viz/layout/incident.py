@@ -17,8 +17,10 @@ def incident_facts(trace: Trace) -> dict[str, Any]:
         ``slow``: for each request its id, the cause of most of its time to first token with the requests behind it, and
         the share of that part in [0, 1]; ``apart``: sentences; ``stalls``: step and sentence of each.
     """
+    from workbench.analysis.incident import incident
+
     try:
-        found = trace.incident()
+        found = incident(trace)
     except (ValueError, TraceError):  # durations or settings that no rule explains
         return {"slow": [], "apart": [], "stalls": []}
     return {

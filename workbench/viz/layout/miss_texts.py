@@ -59,7 +59,9 @@ class MissTexts:
 
 def _in_words(trace: Trace, request_id: str, step: int) -> str:
     """Why an admission found no more; where two prompts part, with their words instead of token ids."""
-    misses = trace.why_missed(request_id)
+    from workbench.analysis.misses import why_missed
+
+    misses = why_missed(trace, request_id)
     why = misses.in_short(step)
     for miss in misses:
         if miss.token_ids is None or miss.culprit is None or miss.why not in why:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from workbench.ground.on_demand import np
+from workbench.base.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.viz.layout.columns import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.ground.on_demand import np
-from workbench.readings.pool_state import OWNED, PoolState
+from workbench.base.on_demand import np
+from workbench.trace.readings.pool_state import OWNED, PoolState
 from workbench.trace.records import StepRecord
 
 FIRST_FOCUS = 4

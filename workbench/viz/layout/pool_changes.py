@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from workbench.readings.block_replay import BlockReplay
-from workbench.readings.pool_state import CACHED, FREE, OWNED
+from workbench.trace.readings.block_replay import BlockReplay
+from workbench.trace.readings.pool_state import CACHED, FREE, OWNED
 from workbench.trace.records import StepRecord
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class BlockChange(NamedTuple):
 
     Attributes:
         block: Physical block id.
-        state: FREE, CACHED or OWNED of ``workbench.readings.pool_state``.
+        state: FREE, CACHED or OWNED of ``workbench.trace.readings.pool_state``.
         owner: The request that holds the block and was admitted first; None for a free block.
         references: Number of block tables that hold it.
     """

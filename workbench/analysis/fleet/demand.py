@@ -1,0 +1,169 @@
+"""The load of a fleet, and the make of one of its replicas, from a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from workbench.analysis.fleet.fleet_run import FleetRun
+from workbench.analysis.fleet.load import scale_load
+from workbench.analysis.fleet.router import Router
+from workbench.analysis.fleet.sessions import Sessions
+from workbench.analysis.fleet.simulate import read_fleet, run_fleet
+from workbench.analysis.fork import recorded_config, recorded_requests
+from workbench.config import EngineConfig
+from workbench.scheduler.request import Request
+from workbench.simulation.access_log import is_access_log, read_access_log
+from workbench.simulation.arrivals import Arrival, read_generated
+from workbench.simulation.costs.cost_model import CostModel, step_costs
+from workbench.simulation.limits import MAX_STEPS
+from workbench.simulation.simulate import next_token
+from workbench.simulation.workload import read_json_workload
+from workbench.trace import Trace
+
+NUM_MODELS = 8
+"""Number of fits to parts of a recording."""
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """The load of a fleet, and the make of one replica.
+
+    Attributes:
+        arrivals: The requests, with times.
+        config: Configuration of a replica.
+        cost_model: Duration of a replica's step.
+        source: The origin of the durations: they hold for that hardware alone.
+        sample_token: Gives the tokens of a request.
+        models: Cost models of fits to parts of the recording, whose spread is the fit's uncertainty; empty without one.
+        sessions: Closed loops, which send requests beside the arrivals.
+        load: Multiple of the load of the file.
+        given: The requests of the file.
+        how: The way to another load, see `workbench.analysis.fleet.load.scale_load`.
+        seed: Seed of the requests that are left out or come once more.
+        generate: The description of generated requests, which another seed draws again; None for others.
+    """
+
+    arrivals: list[Arrival]
+    config: EngineConfig
+    cost_model: CostModel
+    source: str
+    sample_token: Callable[[Request], int] = next_token
+    models: Sequence[CostModel] = ()
+    sessions: Sessions | None = None
+    load: float = 1.0
+    given: Sequence[Arrival] = ()
+    how: str = "repeated"
+    seed: int = 0
+    generate: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(
+        cls,
+        source: Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        cost_from: Trace | None = None,
+        config: Mapping[str, Any] | None = None,
+        load: float = 1.0,
+        how: str = "repeated",
+        seed: int = 0,
+    ) -> Demand:
+        """The demand that a file describes.
+
+        Args:
+            source: A workload, a recording, or an access log or public trace (`workbench.simulation.access_log`).
+            cost_from: Recording to fit the duration of a step to, instead of the workload's cost model; a recording
+                that is the source is fitted to itself.
+            config: Changes of the configuration.
+            load: See `workbench.analysis.fleet.load.scale_load`, like the arguments below.
+            how: "repeated" or "compressed".
+            seed: Seed of the requests that are left out or come once more.
+
+        Raises:
+            ValueError: The file is malformed, or nothing says how long a step takes.
+        """
+        sample_token: Callable[[Request], int] = next_token
+        told = "the workload's cost_model"
+        sessions, models, generate = None, [], None
+        if isinstance(source, Mapping) or Path(source).suffix == ".json":
+            content = read_json_workload(source)
+            generate = content.get("generate")
+            base, given, model, sessions = read_fleet(content, CostModel.fit(cost_from)[0] if cost_from else None, load)
+        elif is_access_log(source):
+            base, given, model = EngineConfig(), read_access_log(source), None
+        else:
+            trace = Trace.load(source)
+            cost_from = cost_from or trace
+            base, model = recorded_config(trace), None
+            given, sample_token = recorded_requests(trace)
+        if cost_from is not None:
+            model, report = CostModel.fit(cost_from)
+            models = CostModel.bootstrap(step_costs(cost_from), NUM_MODELS, seed)
+            told = f"a fit to {cost_from.meta.source}; on held-out steps the median error is {report.median_error:.1%}"
+        if model is None:
+            raise ValueError(
+                "nothing says how long a step takes: give a recording of such a server to fit it to (--cost-from), or "
+                'a workload with a cost_model, such as {"fixed": 0.01}'
+            )
+        given = list(given)
+        return cls(
+            arrivals=scale_load(given, load, how, seed),
+            config=base.replace(**(config or {})),
+            cost_model=model,
+            source=told,
+            sample_token=sample_token,
+            models=models,
+            sessions=sessions,
+            load=load,
+            given=given,
+            how=how,
+            seed=seed,
+            generate=generate,
+        )
+
+    def times(self, factor: float) -> Demand:
+        """The demand at so many times its load."""
+        load = self.load * factor
+        arrivals = scale_load(self.given, load, self.how, self.seed)
+        sessions = self.sessions.with_load(load) if self.sessions else None
+        return replace(self, arrivals=arrivals, sessions=sessions, load=load)
+
+    def run(self, replicas: int, router: str | Router, seed: int = 0, model: CostModel | None = None) -> FleetRun:
+        """The demand, served by so many replicas.
+
+        Args:
+            replicas: Their number.
+            router: The router.
+            seed: Seed of the router's random choices, and added to those of sessions, of generated requests, and of the
+                requests that another load leaves out or repeats.
+            model: Another cost model than the demand's.
+        """
+        return run_fleet(
+            self._drawn(seed) if seed else self.arrivals,
+            [self.config] * replicas,
+            [model or self.cost_model] * replicas,
+            router=router,
+            sample_token=self.sample_token,
+            seed=seed,
+            sessions=self.sessions.with_seed(seed) if self.sessions else None,
+            max_steps=100 * MAX_STEPS,
+        )
+
+    def _drawn(self, seed: int) -> list[Arrival]:
+        """The requests of another seed."""
+        generate = self.generate
+        own = {**generate, "seed": generate.get("seed", 0) + seed} if generate is not None else None
+        given = read_generated(own) if own is not None else self.given
+        return scale_load(given, self.load, self.how, self.seed + seed)
+
+    def fingerprint(self) -> str:
+        """A text that is the same for the same demand alone."""
+        digest = sha256(repr((self.config, self.cost_model, self.sessions)).encode())
+        for arrival in self.arrivals:
+            digest.update(repr((arrival.request_id, arrival.arrives_at, arrival.sampling.max_tokens)).encode())
+            digest.update(repr(list(arrival.prompt_token_ids)).encode())
+        return digest.hexdigest()[:16]

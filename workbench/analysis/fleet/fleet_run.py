@@ -1,0 +1,158 @@
+"""A simulated run of a fleet: where each request went and why, and a trace for each replica."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+
+from workbench.analysis.fleet.fork import Fork, SecondChoice, second_choice
+from workbench.analysis.fleet.router import Router
+from workbench.analysis.fleet.split import HandOver
+from workbench.base.field_checks import shown
+from workbench.base.on_demand import find
+from workbench.trace import Trace
+from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
+from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A router's decision about one request.
+
+    Attributes:
+        request_id: The request.
+        time: Seconds since the start at which it arrived.
+        replica: Index of the replica that got it.
+        scores: A number for each candidate, which decided it; empty if none did.
+        unit: The meaning of the scores.
+        rule: The part of the router's rule that applied.
+        candidates: Indices of the replicas that the scores belong to: all that took requests.
+    """
+
+    request_id: str
+    time: float
+    replica: int
+    scores: tuple[float, ...]
+    unit: str
+    rule: str
+    candidates: tuple[int, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.request_id} went to replica {self.replica}"
+        if self.rule:
+            text += f": {self.rule}"
+        if self.scores:
+            text += f"; {self.unit}: " + ", ".join(f"{score:.6g}" for score in self.scores)
+        if self.candidates != tuple(range(len(self.candidates))):
+            text += f" of replicas {', '.join(map(str, self.candidates))}"
+        return text
+
+
+class FleetRun:
+    """A simulated run of several replicas.
+
+    Attributes:
+        router: Name of the router.
+        choices: The router's decisions by request, in the order of arrival.
+        traces: One trace per replica.
+        hand_overs: With prefill and decode apart, the moves from one to the other by request.
+    """
+
+    def __init__(
+        self,
+        router: str,
+        choices: dict[str, Choice],
+        traces: list[Trace],
+        hand_overs: dict[str, HandOver],
+        again: Callable[[Callable[[Router], Router]], FleetRun],
+    ) -> None:
+        self._again = again
+        self.router = router
+        self.choices = choices
+        self.traces = traces
+        self.hand_overs = hand_overs
+
+    @property
+    def assignments(self) -> dict[str, int]:
+        """The index of each request's replica."""
+        return {request_id: choice.replica for request_id, choice in self.choices.items()}
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the requests that each replica got."""
+        counts = [0] * len(self.traces)
+        for choice in self.choices.values():
+            counts[choice.replica] += 1
+        return [count / len(self.choices) if self.choices else 0.0 for count in counts]
+
+    def metrics(self) -> TraceMetrics:
+        """The metrics of all replicas as one; requests are named ``replica 0/request``.
+
+        With prefill and decode apart they are those of the replicas that decode, whose latencies begin with a request's
+        first arrival.
+        """
+        decoding = {move.replica for move in self.hand_overs.values()}
+        counted = [index for index in range(len(self.traces)) if not decoding or index in decoding]
+        return merge_metrics({f"replica {index}": (metrics(self.traces[index]), 0.0) for index in counted})
+
+    def to_svg(self, request_id: str = "") -> str:
+        """The replicas as rows of one time axis; ``request_id`` names a request whose way is framed.
+
+        Raises:
+            ValueError: The run has no clock, or there is no such request.
+        """
+        traces = {f"replica {index}": trace for index, trace in enumerate(self.traces)}
+        svg: str = find("FleetRun.to_svg")(traces, request_id)
+        return svg
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Save each replica's trace into a folder, which ``workbench trace watch`` opens as one page.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for index, trace in enumerate(self.traces):
+            trace.save(Path(folder) / f"replica-{index}.jsonl.gz")
+
+    def _repr_html_(self) -> str:
+        picture = self.to_svg() if self.metrics().summary.unit == "s" else ""
+        return f"<pre>{escape(repr(self))}</pre>{picture}"
+
+    def second_choice(self, request_id: str) -> Fork:
+        """The cost of the second choice for one request: everything runs again, with this request sent elsewhere.
+
+        Raises:
+            ValueError: There is no such request, one replica alone took requests, or the run has no clock.
+        """
+        if request_id not in self.choices:
+            raise ValueError(f"there is no request {shown(request_id)} in this run")
+        if self.metrics().summary.unit != "s":
+            raise ValueError("a second choice costs time, and this run has no clock: give a cost_model")
+        other = self._again(partial(SecondChoice, request_id=request_id))
+        replicas = (self.choices[request_id].replica, other.choices[request_id].replica)
+        return second_choice(request_id, replicas, (self.metrics(), other.metrics()))
+
+    def __repr__(self) -> str:
+        whole = self.metrics().summary
+        lines = [
+            f"FleetRun({self.router}, {len(self.traces)} replicas: {whole.num_finished} of {len(self.choices)} "
+            f"requests finished in {amount(whole.duration, whole.unit)})",
+            "  replica  requests  steps  cached  preempted  TTFT mean        p99   ITL mean  peak KV",
+        ]
+        names = [*map(str, range(len(self.traces))), "all"]
+        for name, measured in zip(names, [*(metrics(trace) for trace in self.traces), self.metrics()]):
+            found = measured.summary
+            tokens = found.num_cached_tokens + found.num_scheduled_tokens
+            row = (
+                f"{name:>7}  {found.num_requests:>8}  {found.num_steps:>5}",
+                f"{percent(found.num_cached_tokens / tokens if tokens else None):>6}  {found.num_preemptions:>9}",
+                f"{number(found.ttft.mean):>9}  {number(found.ttft.p99):>9}  {number(found.itl.mean):>9}",
+                f"{percent(found.peak_kv_use):>7}",
+            )
+            lines.append("  " + "  ".join(row))
+        return "\n".join(lines)

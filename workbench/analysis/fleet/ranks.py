@@ -1,0 +1,159 @@
+"""The data-parallel ranks of one vLLM server, as recorded: predicted together, behind vLLM's choice between them.
+
+Each request arrives at the server, at its recorded time, and the router of the recorded version chooses its rank. So
+another setting, or another number of ranks, may send it elsewhere. Ranks that wait for each other in every step, as
+those of a mixture of experts do, are simulated as if they did not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from workbench.analysis.fleet.simulate import FleetRun, run_fleet
+from workbench.analysis.fork import Past, hang_of, max_steps_of, recorded_config
+from workbench.analysis.predict import NUM_DRAWS, Predictor
+from workbench.analysis.rerun import Outcome
+from workbench.analysis.values import latency_values
+from workbench.base.field_checks import integer
+from workbench.scheduler.request import Request
+from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.step_noise import Replayed
+from workbench.simulation.workload import made_up_token
+from workbench.trace import Trace
+from workbench.trace.readings.contents import Contents, Numbers
+from workbench.trace.readings.metrics import TraceMetrics
+from workbench.trace.readings.metrics_collector import merge_metrics
+from workbench.trace.readings.metrics_collector import metrics as metrics_of
+
+RANKS = "data_parallel_size"
+"""vLLM's field for the number of ranks."""
+
+MAX_RANKS = 1024
+
+
+class RanksPredictor(Predictor):
+    """Predicts the run of all ranks; ``data_parallel_size`` is one more field that can be changed.
+
+    Args:
+        traces: The recordings of one run by rank, as `workbench.trace.readings.fleet.Fleet.traces` has them.
+        others: More recordings to fit the cost model to.
+        fit_from: Recordings to fit the cost model to instead.
+        num_draws: Number of repeated simulations for intervals; 0 for none.
+        counted: Requests whose latencies count; None for all.
+
+    Raises:
+        ValueError: The recordings have different settings, one request, no clock or no first step, or the fit does not
+            hold.
+    """
+
+    def __init__(
+        self,
+        traces: Mapping[str, Trace],
+        *,
+        others: Sequence[Trace] = (),
+        fit_from: Sequence[Trace] = (),
+        num_draws: int = NUM_DRAWS,
+        counted: Collection[str] | None = None,
+    ) -> None:
+        first, *rest = traces.values()
+        super().__init__(first, others=[*rest, *others], fit_from=fit_from, num_draws=num_draws, counted=counted)
+        self.traces = dict(traces)
+        for name, trace in self.traces.items():
+            if recorded_config(trace) != recorded_config(first):
+                raise ValueError(f"{name} was recorded under other settings than {next(iter(traces))}")
+            if len(trace) and trace[0].step:
+                raise ValueError(f"a prediction needs the whole run, and {name} has only {trace.steps_in_words}")
+        numbers = Numbers()
+        self._pasts = {name: Past(trace, Contents(trace, numbers)) for name, trace in self.traces.items()}
+        start = min(trace.meta.created for trace in self.traces.values())
+        self._arrivals = [
+            arrival for name, trace in self.traces.items() for arrival in self._arrivals_of(name, trace, start)
+        ]
+        self._tokens = {
+            request_id: tokens for past in self._pasts.values() for request_id, tokens in past.tokens.items()
+        }
+        if len({arrival.request_id for arrival in self._arrivals}) < len(self._arrivals):
+            raise ValueError("two ranks have a request with the same id: the folder holds more than one run")
+
+    def _arrivals_of(self, name: str, trace: Trace, start: float) -> Iterator[Arrival]:
+        """A rank's requests, at their times on the clock of the rank that started first."""
+        late = trace.meta.created - start
+        for info in trace.requests.values():
+            arrival = self._pasts[name].timed_arrival(info, 0)
+            at = info.arrival_time + late
+            yield dataclasses.replace(arrival, arrives_at=at, arrival_time=at, arrival_step=0)
+
+    @cached_property
+    def recorded(self) -> dict[str, float]:
+        """The values of all ranks together."""
+        start = min(trace.meta.created for trace in self.traces.values())
+        together = {name: (metrics_of(its), its.meta.created - start) for name, its in self.traces.items()}
+        return latency_values(merge_metrics(together), self._counted)
+
+    def simulate_ranks(self, changes: Mapping[str, Any], draw: int | None = None) -> FleetRun:
+        """The run of all ranks under a changed configuration.
+
+        Args:
+            changes: The changed fields.
+            draw: Number of a repeated simulation, with noise; None for the one without.
+
+        Raises:
+            ValueError: A field is unknown, a value is outside its range, or no schedule can serve a request.
+        """
+        if changes and not all(past.knows_prefixes for past in self._pasts.values()):
+            raise ValueError(
+                "the recordings have neither token ids nor block hashes, and blocks were evicted: the prefixes that "
+                "other settings would find are unknown"
+            )
+        fields = dict(changes)
+        count = integer(RANKS, fields.pop(RANKS, len(self.traces)), 1, MAX_RANKS)
+        recorded = recorded_config(self.trace)
+        configs = [past.changed(recorded, fields) for past in self._pasts.values()]
+        model, noise = (self.model, None) if draw is None else (self._models[draw], self._noise)
+        costs = [Replayed(model, self._drift, noise, (draw or 0) * MAX_RANKS + rank) for rank in range(count)]
+        return run_fleet(
+            self._arrivals,
+            [configs[0]] * count,
+            costs,
+            router="vllm",
+            sample_token=self._sample_token,
+            max_steps=max(map(max_steps_of, self.traces.values())),
+        )
+
+    def _sample_token(self, request: Request) -> int:
+        tokens, index = self._tokens[request.request_id], request.num_output_tokens
+        return tokens[index] if index < len(tokens) else made_up_token(f"{request.request_id}:{request.num_tokens}")
+
+    def outcomes(
+        self, tasks: Sequence[tuple[Mapping[str, Any], int | None]]
+    ) -> Iterator[tuple[int, Outcome | ValueError]]:
+        """See `Predictor.outcomes`; one after the other."""
+        for index, (changes, draw) in enumerate(tasks):
+            try:
+                yield index, self._outcome(self.simulate_ranks(changes, draw))
+            except ValueError as problem:
+                yield index, problem
+
+    def simulate(self, **changes: Any) -> Trace:
+        """Refused: every rank has a trace (`simulate_ranks`)."""
+        raise ValueError("the ranks of a prediction have a trace each: name the recording of one rank to save its own")
+
+    def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
+        notes = super()._notes(outcome, changes)
+        if len({made.key_id for trace in self.traces.values() if (made := trace.meta.prefix_hashes)}) > 1:
+            notes += ("the ranks' block hashes have different keys: prefixes shared across ranks are unknown",)
+        return notes
+
+    def _outcome(self, run: FleetRun) -> Outcome:
+        metrics: TraceMetrics = run.metrics()
+        stopped = [trace for trace in run.traces if trace.end not in ("", "done")]
+        hang = hang_of(stopped[0][-1], len(stopped[0])) if stopped else ""
+        e2e = {
+            name.partition("/")[2]: request.e2e.seconds
+            for name, request in metrics.requests.items()
+            if request.e2e is not None and request.e2e.seconds is not None
+        }
+        return Outcome(latency_values(metrics, self._counted), stopped[0].end if stopped else "done", hang, e2e)

@@ -1,0 +1,401 @@
+"""The number of replicas that a load needs for a target, and the router that serves it best."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from workbench.analysis.fleet.demand import Demand
+from workbench.analysis.fleet.fleet_run import FleetRun
+from workbench.analysis.fleet.router import Router
+from workbench.analysis.spread_out import spread_out
+from workbench.analysis.sweep import mark_pareto
+from workbench.analysis.tune import read_slo, score
+from workbench.analysis.values import latency_values
+from workbench.base.field_checks import integer
+from workbench.base.on_demand import find
+from workbench.base.outside_files import json_value, read_text
+from workbench.base.progress import progress_bar
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.metrics import TraceMetrics, number, percent
+
+MAX_REPLICAS = 256
+"""The largest fleet that ``size`` tries by default."""
+
+MAX_FACTOR = 16.0
+"""The largest multiple of a load that ``size`` tries for its answer."""
+
+OBJECTIVES = {"replicas": "min", "ttft_mean": "min", "itl_mean": "min"}
+"""The measures of a layout: each replica costs, and latencies should be small."""
+
+
+@dataclass(frozen=True)
+class FleetRow:
+    """The numbers of one layout.
+
+    Attributes:
+        router: Name of the router.
+        replicas: Number of replicas.
+        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.predict.value_names`.
+        hit_rate: Share of the prompt tokens that were found in prefix caches.
+        goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
+        largest_share: Share of the requests that went to the busiest replica.
+        score: The worst ratio of a value to its limit; 1 or less meets the target.
+        load: Multiple of the load of the file.
+        rate: Requests that arrived in a second.
+    """
+
+    router: str
+    replicas: int
+    values: dict[str, float]
+    hit_rate: float
+    goodput: float
+    largest_share: float
+    score: float
+    load: float = 1.0
+    rate: float = 0.0
+
+    @property
+    def meets(self) -> bool:
+        """Whether the target is met."""
+        return self.score <= 1
+
+    def cost(self, price: float) -> float:
+        """Cost of a million output tokens, at a price of a replica for an hour."""
+        return price * self.replicas / 3600 / self.values["output_throughput"] * 1e6
+
+    @classmethod
+    def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
+        """The numbers of a run, at a multiple of the load of the file."""
+        times = [choice.time for choice in run.choices.values()]
+        span = max(times) - min(times)
+        metrics = run.metrics()
+        values = latency_values(metrics)
+        found = metrics.summary
+        tokens = found.num_cached_tokens + found.num_scheduled_tokens - found.num_output_tokens
+        return cls(
+            router=run.router,
+            replicas=len(run.traces),
+            values=values,
+            hit_rate=found.num_cached_tokens / tokens if tokens > 0 else 0.0,
+            goodput=_goodput(metrics, slo),
+            largest_share=max(run.shares),
+            score=score(values, slo) if slo else 0.0,
+            load=load,
+            rate=(len(times) - 1) / span if span else 0.0,
+        )
+
+
+@dataclass(frozen=True)
+class FleetTable:
+    """Layouts that were tried.
+
+    Attributes:
+        rows: Their numbers, in the order in which they were tried.
+        slo: The target by name; empty without one.
+        source: The origin of the durations of steps.
+        best: The answer: the smallest layout that meets the target; None if none does.
+        repeats: The answer's layout with other seeds and other fits of the cost model.
+        highest: The answer's layout at the highest load that was found to meet the target.
+        price: Price of a replica for an hour.
+        note: A sentence about rows that are missing; "" for none.
+    """
+
+    rows: list[FleetRow]
+    slo: dict[str, float]
+    source: str
+    best: FleetRow | None = field(default=None)
+    repeats: Sequence[FleetRow] = ()
+    note: str = ""
+    highest: FleetRow | None = None
+    price: float | None = None
+
+    def pareto(self) -> list[dict[str, Any]]:
+        """The rows as plain data, with ``pareto``: no other is at least as good by ``OBJECTIVES`` and better in one."""
+        plain = [
+            {"router": row.router, "replicas": row.replicas, **row.values, "hit_rate": row.hit_rate, "end": "done"}
+            for row in self.rows
+        ]
+        return mark_pareto(plain, OBJECTIVES)
+
+    def to_svg(self) -> str:
+        """The Pareto plot: time to first token against the number of replicas and inter-token latency."""
+        svg: str = find("Sizing.to_svg")(self.pareto(), ["router", "replicas"], across=("replicas", "itl_mean"))
+        return svg
+
+    def __repr__(self) -> str:
+        names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
+        head = ["", "router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
+        head += ["cost of 1M"] if self.price is not None else []
+        front = ["*" if row["pareto"] else "" for row in self.pareto()]
+        table = [head, *([mark, *_cells(row, names, self.price)] for mark, row in zip(front, self.rows))]
+        widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        lines[1:] = [line + (" <" if row is self.best else "") for line, row in zip(lines[1:], self.rows)]
+        lines.append("* no other layout has fewer replicas and lower mean TTFT and ITL")
+        if self.slo:
+            lines.append(self._answer())
+        if self.repeats:
+            lines += self._spread()
+        if self.highest is not None:
+            lines.append(self._limit())
+        if self.price is not None:
+            lines.append(f"cost of 1M: of a million output tokens, at {self.price:g} for a replica and hour")
+        if self.note:
+            lines.append(self.note)
+        lines.append(f"steps are simulated; their durations come from {self.source}")
+        return "\n".join(lines)
+
+    def _answer(self) -> str:
+        limits = ", ".join(f"{name} <= {limit:g}" for name, limit in self.slo.items())
+        if self.best is not None:
+            return f"{self.best.replicas} replicas with {self.best.router} meet {limits}"
+        closest = min(self.rows, key=lambda row: row.score)
+        return (
+            f"no layout meets {limits}; closest: {closest.replicas} replicas with {closest.router}, whose worst value "
+            f"is {closest.score:.3g} times its limit"
+        )
+
+    def _limit(self) -> str:
+        """The highest load that the answer serves within the target, and the cost there."""
+        assert self.best is not None and self.highest is not None
+        text = (
+            f"{self.best.replicas} replicas still meet it at {self.highest.load / self.best.load:.3g} times this load, "
+            f"{number(self.highest.rate)} requests/s"
+        )
+        if self.price is not None:
+            text += f", where a million output tokens cost {number(self.highest.cost(self.price))}"
+        return text
+
+    def _spread(self) -> Iterator[str]:
+        """The range of each value of the target over the repeats, and how many of them meet it."""
+        assert self.best is not None
+        for name in self.slo:
+            values = [row.values[name] for row in (self.best, *self.repeats)]
+            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs"
+        met = sum(row.meets for row in (self.best, *self.repeats))
+        yield f"{met} of {len(self.repeats) + 1} runs, with other seeds and fits of the cost model, meet the target"
+
+
+def compare(
+    demand: Demand,
+    replicas: Sequence[int],
+    routers: Sequence[str | Router],
+    slo: str | Mapping[str, float] = "",
+    *,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    progress: bool = False,
+    price: float | None = None,
+) -> FleetTable:
+    """Every number of replicas with every router, spread over processes. Ctrl-C ends it with the rows that are known.
+
+    Args:
+        demand: The demand.
+        replicas: Numbers of replicas.
+        routers: Routers.
+        slo: A target, see `workbench.analysis.tune.read_slo`; none by default.
+        out: A JSON Lines file that gets each row when it is known; rows of the same demand that it holds already are
+            taken from it, so that a comparison that was interrupted continues.
+        jobs: Number of processes; None for one per core, 1 for runs in this process. A router of a notebook runs in
+            this process: others cannot import it.
+        executor: Runs the layouts instead. Any `concurrent.futures.Executor` will do, such as Dask's
+            ``client.get_executor()``.
+        progress: Show a progress bar of layouts, with the best so far.
+        price: Price of a replica for an hour; None to show no costs.
+
+    Raises:
+        ValueError: An argument is malformed, or a request cannot be served.
+    """
+    limits = read_slo(slo) if slo else {}
+    layouts = list(product([integer("replicas", count, 1) for count in replicas], routers))
+    known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())}") if out is not None else None
+    found = {layout: known.find(*layout) if known is not None else None for layout in layouts}
+    left = [layout for layout, row in found.items() if row is None]
+    if any(getattr(router, "__module__", "") == "__main__" for _, router in left):
+        jobs = jobs if executor else 1
+    note = ""
+    with progress_bar(len(layouts), "fleets", "layout", shown=progress) as bar:
+        bar.update(len(layouts) - len(left))
+        try:
+            for index, row in spread_out(_row, (demand, limits), left, executor=executor, jobs=jobs):
+                found[left[index]] = row
+                if known is not None:
+                    known.add(row)
+                bar.update(1)
+                bar.set_postfix_str(_so_far(_best([row for row in found.values() if row is not None], limits)))
+        except KeyboardInterrupt:
+            rows = [row for row in found.values() if row is not None]
+            if not rows:
+                raise
+            note = f"interrupted: {len(rows)} of {len(layouts)} layouts were simulated"
+    rows = [row for row in found.values() if row is not None]
+    best = _best(rows, limits)
+    return FleetTable(rows, limits, demand.source, best if limits and best.meets else None, note=note, price=price)
+
+
+def _row(
+    shared: tuple[Demand, Mapping[str, float]],
+    replicas: int,
+    router: str | Router,
+    seed: int = 0,
+    model: CostModel | None = None,
+) -> FleetRow:
+    """The numbers of one layout, in a worker or here."""
+    demand, limits = shared
+    return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
+
+
+def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
+    """The smallest layout that meets the target, or else the closest; without a target the lowest mean TTFT."""
+    if not limits:
+        return min(rows, key=lambda row: row.values["ttft_mean"])
+    return min(rows, key=lambda row: (not row.meets, row.replicas if row.meets else 0, row.score))
+
+
+def _so_far(best: FleetRow) -> str:
+    """The best layout so far, for the progress bar."""
+    what = f"{best.score:.2f} of the limit" if best.score else f"mean TTFT {number(best.values['ttft_mean'])} s"
+    return f"best so far: {best.replicas} with {best.router}, {what}"
+
+
+class _Known:
+    """The rows of a file that belong to one demand."""
+
+    def __init__(self, path: str | os.PathLike[str], demand: str) -> None:
+        self._path, self._demand = Path(path), demand
+        lines = read_text(self._path).splitlines() if self._path.exists() else []
+        rows = [
+            json_value(line, f"{path} holds a line that is not JSON") for line in lines if line.endswith("}")
+        ]  # the last may have been cut off
+        try:
+            self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
+        except (KeyError, TypeError, AttributeError) as problem:
+            raise ValueError(f"{path} holds a row that is not of a fleet's size: {problem!r}") from None
+
+    def find(self, replicas: int, router: str | Router) -> FleetRow | None:
+        """The row of a layout."""
+        row = self._rows.get((router if isinstance(router, str) else router.name, replicas))
+        return FleetRow(**row) if row is not None else None
+
+    def add(self, row: FleetRow) -> None:
+        """Write a row."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"demand": self._demand, **asdict(row)}) + "\n")
+
+
+def size(
+    demand: Demand,
+    slo: str | Mapping[str, float],
+    *,
+    router: str = "round_robin",
+    max_replicas: int = MAX_REPLICAS,
+    repeats: int = 0,
+    jobs: int | None = None,
+    executor: Executor | None = None,
+    highest: bool = False,
+    price: float | None = None,
+) -> FleetTable:
+    """The smallest number of replicas that meets a target, by doubling and halving.
+
+    It supposes that a larger fleet is at least as good, and gives up when twice as many replicas change nothing. The
+    number below the answer is always tried, so that the answer is the smallest unless a still smaller fleet is better.
+
+    Args:
+        demand: The demand.
+        slo: The target, such as "ttft_p99=2s,tpot_p99=50ms".
+        router: The router.
+        max_replicas: The largest fleet to try.
+        repeats: Further runs of the answer, each with another seed and, if it was fitted, another cost model: a fit to
+            stretches of the recording that are drawn with replacement.
+        jobs: Number of processes for the repeats, see `compare`.
+        executor: Runs the repeats instead.
+        highest: Also search for the highest load that the answer serves within the target, to a sixteenth.
+        price: Price of a replica for an hour; None to show no costs.
+
+    Raises:
+        ValueError: An argument is malformed, or a request cannot be served.
+    """
+    limits = read_slo(slo)
+    integer("max_replicas", max_replicas, 1)
+    integer("repeats", repeats, 0)
+    tried: dict[int, FleetRow] = {}
+
+    def meets(count: int) -> bool:
+        tried[count] = _row((demand, limits), count, router)
+        return tried[count].meets
+
+    low, high = 0, 1  # ``low`` misses the target
+    while not meets(high):
+        if high == max_replicas or (low and tried[high].values == tried[low].values):
+            return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, price=price)
+        low, high = high, min(2 * high, max_replicas)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    models = demand.models or [demand.cost_model]
+    tasks = [(high, router, seed, models[seed % len(models)]) for seed in range(1, repeats + 1)]
+    found = dict(spread_out(_row, (demand, limits), tasks, executor=executor, jobs=jobs))
+    again = [found[index] for index in sorted(found)]
+    return FleetTable(
+        rows=[tried[count] for count in sorted(tried)],
+        slo=limits,
+        source=demand.source,
+        best=tried[high],
+        repeats=again,
+        highest=_highest(demand, limits, tried[high]) if highest else None,
+        price=price,
+    )
+
+
+def _highest(demand: Demand, limits: Mapping[str, float], answer: FleetRow) -> FleetRow:
+    """The answer's layout at the highest load that was found to meet the target, by doubling and halving."""
+    found, low, high = answer, 1.0, math.inf  # ``high`` misses the target
+    while high - low > low / 16 and low < MAX_FACTOR:
+        factor = 2 * low if high == math.inf else (low + high) / 2
+        row = _row((demand.times(factor), limits), answer.replicas, answer.router)
+        if row.meets:
+            found, low = row, factor
+        else:
+            high = factor
+    return found
+
+
+def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:
+    limits: dict[str, float] = {}
+    for name, limit in slo.items():
+        kind = name.rpartition("_")[0]
+        limits[kind] = min(limit, limits.get(kind, limit))
+    good = 0
+    for request in metrics.requests.values():
+        seconds = {"ttft": request.ttft, "e2e": request.e2e}
+        keeps = all(
+            (latency := seconds[kind]) is not None and (latency.seconds or 0.0) <= limit
+            for kind, limit in limits.items()
+            if kind in seconds
+        )
+        if keeps and "tpot" in limits and request.decode is not None and request.num_output_tokens > 1:
+            keeps = (request.decode.seconds or 0.0) / (request.num_output_tokens - 1) <= limits["tpot"]
+        good += keeps
+    return good / len(metrics.requests) if metrics.requests else 0.0
+
+
+def _cells(row: FleetRow, names: Sequence[str], price: float | None) -> list[str]:
+    return [
+        row.router,
+        str(row.replicas),
+        *(number(row.values.get(name)) for name in names),
+        percent(row.goodput),
+        percent(row.hit_rate),
+        percent(row.largest_share),
+        number(row.values["output_throughput"]),
+        *([number(row.cost(price))] if price is not None else []),
+    ]

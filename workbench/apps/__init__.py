@@ -1,0 +1,1 @@
+"""The products: the command line, the server, the course, the playground, a measurement and the demo."""

@@ -1,0 +1,71 @@
+"""The ``workbench`` command: one file per command, each with ``add_parser(commands)`` and ``run(options)``.
+
+A command imports what it needs when it runs, so that ``--help`` is answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+
+import workbench
+from workbench.apps.cli import (
+    bench,
+    course,
+    demo,
+    doctor,
+    fleet,
+    hunt,
+    kernel,
+    notebooks,
+    playground,
+    serve,
+    simulate,
+    trace,
+    why,
+)
+from workbench.base.field_checks import printable
+from workbench.base.on_demand import missing_extra
+
+COMMANDS = (demo, simulate, fleet, hunt, playground, serve, trace, why, bench, kernel, notebooks, course, doctor)
+
+MAX_REASON = 2000
+"""Maximum number of characters of an error message; files and options appear in it."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(prog="workbench", description="An LLM engine you can look inside.")
+    parser.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; bad input is one line on standard error and exit status 2."""
+    options = build_parser().parse_args(arguments)
+    thresholds = gc.get_threshold()
+    try:
+        return options.run(options)
+    except ModuleNotFoundError as problem:
+        command = " ".join(["workbench", options.command, *filter(None, [getattr(options, "trace_command", "")])])
+        missing = missing_extra(command, problem, options.extra)
+        if missing is problem:
+            raise
+        print(missing, file=sys.stderr)
+        return 2
+    except (ValueError, OSError) as problem:
+        reason = str(problem)
+        if isinstance(problem, OSError) and problem.filename:
+            reason = f"{problem.filename}: {problem.strerror}"
+        print(f"workbench {options.command}: {printable(reason)[:MAX_REASON]}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

@@ -1,0 +1,127 @@
+"""``workbench demo``: a real model serving real requests, seen step by step."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import threading
+import webbrowser
+from functools import partial
+from typing import TYPE_CHECKING
+
+from workbench.apps.cli.options import (
+    Commands,
+    add_allow_host_option,
+    add_command,
+    add_dashboard_port_option,
+    add_model_option,
+    allow_hosts,
+    check_port,
+)
+
+if TYPE_CHECKING:
+    from workbench.engine.distributed.job import MakeEngine
+    from workbench.models.load import LoadedModel
+
+
+BROWSER_SECONDS = 10
+"""Maximum time that the run waits for the browser to show its page."""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``demo`` to the commands."""
+    parser = add_command(commands, "demo", run, "a real model serving real requests, with the dashboard", extra="serve")
+    add_dashboard_port_option(parser)
+    add_allow_host_option(parser)
+    add_model_option(parser)
+    parser.add_argument("--headless", action="store_true", help="no server: print every text and a summary, then exit")
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the dashboard until Ctrl-C, or run the requests without a server.
+
+    Returns:
+        The exit status: 1 if a request failed.
+    """
+    run_requests = (
+        _run_headless
+        if options.headless
+        else partial(_run_served, check_port(options), allow_hosts(options), not options.no_browser)
+    )
+    from workbench.engine.distributed.job import run_job
+
+    return run_job(options.model, run_requests)
+
+
+def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
+    from workbench.apps.demo import CONFIG, Arrivals
+    from workbench.trace.readings.metrics_collector import metrics
+
+    with make_engine(CONFIG) as engine:
+        print(engine, flush=True)
+        Arrivals(engine)
+        engine.run(progress=False)
+        outputs = engine.outputs.values()
+        for output in outputs:
+            print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
+            print("  " + output.text.strip().replace("\n", "\n  "))
+        print("\n" + str(metrics(engine.trace)))
+    return 1 if any(output.finish_reason == "error" for output in outputs) else 0
+
+
+def _run_served(
+    port: int, allow_hosts: tuple[str, ...], browser: bool, _model: LoadedModel, make_engine: MakeEngine
+) -> int:
+    from workbench.apps.demo import CONFIG, Arrivals
+    from workbench.viz.app import check_port_is_free, serve
+    from workbench.viz.classroom import Classroom
+
+    check_port_is_free(port)
+    address, room = f"http://127.0.0.1:{port}", Classroom()
+    with make_engine(CONFIG) as engine:
+        print(engine, flush=True)
+        Arrivals(engine)
+        seen = threading.Event()
+
+        def begin() -> None:
+            """Print the address and start the run; where a browser opens, not before it shows the page."""
+            print(f"dashboard: {address}", flush=True)
+            print(f"to teach: {address}/#teach={room.key}; to follow: {address}/#follow", flush=True)
+            if browser and open_browser(address):
+                print(f"waiting for the browser, at most {BROWSER_SECONDS} s", flush=True)
+                threading.Thread(target=start_when_seen, name="workbench-demo", daemon=True).start()
+            else:
+                engine.start()
+
+        def start_when_seen() -> None:
+            seen.wait(BROWSER_SECONDS)
+            engine.start()
+
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(
+                engine, port=port, title="Workbench", on_listening=begin, on_seen=seen.set, room=room,
+                allow_hosts=allow_hosts,
+            )  # fmt: skip
+        seen.set()
+    print("stopped", file=sys.stderr)
+    return 0
+
+
+def open_browser(address: str) -> bool:
+    """Open an address in the person's browser, if there is one with windows; a text browser would take the terminal.
+
+    Returns:
+        Whether a browser was started.
+    """
+    has_windows = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    if not has_windows:
+        return False
+    try:
+        return webbrowser.open(address)
+    except (webbrowser.Error, OSError):
+        return False

@@ -1,0 +1,193 @@
+"""``workbench fleet``: how many replicas a load needs, and which router serves it best; simulated exactly."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.apps.cli.options import Commands, add_command, add_settings_option, load_trace
+from workbench.base.field_checks import integer, number
+
+if TYPE_CHECKING:
+    from workbench.analysis.fleet.demand import Demand
+
+_RUN_EXAMPLES = """\
+  workbench fleet run workload.json --replicas 4 --router cache_aware --out fleet
+  workbench trace watch fleet
+"""
+_SIZE_EXAMPLES = """\
+  workbench fleet size workload.json --slo ttft_p99=2s,tpot_p99=50ms
+  workbench fleet size access.csv --cost-from measured.jsonl --slo ttft_p99=2s --load 2x --router cache_aware
+"""
+_COMPARE_EXAMPLES = """\
+  workbench fleet compare workload.json --replicas 4
+  workbench fleet compare measured.jsonl --replicas 2,4,8 --routers round_robin,cache_aware,prefix --slo ttft_p99=2s
+"""
+_SPLIT_EXAMPLES = """\
+  workbench fleet split workload.json --kv-bytes-per-token 131072 --bandwidth 25e9 --prefill 2 --decode 2 --plot s.svg
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``fleet`` and its commands."""
+    parser = commands.add_parser("fleet", help="size a fleet of replicas, and compare routers")
+    below = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    run = add_command(below, "run", _run, "one fleet, whose traces can be watched", examples=_RUN_EXAMPLES)
+    run.add_argument("--replicas", type=int, default=2, metavar="N", help="number of replicas (default 2)")
+    run.add_argument("--router", default="round_robin", metavar="NAME", help="router (default round_robin)")
+    run.add_argument("--out", type=Path, metavar="DIR", help="save the trace of each replica in this folder")
+    run.add_argument("--plot", type=Path, metavar="OUT.svg", help="replicas as rows of one time axis")
+    size = add_command(below, "size", _size, "the smallest number of replicas for a target", examples=_SIZE_EXAMPLES)
+    size.add_argument("--router", default="round_robin", metavar="NAME", help="router (default round_robin)")
+    size.add_argument("--max-replicas", type=int, default=256, metavar="N", help="largest fleet to try (default 256)")
+    size.add_argument(
+        "--repeats", type=int, default=4, metavar="N", help="runs of the answer with other seeds and fits (default 4)"
+    )
+    compare = add_command(
+        below, "compare", _compare, "numbers of replicas with several routers", examples=_COMPARE_EXAMPLES
+    )
+    compare.add_argument("--replicas", default="2", metavar="N,...", help="numbers of replicas (default 2)")
+    compare.add_argument("--routers", metavar="NAME,...", help="routers (default: all)")
+    compare.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all layouts")
+    compare.add_argument(
+        "--rows", type=Path, metavar="OUT.jsonl", help="keep each layout's numbers here, and continue from them"
+    )
+    split = add_command(
+        below,
+        "split",
+        _split,
+        "prompt lengths for which prefill and decode apart are worth it",
+        examples=_SPLIT_EXAMPLES,
+    )
+    split.add_argument("--prefill", type=int, default=1, metavar="N", help="replicas that prefill (default 1)")
+    split.add_argument("--decode", type=int, default=1, metavar="N", help="replicas that decode (default 1)")
+    for name, text in (("kv-bytes-per-token", "bytes of KV of a token"), ("bandwidth", "bytes a second to a replica")):
+        split.add_argument(f"--{name}", type=float, required=True, metavar="BYTES", help=text)
+    split.add_argument("--latency", type=float, default=0.0, metavar="S", help="seconds of a move beside its bytes")
+    split.add_argument("--lengths", default="100,300,1000,3000,10000", metavar="N,...", help="prompt lengths")
+    split.add_argument("--output", type=int, default=100, metavar="N", help="tokens of an answer (default 100)")
+    split.add_argument(
+        "--tokens-per-second", type=float, default=4000.0, metavar="N", help="load of each replica (default 4000)"
+    )
+    split.add_argument("--plot", type=Path, metavar="OUT.svg", help="plot of the latencies over the prompt length")
+    for one in (run, size, compare, split):
+        one.add_argument("file", type=Path, help="a workload, a recording, an access log or a public trace")
+        one.add_argument(
+            "--cost-from", type=Path, metavar="TRACE.jsonl", help="fit the duration of a step to this recording"
+        )
+        one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is left to chance (default 0)")
+        add_settings_option(one, "change a field of the configuration")
+    for one, required in ((size, True), (compare, False)):
+        one.add_argument(
+            "--slo", required=required, metavar="NAME=TIME,...", help="target, such as ttft_p99=2s,tpot_p99=50ms"
+        )
+        one.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
+        one.add_argument("--price", type=float, metavar="COST", help="price of a replica for an hour, in any currency")
+    for one in (run, size, compare):
+        one.add_argument("--load", default="1x", metavar="2x", help="multiple of the load (default 1x)")
+        one.add_argument(
+            "--load-how",
+            default="repeated",
+            metavar="HOW",
+            help="repeated: more users like these; compressed: these users, faster (default repeated)",
+        )
+
+
+def _demand(options: argparse.Namespace) -> Demand:
+    from workbench.analysis.fleet.demand import Demand
+    from workbench.analysis.sweep import read_settings
+
+    load = getattr(options, "load", "1x")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x?", load)
+    if match is None:
+        raise ValueError(f"--load must be a multiple such as 2x or 0.5x, got {load!r}")
+    return Demand.read(
+        options.file,
+        cost_from=load_trace(options.cost_from) if options.cost_from else None,
+        config=read_settings(options.set),
+        load=float(match[1]),
+        how=getattr(options, "load_how", "repeated"),
+        seed=options.seed,
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    demand = _demand(options)
+    run = demand.run(integer("--replicas", options.replicas, 1), options.router, options.seed)
+    print(run)
+    print(f"steps are simulated; their durations come from {demand.source}")
+    if options.plot:
+        options.plot.write_text(run.to_svg(), encoding="utf-8")
+    if options.out:
+        run.save(options.out)
+    return 0
+
+
+def _size(options: argparse.Namespace) -> int:
+    from workbench.analysis.fleet.sizing import size
+
+    table = size(
+        _demand(options),
+        options.slo,
+        router=options.router,
+        max_replicas=options.max_replicas,
+        repeats=options.repeats,
+        jobs=_jobs(options),
+        highest=True,
+        price=_price(options),
+    )
+    print(table)
+    return 0 if table.best is not None else 1
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from workbench.analysis.fleet.routers import ROUTERS
+    from workbench.analysis.fleet.sizing import compare
+
+    replicas = _numbers("--replicas", options.replicas)
+    routers = options.routers.split(",") if options.routers else list(ROUTERS)
+    slo, jobs = options.slo or "", _jobs(options)
+    demand, price = _demand(options), _price(options)
+    table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
+    print(table)
+    if options.plot:
+        options.plot.write_text(table.to_svg(), encoding="utf-8")
+    return 0
+
+
+def _split(options: argparse.Namespace) -> int:
+    from workbench.analysis.fleet.crossover import crossover
+    from workbench.analysis.fleet.split import Split
+
+    demand = _demand(options)
+    found = crossover(
+        _numbers("--lengths", options.lengths),
+        Split(options.decode, options.kv_bytes_per_token, options.bandwidth, options.latency),
+        replicas=options.prefill,
+        config=demand.config,
+        cost_model=demand.cost_model,
+        output=options.output,
+        tokens_per_second=options.tokens_per_second,
+        seed=options.seed,
+    )
+    print(found)
+    print(f"steps are simulated; their durations come from {demand.source}")
+    if options.plot:
+        options.plot.write_text(found.to_svg(), encoding="utf-8")
+    return 0
+
+
+def _jobs(options: argparse.Namespace) -> int | None:
+    return None if options.jobs is None else integer("--jobs", options.jobs, 1)
+
+
+def _price(options: argparse.Namespace) -> float | None:
+    return None if options.price is None else number("--price", options.price, 0.0)
+
+
+def _numbers(option: str, given: str) -> list[int]:
+    if re.fullmatch(r"\d+(,\d+)*", given) is None:
+        raise ValueError(f"{option} must be numbers such as 2,4,8, got {given!r}")
+    return [int(word) for word in given.split(",")]

@@ -1,0 +1,140 @@
+"""``workbench hunt``: search a scheduler for broken laws."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.apps.cli.options import Commands, add_command
+from workbench.base.field_checks import integer, printable
+
+if TYPE_CHECKING:
+    from workbench.analysis.hunt.search import Found, Search
+
+_EXAMPLES = """\
+  workbench hunt --for 60s --out found
+  workbench hunt --policy mine:MyPolicy --workloads 5000 --out found
+  workbench hunt --scheduler vllm -j 2 --out found
+  workbench hunt --scheduler mine:make_scheduler --only progress,blocks --out found
+  workbench hunt replay found/crash-scheduler-py-assert
+  workbench hunt replay found/limits-more-run --scheduler mine:make_scheduler
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``hunt`` to the commands."""
+    parser = add_command(
+        commands, "hunt", run, "search a scheduler for deadlocks, stale caches and crashes", examples=_EXAMPLES
+    )
+    parser.add_argument("replay", nargs="?", choices=["replay"], help="run the cases of findings again")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="the folders of those findings")
+    against = "replay on a release, or the packages in a folder; A..B: tell since which release"
+    parser.add_argument("--against", metavar="VERSION|FOLDER|A..B", help=against)
+    parser.add_argument(
+        "--scheduler",
+        metavar="NAME",
+        help="workbench (default), engine, vllm, vllm:module:Class or module:factory; a replay takes the first three "
+        "from the finding",
+    )
+    parser.add_argument("--policy", metavar="module:Class", help="a policy for Workbench's scheduler")
+    parser.add_argument("--for", dest="seconds", metavar="TIME", help="time limit, such as 60s or 10m (default: 60s)")
+    parser.add_argument("--workloads", type=int, metavar="N", help="number of workloads, instead of --for")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the workloads (default: 0)")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
+    parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
+    allowed = "exceptions that are not findings (default: each of Workbench's, none of others)"
+    parser.add_argument("--allow", metavar="NAME,...", help=allowed)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the findings")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Hunt.
+
+    Raises:
+        ValueError: An option is wrong.
+    """
+    from workbench.analysis.hunt import hunt
+    from workbench.trace.window import read_time
+
+    if options.replay:
+        return _replay(options)
+    if options.out is None:
+        raise ValueError("--out DIR is missing: give a folder for the findings")
+    if options.workloads is not None:
+        integer("--workloads", options.workloads, 1)
+    seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
+    jobs = integer("--jobs", options.jobs, 1)
+    progress = _Progress()
+    findings = hunt(
+        options.scheduler or "workbench",
+        seconds=seconds,
+        workloads=options.workloads,
+        seed=options.seed,
+        policy=options.policy,
+        laws=options.only.split(",") if options.only else None,
+        allow=None if options.allow is None else [name for name in options.allow.split(",") if name],
+        out=options.out,
+        jobs=jobs,
+        tell=progress,
+    )
+    progress.end()
+    names = [finding.folder for finding in findings]
+    print(json.dumps({"workloads": progress.num_workloads, "seconds": round(progress.seconds, 1), "findings": names}))
+    return 1 if names else 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    """Run the cases of findings again; the exit status is 1 if one of them still breaks a law."""
+    from workbench.analysis.hunt.replay import replay, replay_against
+
+    if not options.folders:
+        raise ValueError("replay needs the FOLDER of a finding")
+    if options.against:
+        return replay_against(options.folders, options.against, options.scheduler, options.policy)
+    num_faults = 0
+    for folder in options.folders:
+        finding, fault, scheduler = replay(folder, options.scheduler, options.policy)
+        happens = fault is not None and fault.law == finding["law"]
+        said = f"still happens: {fault.message}" if fault is not None and happens else "does not happen"
+        if fault is not None and not happens:
+            said += f"; the law of {fault.law} is broken instead: {fault.message}"
+        print(printable(f"{scheduler}: {finding['law']} {said}"))
+        num_faults += fault is not None
+    return int(num_faults > 0)
+
+
+class _Progress:
+    """A line on standard error with rate, pairs of features seen and findings; above it what the scheduler lacks."""
+
+    def __init__(self) -> None:
+        self.num_workloads, self.seconds = 0, 0.0
+        self._shown = 0.0
+        self._shares = ""
+        self._dropped: set[str] = set()
+
+    def __call__(self, search: Search, found: Found | None) -> None:
+        self.num_workloads, self.seconds = search.num_workloads, search.elapsed
+        if whole := search.tally.whole:
+            runs, laws = search.tally.seconds, search.tally.in_laws
+            shares = {"generation": whole - runs, "scheduler": runs - laws, "laws": laws}
+            told = ", ".join(f"{name} {share / whole:.0%}" for name, share in shares.items())
+            self._shares = f"{self.num_workloads / whole:.0f} workloads per second and core: {told}"
+        if new := sorted(search.tally.dropped - self._dropped):
+            self._dropped.update(new)
+            print(f"\r\x1b[Knot in {search.target.name} {search.target.version}: {', '.join(new)}", file=sys.stderr)
+        if found is not None:
+            print(f"\r\x1b[K{found.fault.law}: {found.fault.message}", file=sys.stderr)
+        if found is not None or time.monotonic() - self._shown > 0.5:
+            self._shown = time.monotonic()
+            rate = self.num_workloads / max(0.001, self.seconds)
+            seen = f"{len(search.pairs)} pairs of features, {len(search.found)} findings"
+            line = f"{self.num_workloads} workloads, {rate:.0f}/s, {seen}, {self.seconds:.0f} s"
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line, and tell the shares of the processor time; shrinking counts where it runs."""
+        print(f"\n{self._shares}" if self._shares else "", file=sys.stderr)

@@ -1,0 +1,162 @@
+"""Options that several commands have in common."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from workbench.base.field_checks import integer
+from workbench.base.served_names import ServedNames
+
+if TYPE_CHECKING:
+    from workbench.trace import Trace
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Type that ``ArgumentParser.add_subparsers`` returns."""
+
+COLLECT_AFTER = 100_000
+"""New objects after which the garbage collector looks for cycles, once a trace is loaded."""
+
+TRACE_FILE = "trace file (.jsonl, .jsonl.gz)"
+TRACE_OR_RANKS = f"{TRACE_FILE}, or a folder: all ranks"
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    *,
+    examples: str = "",
+    extra: str = "",
+) -> argparse.ArgumentParser:
+    """Add a command to the command line, or to a command that has its own commands.
+
+    Args:
+        commands: The commands to add it to.
+        name: Its name.
+        run: Function that carries it out and returns the exit status.
+        help: A line for the list of commands.
+        examples: Uses of the command, a line each, below its help.
+        extra: The extra that brings all that the command needs; "" for a command that needs the base alone.
+    """
+    epilog = f"examples:\n{examples}" if examples else None
+    parser = commands.add_parser(name, help=help, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(run=run, extra=extra)
+    return parser
+
+
+def add_number(parser: argparse.ArgumentParser, name: str, default: float, help: str) -> None:
+    """Add an option with a number of the default's type, which the help names."""
+    parser.add_argument(name, type=type(default), default=default, help=f"{help} (default {default:g})")
+
+
+def add_list(parser: argparse.ArgumentParser, name: str, metavar: str, help: str, type: Callable = str) -> None:
+    """Add an option that may be repeated; its value is the list of all values."""
+    parser.add_argument(name, type=type, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--model``."""
+    parser.add_argument("--model", default="smollm2", help='"smollm2" (bundled), a GGUF file, a folder or a repository')
+
+
+def add_settings_option(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add ``--set``, whose values `workbench.analysis.sweep.read_settings` reads."""
+    add_list(parser, "--set", "FIELD=VALUE", help)
+
+
+def add_dashboard_port_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--port``, where a dashboard is served; see `check_port`."""
+    add_number(parser, "--port", 5006, "port of the dashboard on 127.0.0.1")
+
+
+def add_allow_host_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--allow-host``; see `allow_hosts`."""
+    add_list(parser, "--allow-host", "NAME", "a name by which this server is called, such as that of a proxy before it")
+
+
+def allow_hosts(options: argparse.Namespace) -> tuple[str, ...]:
+    """The values of ``--allow-host``.
+
+    Raises:
+        ValueError: One of them is not a name.
+    """
+    return ServedNames(allowed=tuple(options.allow_host)).allowed
+
+
+def check_port(options: argparse.Namespace) -> int:
+    """The value of ``--port``.
+
+    Raises:
+        ValueError: It is outside the range of ports.
+    """
+    return integer("--port", options.port, 1, 65535)
+
+
+def check_table_and_plot(options: argparse.Namespace) -> None:
+    """Check the names of the files that ``--out`` and ``--plot`` name.
+
+    Raises:
+        ValueError: One of them has a suffix of another format.
+    """
+    for name, suffixes in (("plot", (".svg",)), ("out", (".csv", ".parquet"))):
+        path = getattr(options, name)
+        if path and path.suffix not in suffixes:
+            raise ValueError(f"--{name} {path} must end in {' or '.join(suffixes)}")
+
+
+def add_window_options(parser: argparse.ArgumentParser, effect: str | None = None) -> None:
+    """Add ``--from``, ``--to``, ``--last`` and ``--around``, by which `load_trace` takes a part of a trace."""
+    group = parser.add_argument_group("part of the trace", effect)
+    since = "since the start of the run, such as 90s, 10m or 1h"
+    group.add_argument("--from", dest="begin", metavar="TIME", help=f"steps from this time on, {since}")
+    group.add_argument("--to", dest="end", metavar="TIME", help=f"steps up to this time, {since}")
+    group.add_argument("--last", metavar="TIME", help="steps of this time before the end")
+    group.add_argument("--around", metavar="REQUEST", help="the time of a request, with half as much before and after")
+
+
+def has_window(options: argparse.Namespace) -> bool:
+    """Whether an option of `add_window_options` is given."""
+    return any((options.begin, options.end, options.last, options.around))
+
+
+def load_trace(path: Path, options: argparse.Namespace | None = None) -> Trace:
+    """The trace in a file, or the part of it that the options of `add_window_options` choose."""
+    from workbench.trace import Trace
+
+    trace = Trace.load(path)
+    # It stays until the command ends, as do most objects that the answer is made of: the garbage collector need not
+    # look through the first, and seldom through the others. `main` takes both back.
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
+    return trace if options is None else part_of(trace, options)
+
+
+def part_of(trace: Trace, options: argparse.Namespace) -> Trace:
+    """The part of a trace that the options of `add_window_options` choose."""
+    return parts_of({"": trace}, options)[""]
+
+
+def parts_of(traces: Mapping[str, Trace], options: argparse.Namespace) -> dict[str, Trace]:
+    """The part of several ranks' traces that the options of `add_window_options` choose."""
+    from workbench.trace.window import read_time, windows
+
+    names = {"begin": "--from", "end": "--to", "last": "--last"}
+    times = {
+        field: read_time(name, text) for field, name in names.items() if (text := getattr(options, field)) is not None
+    }
+    return windows(traces, **times, around=options.around)
+
+
+def load_ranks(path: Path, options: argparse.Namespace | None = None) -> dict[str, Trace]:
+    """The trace in a file, under the name "", or those of all ranks in a folder; or parts of them, as `load_trace`."""
+    if not path.is_dir():
+        return {"": load_trace(path, options)}
+    from workbench.trace.readings.fleet import Fleet
+
+    with Fleet(path) as fleet:
+        return dict(fleet.traces) if options is None else parts_of(fleet.traces, options)

@@ -1,0 +1,135 @@
+"""``workbench simulate``: one run with its trace, one run at scale, or a sweep over configurations."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.apps.cli.options import Commands, add_command, check_table_and_plot, load_trace
+from workbench.base.field_checks import integer
+
+if TYPE_CHECKING:
+    from workbench.trace import Trace
+
+_EXAMPLES = """\
+  workbench simulate workload.json --trace run.jsonl
+  workbench simulate workload.json --cost-from measured.jsonl
+  workbench simulate million.json --record 5000:5200 --trace stretch.jsonl
+  workbench simulate million.json --sweep max_num_batched_tokens=512,2048 --sweep max_num_partial_prefills=none,4 \\
+      --out sweep.csv --plot sweep.svg
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``simulate`` to the commands."""
+    parser = add_command(
+        commands, "simulate", run, "run a workload through the scheduler without a model", examples=_EXAMPLES
+    )
+    parser.add_argument("workload", type=Path, help="workload file (JSON)")
+    parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="file to save the trace to (.jsonl, .jsonl.gz)")
+    parser.add_argument(
+        "--cost-from", type=Path, metavar="TRACE.jsonl", help="fit the duration of a step to the timings of this trace"
+    )
+    parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --trace saves")
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        metavar="FIELD=A,B,...",
+        help="values of a configuration field or of rate to try; may be repeated",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
+    parser.add_argument("--out", type=Path, metavar="OUT.csv", help="table of a sweep (.csv, .parquet)")
+    parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate the workload and print latencies.
+
+    Raises:
+        ValueError: A file or an option is malformed, or options contradict each other.
+        OSError: A file cannot be read or written.
+    """
+    from workbench.simulation.costs.cost_model import CostModel
+    from workbench.simulation.simulate import simulate
+    from workbench.simulation.workload import read_json_workload
+    from workbench.trace.readings.metrics_collector import metrics
+
+    _check_options(options)
+    workload = dict(read_json_workload(options.workload))
+    if options.cost_from:
+        model, report = CostModel.fit(load_trace(options.cost_from))
+        workload["cost_model"] = model.to_dict()
+        print(
+            f"cost model fitted to {report.num_fitted} steps of {options.cost_from}; on {report.num_held_out} others "
+            f"the median error is {report.median_error:.1%}, of their sum {report.total_error:.1%}"
+        )
+    if options.sweep:
+        return _run_sweep(workload, options)
+    if "generate" in workload and (options.record or not options.trace):
+        return _run_at_scale(workload, options)
+    trace = simulate(workload)
+    _save(trace, options.trace)
+    print(metrics(trace))
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    for name in ("jobs", "out", "plot"):
+        if getattr(options, name) is not None and not options.sweep:
+            raise ValueError(f"--{name} belongs to a sweep: give --sweep FIELD=A,B,... as well")
+    if options.sweep and (options.trace or options.record):
+        raise ValueError("--sweep keeps no steps: leave --trace and --record out")
+    if options.jobs is not None:
+        integer("--jobs", options.jobs, 1)
+    if options.record and not options.trace:
+        raise ValueError("--record needs --trace OUT.jsonl to save the steps to")
+    check_table_and_plot(options)
+
+
+def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from workbench.simulation.at_scale import simulate_at_scale
+    from workbench.simulation.workload import read_simulation
+
+    config, arrivals, cost_model = read_simulation(workload)
+    assert cost_model is not None  # read_simulation requires one for generated requests
+    steps = _read_range(options.record) if options.record else range(0)
+    total = workload["generate"].get("num_requests")
+    summary = simulate_at_scale(config, arrivals, cost_model, record_steps=steps, total=total, progress=True)
+    if options.record:
+        if summary.recorded is None:
+            raise ValueError(f"--record {options.record}: the run has only {summary.num_steps} steps")
+        _save(summary.recorded, options.trace)
+    print(summary)
+    return 0
+
+
+def _read_range(text: str) -> range:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match or int(match[1]) >= int(match[2]):
+        raise ValueError(f"--record must be FIRST:LAST with FIRST below LAST, such as 5000:5200, got {text!r}")
+    return range(int(match[1]), int(match[2]))
+
+
+def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from workbench.analysis.sweep import describe_row, read_grid, save_table, sweep
+    from workbench.viz.pareto import pareto_svg
+
+    grid = read_grid(options.sweep)
+    rows = sweep(workload, grid, jobs=options.jobs, progress=True)
+    for row in rows:
+        print(describe_row(row, grid))
+    print("* on the Pareto front of mean TTFT, mean ITL and throughput")
+    if options.out:
+        save_table(rows, options.out)
+    if options.plot:
+        options.plot.write_text(pareto_svg(rows, list(grid)), encoding="utf-8")
+    return 0
+
+
+def _save(trace: Trace, path: Path | None) -> None:
+    if path:
+        trace.save(path)
+        print(f"{len(trace)} steps saved to {path}")

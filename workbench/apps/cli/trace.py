@@ -1,0 +1,227 @@
+"""``workbench trace``: look at trace files from the command line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.apps.cli import trace_decide
+from workbench.apps.cli.options import (
+    TRACE_FILE,
+    Commands,
+    add_allow_host_option,
+    add_command,
+    add_dashboard_port_option,
+    add_window_options,
+    allow_hosts,
+    check_port,
+    has_window,
+    load_trace,
+    parts_of,
+)
+
+if TYPE_CHECKING:
+    from workbench.simulation.request_log import RequestLog
+    from workbench.trace.formats.kv_events import KVEvents
+    from workbench.trace.formats.scrapes import Scrapes
+
+_KV_EVENTS = """\
+  workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
+  workbench trace info events.jsonl
+"""
+
+_NO_PART = "--from, --to, --last and --around take a part of a trace, and {} is none"
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``trace`` and its own commands to the command line."""
+    trace = commands.add_parser("trace", help="summarise, explain, predict, compare or convert trace files")
+    actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
+
+    help = "summarise the contents and latencies of a trace, or of what other tools recorded"
+    info = add_command(actions, "info", _info, help)
+    others = "a folder of them, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, or KV events"
+    info.add_argument("trace", type=Path, help=f"{TRACE_FILE}, {others}")
+
+    story = add_command(actions, "narrate", _narrate, "tell every step of a trace in one sentence")
+    story.add_argument("trace", type=Path, help=TRACE_FILE)
+
+    html = add_command(actions, "html", _html, "one page that shows the trace, for any browser, without a network")
+    html.add_argument("trace", type=Path, help=TRACE_FILE)
+    html.add_argument("out", type=Path, nargs="?", help="page to write (default: beside the trace, .html)")
+
+    help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
+    perfetto = add_command(actions, "perfetto", _perfetto, help)
+    perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
+    perfetto.add_argument("out", type=Path, nargs="?", help="file to write (default: beside the trace, .perfetto.json)")
+
+    help = "write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards"
+    otlp = add_command(actions, "otlp", _otlp, help)
+    otlp.add_argument("trace", type=Path, help=TRACE_FILE)
+    otlp.add_argument("-o", "--out", type=Path, help="file to write (default: beside the trace, .otlp.json)")
+
+    watch = add_command(
+        actions, "watch", _watch, "serve the dashboard of a trace, and follow it while it is written", extra="serve"
+    )
+    watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
+    add_dashboard_port_option(watch)
+    add_allow_host_option(watch)
+
+    events = add_command(
+        actions, "kv-events", _kv_events, "record the KV cache events of a running vLLM", examples=_KV_EVENTS
+    )
+    events.add_argument("endpoint", help="address of vLLM's publisher, such as tcp://127.0.0.1:5557")
+    events.add_argument("out", type=Path, help="file to write (.jsonl)")
+    help = "vLLM's replay_endpoint: begin with the oldest batch it has"
+    events.add_argument("--replay", metavar="ENDPOINT", help=help)
+    events.add_argument("--topic", default="", help="beginning of the topics to subscribe to (default: all)")
+    events.add_argument("--tokens", action="store_true", help="write the token ids of blocks, which are users' texts")
+    events.add_argument("--seconds", type=float, metavar="S", help="time to record (default: until Ctrl-C)")
+
+    diff = add_command(actions, "diff", _diff, "compare two traces of the same requests")
+    diff.add_argument("a", type=Path, help="trace file")
+    diff.add_argument("b", type=Path, help="trace file")
+
+    trace_decide.add_parsers(actions)
+    for parser in (info, story, html, perfetto, otlp, diff):
+        add_window_options(parser)
+    add_window_options(watch, "what is written later is not followed then")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name.removesuffix(".gz").removesuffix(".jsonl") + suffix)
+
+
+def _info(options: argparse.Namespace) -> int:
+    from workbench.trace.readings.fleet import Fleet
+
+    is_folder = options.trace.is_dir()
+    other = None if is_folder else _read_other(options.trace)
+    if other is not None and has_window(options):
+        raise ValueError(_NO_PART.format(options.trace))
+    if is_folder:
+        with Fleet(options.trace) as fleet:
+            fleet.traces = parts_of(fleet.traces, options)
+            print(fleet)
+            print(fleet.metrics())
+        return 0
+    if other is not None:
+        print(other)
+        return 0
+    from workbench.simulation.costs.stalls import stalls
+    from workbench.trace.readings.metrics_collector import metrics
+
+    trace = load_trace(options.trace, options)
+    print(trace)
+    print(metrics(trace))
+    for stall in stalls(trace):
+        print(f"stall: {stall}")
+    return 0
+
+
+def _read_other(path: Path) -> Scrapes | KVEvents | RequestLog | None:
+    """The recording of another tool at a running vLLM; None for a trace."""
+    from workbench.simulation.request_log import read_request_log
+    from workbench.trace.formats.kv_events import is_kv_events, read_kv_events
+    from workbench.trace.formats.otlp import is_otlp
+    from workbench.trace.formats.scrapes import is_scrapes, read_scrapes
+    from workbench.trace.formats.vcr import is_vcr
+
+    if is_scrapes(path):
+        return read_scrapes(path)
+    if is_kv_events(path):
+        return read_kv_events(path)
+    return read_request_log(path) if is_otlp(path) or is_vcr(path) else None
+
+
+def _narrate(options: argparse.Namespace) -> int:
+    for step in load_trace(options.trace, options):
+        print(step)
+    return 0
+
+
+def _html(options: argparse.Namespace) -> int:
+    from workbench.viz.export_html import to_html
+
+    out = options.out or _beside(options.trace, ".html")
+    to_html(load_trace(options.trace, options), out)
+    print(f"wrote {out}")
+    return 0
+
+
+def _perfetto(options: argparse.Namespace) -> int:
+    from workbench.trace.formats.export import to_chrome_trace
+
+    out = options.out or _beside(options.trace, ".perfetto.json")
+    to_chrome_trace(load_trace(options.trace, options), out)
+    print(f"wrote {out}: open it at https://ui.perfetto.dev")
+    return 0
+
+
+def _otlp(options: argparse.Namespace) -> int:
+    from workbench.trace.formats.otlp import to_otlp
+
+    out = options.out or _beside(options.trace, ".otlp.json")
+    count = to_otlp(load_trace(options.trace, options), out)
+    print(f"wrote {count} spans to {out}: an OpenTelemetry collector reads it with its otlpjsonfile receiver")
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from workbench.trace import TraceFollower
+    from workbench.trace.readings.fleet import Fleet
+    from workbench.viz import app
+    from workbench.viz.fleet_page import make_fleet_app
+
+    port = check_port(options)
+    hosts = allow_hosts(options)
+
+    def say() -> None:
+        print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+
+    if options.trace.is_dir():
+        with Fleet(options.trace, whole=has_window(options)) as fleet:
+            if has_window(options):
+                fleet.traces = parts_of(fleet.traces, options)
+            else:
+                fleet.start()
+            session = make_fleet_app(fleet)
+            app.serve_session(session, port=port, title=options.trace.name, on_listening=say, allow_hosts=hosts)
+        return 0
+    if has_window(options):
+        trace = load_trace(options.trace, options)
+        app.serve(trace, port=port, title=options.trace.name, on_listening=say, allow_hosts=hosts)
+        return 0
+    with TraceFollower(options.trace) as follower:
+        app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say, allow_hosts=hosts)
+    return 0
+
+
+def _kv_events(options: argparse.Namespace) -> int:
+    from workbench.base.field_checks import number
+    from workbench.trace.formats.kv_events.subscriber import record_kv_events
+
+    if options.out.suffix != ".jsonl":
+        raise ValueError(f"out must be a file named .jsonl, got {options.out}")
+    if options.seconds is not None:
+        number("--seconds", options.seconds, 0.0, low_open=True)
+    print(f"recording KV events of {options.endpoint} to {options.out} (Ctrl-C ends it)", flush=True)
+    print(
+        record_kv_events(
+            options.endpoint,
+            options.out,
+            replay_endpoint=options.replay,
+            topic=options.topic,
+            with_tokens=options.tokens,
+            seconds=options.seconds,
+        )
+    )
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from workbench.trace.readings.compare import compare
+
+    print(compare(load_trace(options.a, options), load_trace(options.b, options)))
+    return 0

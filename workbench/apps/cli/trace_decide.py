@@ -1,0 +1,254 @@
+"""``workbench trace explain``, ``misses``, ``whatif`` and ``tune``: from a recording to a decision."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.apps.cli.options import (
+    TRACE_OR_RANKS,
+    Commands,
+    add_command,
+    add_list,
+    add_settings_option,
+    add_window_options,
+    check_table_and_plot,
+    has_window,
+    load_ranks,
+    load_trace,
+    parts_of,
+)
+from workbench.base.field_checks import integer, printable
+
+if TYPE_CHECKING:
+    from workbench.analysis.predict import Predictor
+    from workbench.trace import Trace
+
+_WHATIF = """\
+  workbench trace whatif run.jsonl.gz --set max_num_batched_tokens=2048
+  workbench trace whatif run.jsonl.gz --set max_num_seqs=64 --set enable_prefix_caching=false --save predicted.jsonl
+  workbench trace whatif /var/log/vllm-traces --set data_parallel_size=4         all ranks, and two more
+"""
+
+_TUNE = """\
+  workbench trace tune run.jsonl.gz --slo ttft_p99=1s,itl_p99=100ms
+  workbench trace tune access.csv --cost-from run.jsonl.gz --slo ttft_p99=1s
+  workbench trace tune run.jsonl.gz --slo ttft_p99=1s --sweep max_num_batched_tokens=512,1024,2048 --plot front.svg
+"""
+
+_EXPLAIN = """\
+  workbench trace explain run.jsonl.gz r17
+  workbench trace explain run.jsonl.gz --slowest 10
+  workbench trace explain run.jsonl.gz --by e2e        where the time of all requests went
+"""
+
+_MISSES = """\
+  workbench trace misses run.jsonl.gz
+  workbench trace misses run.jsonl.gz r17
+"""
+
+_TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
+"""Values in seconds, or by seconds, that ``trace whatif`` prints."""
+
+
+def add_parsers(actions: Commands) -> None:
+    """Add the commands to ``workbench trace``."""
+    explain = add_command(actions, "explain", _explain, "say why requests took as long as they did", examples=_EXPLAIN)
+    explain.add_argument("trace", type=Path, help=TRACE_OR_RANKS)
+    explain.add_argument(
+        "request_id",
+        nargs="*",
+        help="requests, by id or its beginning, to explain in full; none for a table of all causes",
+    )
+    explain.add_argument("--slowest", type=int, metavar="N", help="a table of the N slowest requests")
+    help = "slowest by this latency (default: ttft)"
+    explain.add_argument("--by", choices=("ttft", "e2e"), default="ttft", help=help)
+
+    help = "say why prefixes were not found in the cache, and what would have saved how many tokens"
+    misses = add_command(actions, "misses", _misses, help, examples=_MISSES)
+    misses.add_argument("trace", type=Path, help=TRACE_OR_RANKS)
+    misses.add_argument(
+        "request_id", nargs="*", help="requests, by id or its beginning, whose admissions to explain one by one"
+    )
+
+    for parser in (explain, misses):
+        add_window_options(parser)
+
+    whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
+    _add_sources(whatif)
+    add_settings_option(whatif, "a changed setting of vLLM's")
+    whatif.add_argument("--save", type=Path, metavar="OUT.jsonl", help="file to save the predicted trace to")
+
+    tune = add_command(actions, "tune", _tune, "find the setting that meets a target on a recorded run", examples=_TUNE)
+    _add_sources(tune)
+    tune.add_argument("--slo", required=True, metavar="NAME=TIME,...", help="target, such as ttft_p99=1s,itl_p99=100ms")
+    add_list(tune, "--sweep", "FIELD=A,B,...", "values to try")
+    tune.add_argument("--out", type=Path, metavar="OUT.csv", help="table of all settings (.csv, .parquet)")
+    tune.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all settings")
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    """Add the recordings that `_sources` loads."""
+    help = f"{TRACE_OR_RANKS}, or an access log (.csv, .jsonl) with --cost-from"
+    parser.add_argument("trace", type=Path, help=help)
+    add_list(parser, "--also", "TRACE", "another recording to fit the durations of steps to", Path)
+    help = "fit the durations of steps to this recording instead"
+    parser.add_argument("--cost-from", type=Path, metavar="TRACE", help=help)
+    add_window_options(parser, "the whole run is simulated, and the latencies of requests in this part count")
+    help = "give seconds even if the prediction of the recorded setting is far from what was measured"
+    parser.add_argument("--force", action="store_true", help=help)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from workbench.analysis.apart import apart
+    from workbench.analysis.causes import tabulate
+    from workbench.analysis.explain import Explainer, slowest
+
+    if options.request_id and options.slowest is not None:
+        raise ValueError("name the requests to explain, or give --slowest N, not both")
+    if options.slowest is not None:
+        integer("--slowest", options.slowest, 1)
+    traces = load_ranks(options.trace, options)
+    if options.request_id:
+        for request_id, trace in _named(traces, options.request_id):
+            print(Explainer(trace).explain(request_id))
+        return 0
+    found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]
+    if options.slowest is None:
+        print(tabulate([each for _, each in found], options.by))
+        return 0
+    found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
+    width = max([24, *(len(name) + len(each.request_id) + 3 for name, each in found[: options.slowest])])
+    print(f"{'request':<{width}}{options.by:>10}  {'share':>5}  cause")
+    for name, explanation in found[: options.slowest]:
+        span = explanation.span(options.by)
+        assert span is not None  # it has this latency
+        part = span.chief
+        amount = f"{span.total:.3f}" if explanation.unit == "s" else f"{span.total:g} steps"
+        share = f"{part.amount / span.total:.0%}" if part is not None else "-"
+        cause = "-" if part is None else ": ".join(filter(None, (part.cause, ", ".join(part.culprits[:3]))))
+        shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
+        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}"))
+    for name, trace in traces.items():
+        for difference in apart(trace, options.by):
+            print(printable(f"{name}: {difference}" if name else str(difference)))
+    return 0
+
+
+def _named(traces: Mapping[str, Trace], names: Sequence[str]) -> Iterator[tuple[str, Trace]]:
+    """Requests by their names, each with the trace that it is in."""
+    from workbench.trace.find_request import find_request
+
+    known = [request_id for trace in traces.values() for request_id in trace.requests]
+    for name in names:
+        request_id = find_request(known, name)
+        yield request_id, next(trace for trace in traces.values() if request_id in trace.requests)
+
+
+def _misses(options: argparse.Namespace) -> int:
+    from workbench.analysis.misses import misses_table, why_missed
+
+    traces = load_ranks(options.trace, options)
+    for request_id, trace in _named(traces, options.request_id):
+        print(why_missed(trace, request_id))
+    for rank, trace in () if options.request_id else traces.items():
+        print(f"{rank}: {misses_table(trace)}" if rank else misses_table(trace))
+    return 0
+
+
+def _predictor(options: argparse.Namespace) -> Predictor:
+    """The run to predict, of one scheduler or of all ranks in a folder."""
+    from workbench.analysis.fleet.ranks import RanksPredictor
+    from workbench.analysis.predict import Predictor
+
+    if options.trace.is_dir() and len(ranks := load_ranks(options.trace)) > 1:
+        others = [load_trace(path) for path in options.also]
+        costs = [load_trace(options.cost_from)] if options.cost_from else []
+        return RanksPredictor(ranks, others=others, fit_from=costs, counted=_counted(ranks, options))
+    trace, others, fit_from = _sources(options)
+    return Predictor(trace, others=others, fit_from=fit_from, counted=_counted({"": trace}, options))
+
+
+def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[str] | None:
+    """The requests in the chosen part of the run; None for all."""
+    if not has_window(options):
+        return None
+    return {request_id for part in parts_of(traces, options).values() for request_id in part.requests}
+
+
+def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:
+    """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
+    from workbench.analysis.fork import recorded_config
+    from workbench.analysis.predict import simulate_log
+    from workbench.simulation.access_log import is_access_log
+    from workbench.simulation.costs.cost_model import CostModel
+
+    others = [load_trace(path) for path in options.also]
+    if options.cost_from is None:
+        if is_access_log(options.trace):
+            raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
+        return _only(options.trace), others, []
+    if others:
+        raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
+    costs = load_trace(options.cost_from)
+    if not is_access_log(options.trace):
+        return _only(options.trace), [], [costs]
+    trace = simulate_log(options.trace, recorded_config(costs), CostModel.fit(costs)[0])
+    print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
+    return trace, [], [costs]
+
+
+def _only(path: Path) -> Trace:
+    """The trace in a file, or in a folder of one rank."""
+    return next(iter(load_ranks(path).values()))
+
+
+def _whatif(options: argparse.Namespace) -> int:
+    from workbench.analysis.check import COUNTS, shown
+    from workbench.analysis.flags import VLLM_FIELDS, vllm_flags
+    from workbench.analysis.sweep import read_settings
+
+    changes = read_settings(options.set, VLLM_FIELDS)
+    predictor = _predictor(options)
+    predictions = predictor.predict_all([changes] if changes else [], progress=True)
+    prediction = predictions[0] if changes else predictor.unchanged
+    check = predictor.check
+    gives_seconds = check.holds or options.force
+    print(f"{'':<20}{'recorded':>16}{'so predicted':>16}{'off by':>9}{'predicted':>16}  interval")
+    for name in (*(_TIMES if gives_seconds else ()), *COUNTS):
+        if (interval := prediction.intervals.get(name)) is None:
+            continue
+        known = [shown(name, values[name]) if name in values else "-" for values in (check.recorded, check.unchanged)]
+        error = f"{check.errors[name]:+.1%}" if name in check.errors else ""
+        spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
+        print(f"{name:<20}{known[0]:>16}{known[1]:>16}{error:>9}{shown(name, interval.value):>16}  {spread}")
+    if not gives_seconds:
+        print(f"{check.refusal}; --force prints them")
+    for note in (*prediction.notes, *check.notes):
+        print(f"note: {note}")
+    if flags := vllm_flags(changes):
+        print(f"vllm serve MODEL {flags}")
+    if options.save:
+        prediction.trace.save(options.save)
+        print(f"{len(prediction.trace)} predicted steps saved to {options.save}")
+    return 0
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from workbench.analysis.sweep import read_grid, save_table
+    from workbench.analysis.tune import read_slo, tune
+    from workbench.viz.pareto import pareto_svg
+
+    check_table_and_plot(options)
+    read_slo(options.slo)
+    predictor = _predictor(options)
+    grid = read_grid(options.sweep) if options.sweep else None
+    tuning = tune(predictor.trace, options.slo, grid=grid, predictor=predictor, force=options.force, progress=True)
+    print(tuning)
+    if options.out:
+        save_table(list(tuning.rows), options.out)
+    if options.plot:
+        options.plot.write_text(pareto_svg(list(tuning.rows), tuning.settings), encoding="utf-8")
+    return 0

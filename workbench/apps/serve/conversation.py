@@ -1,0 +1,224 @@
+"""Conversations as clients send them, and their text under the model's chat template.
+
+The fields are vLLM's: ``add_generation_prompt``, ``continue_final_message``, ``chat_template_kwargs`` and
+``add_special_tokens``. The template itself runs in a sandbox (workbench/models/tokenizer.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+
+from workbench.models.tokenizer import Tokenizer
+
+MAX_TEMPLATE_KWARGS = 32
+"""Maximum number of variables that a request gives to the chat template."""
+MAX_TEMPLATE_KWARG_LENGTH = 1024
+"""Maximum number of characters of such a variable."""
+RESERVED = frozenset(
+    (
+        "messages",
+        "tools",
+        "documents",
+        "tokenize",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "self",
+    )
+)
+"""Names that are not variables of a request: fields of the body, or arguments of the code that renders."""
+
+_MARK, _SPACES = "END_OF_FINAL_MESSAGE", " \t \t"
+"""Stand behind a text whose end in the rendered conversation is wanted. A template that strips contents strips the
+spaces, which no template writes itself."""
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message's content; text is the only kind served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model called, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call in an earlier message of the model."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def as_dict(self) -> dict[str, Any]:
+        """The call in the form that chat templates expect: the arguments as an object.
+
+        Raises:
+            ValueError: The arguments are not a JSON object.
+        """
+        try:
+            arguments = msgspec.json.decode(self.function.arguments or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            raise ValueError(
+                f"messages: the arguments of a call of {self.function.name[:40]!r} are not a JSON object"
+            ) from None
+        return {
+            "id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments},
+        }  # fmt: skip
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message in the form that chat templates expect.
+
+        Raises:
+            ValueError: It has no content, or a field of another role.
+        """
+        if self.content is None and not self.tool_calls:
+            raise ValueError(f"messages: a message of role {self.role} needs content")
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError(f"messages: tool_calls are fields of role assistant, got role {self.role}")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise ValueError(f"messages: tool_call_id is a field of role tool, got role {self.role}")
+        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+Messages = Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+TemplateValue = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
+TemplateKwargs = Annotated[
+    dict[str, TemplateValue], msgspec.Meta(extra_json_schema={"maxProperties": MAX_TEMPLATE_KWARGS})
+]
+
+
+Render = Callable[[list[dict[str, Any]], bool], str]
+
+
+class TemplateOptions(Protocol):
+    """The fields of a body, besides its messages, that decide on the text of its conversation."""
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool | None
+    chat_template_kwargs: dict[str, TemplateValue] | None
+    add_special_tokens: bool | None
+
+
+def render_conversation(
+    messages: Sequence[ChatMessage],
+    options: TemplateOptions,
+    tokenizer: Tokenizer | None,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> tuple[str, list[int]]:
+    """The text of a conversation and its token ids.
+
+    Args:
+        messages: The messages, oldest first.
+        options: The fields of the body that change the text.
+        tokenizer: The model's tokenizer, or None.
+        tools: The tools that the model may call.
+
+    Raises:
+        ValueError: Options exclude each other or are outside their ranges, the template refuses the messages or leaves
+            some out, or there is no tokenizer.
+    """
+    if tokenizer is None:
+        raise ValueError("messages need a tokenizer, and the model came without one: give a prompt of token ids")
+    kwargs = checked_kwargs(options.chat_template_kwargs or {})
+    dicts = [message.as_dict() for message in messages]
+    if options.continue_final_message and options.add_generation_prompt:
+        raise ValueError(
+            "continue_final_message and add_generation_prompt cannot both be true: the first continues the final "
+            "message, the second begins a new one"
+        )
+
+    def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        given = {"tools": tools} if tools else {}
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **given, **kwargs)
+
+    _check_tools_shown(dicts, render)
+    if options.continue_final_message:
+        text = _unfinished(dicts, render)
+    else:
+        text = render(dicts, options.add_generation_prompt is not False)
+    return text, encode(text, tokenizer, add_special_tokens=bool(options.add_special_tokens))
+
+
+def encode(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text, behind the token that begins a text if it is asked for and the model has one."""
+    begin = [tokenizer.bos_token_id] if add_special_tokens and tokenizer.adds_bos else []
+    return [*(token for token in begin if token is not None), *tokenizer.encode(text)]
+
+
+def checked_kwargs(kwargs: dict[str, TemplateValue]) -> dict[str, TemplateValue]:
+    """Variables for a template, checked.
+
+    Raises:
+        ValueError: There are too many, or a name or value is not allowed.
+    """
+    if len(kwargs) > MAX_TEMPLATE_KWARGS:
+        raise ValueError(f"chat_template_kwargs holds {len(kwargs)} variables: allowed are up to {MAX_TEMPLATE_KWARGS}")
+    for name, value in kwargs.items():
+        if name in RESERVED or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+            raise ValueError(
+                f"chat_template_kwargs must hold names of variables, and none of {', '.join(sorted(RESERVED))}; "
+                f"got {name[:70]!r}"
+            )
+        if isinstance(value, str) and len(value) > MAX_TEMPLATE_KWARG_LENGTH:
+            raise ValueError(
+                f"chat_template_kwargs: {name} holds {len(value)} characters: allowed are up to "
+                f"{MAX_TEMPLATE_KWARG_LENGTH}"
+            )
+    return kwargs
+
+
+def _check_tools_shown(messages: list[dict[str, Any]], render: Render) -> None:
+    """Reject results of tools that a template would leave out: a marked content must appear in the text.
+
+    Raises:
+        ValueError: One would be left out.
+    """
+    num_results = sum(message["role"] == "tool" for message in messages)
+    if not num_results:
+        return
+    marked = [message | {"content": _MARK} if message["role"] == "tool" else message for message in messages]
+    if render(marked, False).count(_MARK) < num_results:
+        raise ValueError("messages: the model's chat template leaves out messages of role tool")
+
+
+def _unfinished(messages: list[dict[str, Any]], render: Render) -> str:
+    """The conversation up to the end of the final message's content.
+
+    Raises:
+        ValueError: The final message has no content, or the template does not show it as it is.
+    """
+    *before, final = messages
+    if not final["content"]:
+        raise ValueError("continue_final_message needs a final message with content")
+    text = render([*before, final | {"content": final["content"] + _MARK + _SPACES}], False)
+    content, mark, after = text.rpartition(_MARK)
+    if not mark:
+        raise ValueError("continue_final_message: the model's chat template does not show the final message as it is")
+    return content if after.startswith(_SPACES) else content.rstrip()  # the template strips contents

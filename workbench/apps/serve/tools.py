@@ -1,0 +1,194 @@
+"""Tools in chat completions: the fields of a request, and the parts of an answer.
+
+The same pass that finds calls separates reasoning, which stands in front of an answer between <think> and </think>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from workbench.apps.serve.call_forms import CallForm, Function
+from workbench.models.tokenizer import Tokenizer
+
+MAX_TOOLS = 128
+"""OpenAI's limit."""
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool; functions are the only kind."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
+    """The tool that has to be called."""
+
+    function: FunctionChoice
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def tool_constraint(
+    tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm, tokenizer: Tokenizer, *, parallel: bool
+) -> dict[str, Any]:
+    """The form of an answer with tools, as ``SamplingParams(structured_outputs=...)`` has it.
+
+    Raises:
+        ValueError: The tool that has to be called does not exist.
+    """
+    functions = [tool.function for tool in tools]
+    if not isinstance(choice, NamedTool):
+        return {"grammar": form.grammar(functions, choice or "auto", tokenizer, parallel=parallel)}
+    named = [function for function in functions if function.name == choice.function.name]
+    if not named:
+        names = ", ".join(function.name for function in functions)
+        raise ValueError(f"tool_choice names {choice.function.name[:70]!r}, the tools are {names}")
+    return {"grammar": form.grammar(named, "required", tokenizer, parallel=False)}
+
+
+@dataclass
+class MessageParser:
+    """Separates an answer, part by part, into reasoning, content and calls.
+
+    Attributes:
+        form: The form of calls; None without tools.
+        reasons: The prompt has opened <think>.
+        num_calls: Calls so far.
+    """
+
+    form: CallForm | None = None
+    reasons: bool = False
+    num_calls: int = 0
+    _rest: str = ""
+    _state: str = field(default="", init=False)
+    _depth: int = field(default=0, init=False)
+    _in_string: bool = field(default=False, init=False)
+    _escaped: bool = field(default=False, init=False)
+
+    def feed(self, text: str, *, final: bool) -> dict[str, Any]:
+        """The fields that more text adds to a message: content, reasoning_content, tool_calls.
+
+        Args:
+            text: The text.
+            final: Nothing follows.
+        """
+        if not self._state:
+            self._state = "reasoning" if self.reasons else "start"
+        self._rest += text
+        added: dict[str, Any] = {}
+        while (step := getattr(self, f"_{self._state}")(added, final)) is not None and step != self._state:
+            self._state = step
+        return added
+
+    def _start(self, added: dict[str, Any], final: bool) -> str | None:
+        begun = self._rest.lstrip()
+        if begun.startswith("<think>"):
+            self._rest = begun.removeprefix("<think>")
+            return "reasoning"
+        leading: tuple[str, ...] = ()
+        if self.form is not None and self.form.leads:
+            leading = self.form.mark, self.form.opening
+        if self._rest.startswith(leading):
+            self._rest = self._rest.removeprefix(leading[0])
+            return "name"
+        undecided = "<think>".startswith(begun) or any(text.startswith(self._rest) for text in leading)
+        return None if undecided and not final else "content"
+
+    def _reasoning(self, added: dict[str, Any], final: bool) -> str | None:
+        found = self._until("</think>", "reasoning_content", added, final)
+        if found:
+            self._rest = self._rest.lstrip()
+        return "content" if found else None
+
+    def _content(self, added: dict[str, Any], final: bool) -> str | None:
+        if self.form is None or self.form.leads:
+            self._add("content", self._take(len(self._rest)), added)
+            return None
+        return "name" if self._until(self.form.mark, "content", added, final) else None
+
+    def _name(self, added: dict[str, Any], final: bool) -> str | None:
+        assert self.form is not None
+        name, between, rest = self._rest.removeprefix(self.form.opening).partition(self.form.between)
+        if not between:
+            return None
+        self._rest = rest
+        function = {"name": name, "arguments": ""}
+        call = {"index": self.num_calls, "id": self.form.new_id(), "type": "function"}
+        added.setdefault("tool_calls", []).append({**call, "function": function})
+        self.num_calls += 1
+        self._depth, self._in_string = 0, False
+        return "arguments"
+
+    def _arguments(self, added: dict[str, Any], final: bool) -> str | None:
+        end = next((i for i, letter in enumerate(self._rest, 1) if self._closes(letter)), None)
+        if part := self._take(len(self._rest) if end is None else end):
+            calls = added.setdefault("tool_calls", [])
+            if not calls:
+                calls.append({"index": self.num_calls - 1, "function": {"arguments": ""}})
+            calls[-1]["function"]["arguments"] += part
+        return "closing" if end is not None else None
+
+    def _closes(self, letter: str) -> bool:
+        """Whether a character ends the arguments."""
+        if self._in_string:
+            self._in_string = self._escaped or letter != '"'
+            self._escaped = letter == "\\" and not self._escaped
+            return False
+        self._in_string = letter == '"'
+        self._depth += (letter in "{[") - (letter in "}]")
+        return self._depth == 0 and letter in "}]"
+
+    def _closing(self, added: dict[str, Any], final: bool) -> str | None:
+        assert self.form is not None
+        if (end := self._rest.find(self.form.end_tag)) < 0:
+            return None
+        self._take(end + len(self.form.end_tag))
+        return "content" if self.form.gap is not None else "next"
+
+    def _next(self, added: dict[str, Any], final: bool) -> str | None:
+        """Behind a call, another one without a mark or the end of all calls."""
+        assert self.form is not None
+        follows = {"name": self.form.more or "", "content": self.form.end}
+        for state, text in follows.items():
+            if text and self._rest.startswith(text):
+                self._take(len(text))
+                return state
+        undecided = any(text.startswith(self._rest) for text in follows.values() if text)
+        return None if undecided and not final else "content"
+
+    def _until(self, mark: str, name: str, added: dict[str, Any], final: bool) -> bool:
+        """Add the text before a mark to a field; whether the mark was found. Its possible beginning is held back."""
+        before, found, after = self._rest.partition(mark)
+        if found:
+            self._add(name, before, added)
+            self._rest = after
+            return True
+        held = 0 if final else next((n for n in range(len(mark), 0, -1) if self._rest.endswith(mark[:n])), 0)
+        self._add(name, self._take(len(self._rest) - held), added)
+        return False
+
+    def _add(self, name: str, text: str, added: dict[str, Any]) -> None:
+        if text and (self.num_calls == 0 or text.strip()):
+            added[name] = added.get(name, "") + text
+
+    def _take(self, length: int) -> str:
+        taken, self._rest = self._rest[:length], self._rest[length:]
+        return taken
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether a prompt ends where the model reasons."""
+    return prompt.rstrip().endswith("<think>")

@@ -1,0 +1,151 @@
+"""Checks of one field's value. Each returns the value to keep, or says field, value and range in a FieldError."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from workbench.base.short_traceback import ShortTraceback
+
+MAX_INT32 = 2**31 - 1
+"""Token ids, block ids, positions and cumulative lengths are int32 in every kernel."""
+
+SMALLEST = 1e-100
+"""Smallest factor of logits; a float32 divided by two such factors is still a float64."""
+
+MAX_SHOWN = 200
+"""Maximum number of characters of a value in an error message."""
+
+
+class FieldError(ShortTraceback, ValueError):
+    """A value that a field does not take; the message names the field, the value and what it takes."""
+
+
+class UnknownFieldError(ShortTraceback, TypeError):
+    """A keyword argument that is not a field; the message names the one that was meant, and all others."""
+
+
+def shown(value: Any) -> str:
+    """The value's repr for an error message, shortened in the middle if it is long."""
+    if isinstance(value, str) and len(value) > MAX_SHOWN:
+        value = value[:MAX_SHOWN] + value[-MAX_SHOWN:]  # the repr of a megabyte takes a while, too
+    elif isinstance(value, list | tuple) and len(value) > MAX_SHOWN:
+        value = [*value[:MAX_SHOWN], *value[-MAX_SHOWN:]]
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write very long ones
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} ... {text[-MAX_SHOWN // 4 :]}"
+
+
+def counted(value: int, noun: str, plural: str = "") -> str:
+    """A number of things, for example "1 request" and "2,000 requests".
+
+    Args:
+        value: The number.
+        noun: The word for one of them.
+        plural: The word for several, if it is not the noun with an s.
+    """
+    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
+def printable(text: str) -> str:
+    """A text without line breaks, control characters and other characters that steer a terminal, which are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> int:
+    """The value as an int within ``[low, high]``."""
+    allowed = f">= {low}" if high is None else f"from {low} to {high}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        result = operator.index(value)
+    except TypeError:
+        raise FieldError(f"{name} must be an integer {allowed}, got {shown(value)}{hint}") from None
+    if result < low or (high is not None and result > high):
+        raise FieldError(f"{name} must be {allowed}, got {shown(result)}{hint}")
+    return result
+
+
+def number(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = math.inf,
+    *,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> float:
+    """The value as a finite float within the interval, whose ends are open where it says so."""
+    if high == math.inf:
+        allowed = f"{'>' if low_open else '>='} {low:g} and finite"
+    else:
+        allowed = f"in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        result = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise FieldError(f"{name} must be a number {allowed}, got {shown(value)}") from None
+    below = result <= low if low_open else result < low
+    above = result >= high if high_open else result > high
+    if not math.isfinite(result) or below or above:
+        raise FieldError(f"{name} must be {allowed}, got {result}")
+    return result
+
+
+def computable(name: str, value: float, *, zero_means: str = "") -> float:
+    """The value, which logits can be multiplied with and divided by without an overflow.
+
+    Args:
+        name: Name of the field.
+        value: The value.
+        zero_means: The meaning of 0; "" if it has none, and is refused.
+    """
+    if not (SMALLEST <= value <= 1 / SMALLEST or (zero_means and value == 0)):
+        zero = f" 0 ({zero_means}) or" if zero_means else ""
+        raise FieldError(f"{name} must be{zero} from {SMALLEST:g} to {1 / SMALLEST:g}, got {shown(value)}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """The value, which must be a bool and not merely true."""
+    if not isinstance(value, bool):
+        raise FieldError(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """The value, which must be one of the allowed words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise FieldError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+    return value
+
+
+def items(name: str, value: Any, what: str) -> Iterable[Any]:
+    """The value as something to iterate over; None stands for nothing."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise FieldError(f"{name} must be a list of {what}, got {shown(value)}")
+    return value
+
+
+def json_object(name: str, value: Any, fields: Collection[str] | None = None) -> Mapping[str, Any]:
+    """The value, which must be a mapping and have none but these fields; None allows any field."""
+    if not isinstance(value, Mapping):
+        raise FieldError(f"{name} must be an object, got {shown(value)}")
+    for field in value:
+        if fields is not None and field not in fields:
+            raise FieldError(f"{name} has an unknown field {shown(field)}{did_you_mean(field, fields)}")
+    return value
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """The end of a message on an unknown field: the one that was probably meant, and all there are."""
+    similar = get_close_matches(str(name), known, n=1, cutoff=0.8)
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    return f"{hint}; the fields are {', '.join(known)}"

@@ -1,1 +1,0 @@
-"""Recorders for other engines: they write the same traces as Workbench's engine."""

@@ -1,0 +1,269 @@
+"""`metal_kernel`: the replacement for `mlx.core.fast.metal_kernel` on a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from workbench.kernels.msl import report
+from workbench.kernels.msl.arrays import bits_of, filled, memory_of, to_array, view_of
+from workbench.kernels.msl.compiler import INCLUDE_FOLDER, MATH_MODES, CompilerFailed, compile_kernel
+from workbench.kernels.msl.diagnostics import Finding, compile_error, findings_of
+from workbench.kernels.msl.launch import MAX_THREADS, Binding, run_library
+from workbench.kernels.msl.lint import lint_text, lint_tree
+from workbench.kernels.msl.rewrite import translation_unit
+from workbench.kernels.msl.signature import DTYPE_NAMES, MAX_BUFFERS, KernelText, TemplateArgument, write_kernel
+from workbench.kernels.msl.statistics import LaunchStatistics, statistics_of
+
+TIME_LIMIT_SECONDS = 600.0
+
+
+@dataclass(eq=False)
+class MetalKernel:
+    """A Metal kernel that runs on the CPU; the parameters are those of `mlx.core.fast.metal_kernel`.
+
+    Args:
+        name: Name of the kernel.
+        input_names: Names of the inputs in ``source``.
+        output_names: Names of the outputs.
+        source: Body of the kernel in Metal Shading Language; the signature follows MLX's rules (`signature`).
+        header: Text before the kernel function.
+        ensure_row_contiguous: Whether inputs are first copied to row-major order.
+        atomic_outputs: Whether outputs are ``atomic<T>*``.
+        compile_options: {"math_mode": "safe" | "relaxed" | "fast"}; "safe" is the default.
+
+    Attributes:
+        last_statistics: `LaunchStatistics` of the last launch that asked for them, or None.
+
+    Raises:
+        ValueError: A name or an option is not allowed.
+    """
+
+    name: str
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    source: str
+    header: str = ""
+    ensure_row_contiguous: bool = True
+    atomic_outputs: bool = False
+    compile_options: Mapping[str, str] | None = None
+    last_statistics: LaunchStatistics | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not f"_{self.name}".isidentifier():
+            raise ValueError(
+                f"name is {self.name!r}: it becomes part of a function's name, so use letters, digits and _"
+            )
+        if not self.output_names:
+            raise ValueError("output_names is empty: a kernel needs at least one output")
+        self.input_names, self.output_names = tuple(self.input_names), tuple(self.output_names)
+        names = (*self.input_names, *self.output_names)
+        if bad := [n for n in names if not n.isidentifier()] or [n for n in names if names.count(n) > 1]:
+            raise ValueError(
+                f"{bad[0]!r} in input_names and output_names: each name must be an identifier and occur once"
+            )
+        options = dict(self.compile_options or {})
+        self._math_mode = options.get("math_mode", "safe")
+        if options.keys() - {"math_mode"} or self._math_mode not in MATH_MODES:
+            raise ValueError(
+                f"compile_options is {options!r}: the only option is 'math_mode', one of {tuple(MATH_MODES)}"
+            )
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array | bool | int | float],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Sequence[tuple[str, TemplateArgument]] | None = None,
+        init_value: float | None = None,
+        verbose: bool = False,
+        stream: object = None,
+        checks: bool = True,
+        order: int = 0,
+        statistics: bool = False,
+        trace_buffers: Mapping[str, int] | None = None,
+        time_limit: float = TIME_LIMIT_SECONDS,
+    ) -> list[mx.array]:
+        """Run the kernel; the parameters up to ``stream`` are those of a kernel of MLX.
+
+        Args:
+            inputs: One array or number per input name.
+            output_shapes: One shape per output name.
+            output_dtypes: One dtype per output name.
+            grid: Number of threads (x, y, z), not of threadgroups.
+            threadgroup: Threads per threadgroup (x, y, z), cut to the grid; their product is at most 1,024.
+            template: Values of template parameters: bool, int or dtype.
+            init_value: Initial value of the outputs; None leaves them uninitialised.
+            verbose: Whether to print the generated text, as MLX does.
+            stream: Accepted for compatibility with MLX, and ignored.
+            checks: Whether to check every access. Without checks, faults go unseen and launches take about half the
+                time.
+            order: 0 runs threads in ascending order, 1 in descending order; a correct kernel gives the same result.
+            statistics: Whether to fill `last_statistics`; requires ``checks``.
+            trace_buffers: Bytes per row, by name, of the buffers whose rows read by each threadgroup are recorded;
+                implies ``statistics``.
+            time_limit: Seconds after which a launch with checks ends with an error; 0 for no limit.
+
+        Returns:
+            The outputs.
+
+        Raises:
+            ValueError: An argument is not allowed.
+            MslError: The kernel has a fault.
+            MslCompileError: The kernel does not compile.
+            MslCompilerMissing: There is no compiler.
+        """
+        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
+        template = list(template or [])
+        statistics = statistics or bool(trace_buffers)
+        self._validate(arrays, output_shapes, output_dtypes, grid, threadgroup, template, order)
+        if statistics and not checks:
+            raise ValueError(
+                "statistics is True and checks is False: statistics are counted by the checks, so use both"
+            )
+        buffers = (*self.input_names, *self.output_names)
+        if unknown := set(trace_buffers or {}) - set(buffers):
+            raise ValueError(f"trace_buffers names {sorted(unknown)}: the buffers are {buffers}")
+        for buffer, row_bytes in (trace_buffers or {}).items():
+            if row_bytes < 1:
+                raise ValueError(f"trace_buffers[{buffer!r}] is {row_bytes}: a row has at least 1 byte")
+
+        text = write_kernel(
+            self.name,
+            self.input_names,
+            self.output_names,
+            self.source,
+            self.header,
+            arrays,
+            output_dtypes,
+            template,
+            self.atomic_outputs,
+        )
+        if verbose:
+            print(f"Generated source code for `{self.name}`:\n```\n{text.text}\n```")
+        if len(text.parameters) > MAX_BUFFERS:
+            raise ValueError(
+                f"the kernel has {len(text.parameters)} buffers, shapes, strides and ndims included: Metal binds at "
+                f"most {MAX_BUFFERS}"
+            )
+        if 0 in grid:
+            return [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
+
+        texts = {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
+        library = self._compile(text, texts, checks)
+        bindings = self._bindings(text, arrays, output_shapes, output_dtypes, init_value, trace_buffers or {})
+        finished = run_library(
+            library,
+            bindings,
+            grid,
+            (min(threadgroup[0], grid[0]), min(threadgroup[1], grid[1]), min(threadgroup[2], grid[2])),
+            checks=checks,
+            order=order,
+            statistics=statistics,
+            time_limit=time_limit,
+        )
+        report.raise_fault(finished, bindings, library, self.name, texts)
+        if statistics:
+            self.last_statistics = statistics_of(finished, bindings)
+        outputs = [binding for binding in bindings if binding.is_output]
+        return [to_array(b.data, shape, dtype) for b, shape, dtype in zip(outputs, output_shapes, output_dtypes)]
+
+    def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
+        def reject(findings: list[Finding]) -> None:
+            if findings:
+                raise compile_error(self.name, findings, texts)
+
+        def examine(syntax_tree: str) -> None:
+            reject(lint_text(text, self.name) + lint_tree(syntax_tree))
+
+        unit = translation_unit(text, self.name)
+        try:
+            return compile_kernel(unit, checks=checks, math_mode=self._math_mode, examine=examine)
+        except CompilerFailed as failed:
+            output = str(failed)
+            reject(findings_of(output, str(INCLUDE_FOLDER)) or [Finding("", 0, output)])
+            raise
+
+    def _validate(
+        self,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Sequence[tuple[str, TemplateArgument]],
+        order: int,
+    ) -> None:
+        for argument, values, names in (
+            ("inputs", inputs, self.input_names),
+            ("output_shapes", output_shapes, self.output_names),
+            ("output_dtypes", output_dtypes, self.output_names),
+        ):
+            if len(values) != len(names):
+                raise ValueError(
+                    f"{argument} has {len(values)} entries: it must have {len(names)}, one for each of {names}"
+                )
+        template_dtypes = [value for _, value in template if isinstance(value, mx.Dtype)]
+        for dtype in [*(x.dtype for x in inputs), *output_dtypes, *template_dtypes]:
+            if dtype not in DTYPE_NAMES:
+                raise ValueError(f"dtype {dtype} is not supported on the CPU: use {', '.join(map(str, DTYPE_NAMES))}")
+        for argument, size, least in (("grid", grid, 0), ("threadgroup", threadgroup, 1)):
+            if len(size) != 3 or min(size) < least:
+                raise ValueError(f"{argument} is {tuple(size)}: it must be three integers, each at least {least}")
+        threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+        if threads > MAX_THREADS:
+            raise ValueError(f"threadgroup is {tuple(threadgroup)}, {threads} threads: the maximum is {MAX_THREADS}")
+        if order not in (0, 1):
+            raise ValueError(f"order is {order!r}: it must be 0 (ascending) or 1 (descending)")
+
+    def _bindings(
+        self,
+        text: KernelText,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        init_value: float | None,
+        trace_buffers: Mapping[str, int],
+    ) -> list[Binding]:
+        views = [view_of(x, self.ensure_row_contiguous) for x in inputs]
+        bindings = []
+        for parameter in text.parameters:
+            i = parameter.array
+            traced = trace_buffers.get(parameter.name, 0)
+            if parameter.role == "output":
+                start = filled(output_shapes[i], output_dtypes[i], init_value)
+                data = np.array(bits_of(start)).reshape(-1).view(np.uint8)
+                bindings.append(
+                    Binding(
+                        parameter.name,
+                        data,
+                        output_dtypes[i].size,
+                        is_output=True,
+                        is_initialised=init_value is not None,
+                        traced_row_bytes=traced,
+                    )
+                )
+            elif parameter.role == "input":
+                data, offset = memory_of(views[i])
+                size = inputs[i].dtype.size
+                bindings.append(Binding(parameter.name, data, size, argument_offset=offset, traced_row_bytes=traced))
+            else:
+                metadata: dict[str, np.ndarray] = {
+                    "shape": np.array(views[i].shape, np.int32),
+                    "strides": np.array([s // views[i].itemsize for s in views[i].strides], np.int64),
+                    "ndim": np.array([views[i].ndim], np.int32),
+                }
+                values = metadata[parameter.role]
+                bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
+        return bindings
+
+
+metal_kernel = MetalKernel
+"""MLX's name for it."""

@@ -1,0 +1,221 @@
+"""Fit a cost model to measured steps, measure its errors, and refuse a fit that does not hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import add, truediv
+from statistics import fmean, median
+
+from workbench.base.field_checks import counted
+from workbench.simulation.costs.coefficients import SEARCHED_ON, Coefficients, Regression, relative_coefficients
+from workbench.simulation.costs.drift import Drift, find_drift
+from workbench.simulation.costs.least_squares import Vector
+from workbench.simulation.costs.step_model import StepCosts, predicted_seconds, slopes
+from workbench.trace.readings.metrics import percentile
+
+HELD_OUT_EVERY = 5
+"""Every fifth step is held out of the fit that the errors are measured on."""
+
+MIN_STEPS = 20
+"""Minimum number of steps with a measured duration for a fit."""
+
+MAX_MEDIAN_ERROR = 0.35
+"""A fit with a larger median error on the held-out steps is refused."""
+
+MAX_TOTAL_ERROR = 0.25
+"""A fit whose held-out steps add up to a sum with a larger error is refused."""
+
+STALL_FACTOR = 5.0
+"""A stall takes at least this many times what the contents of its step explain."""
+
+STALL_SECONDS = 0.02
+"""A stall takes at least this much longer: short steps of a busy machine are often late by a few milliseconds."""
+
+STALL_SPREADS = 8.0
+"""The logarithm of that factor is at least this many times the spread of the same of all steps."""
+
+MAX_STALLED, MAX_STALLS = 0.02, 3
+"""Largest share of the steps that may be stalls, and the number that always may. More late steps than that are no
+exception but a cost that the model lacks, or a busy machine: a stall is then STALL_FACTOR times as late as these."""
+
+NORMAL_SPREAD = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+
+LEVELLINGS = 3
+"""Maximum number of fits on the way to a model and a trend, each of which corrects the other."""
+
+SETTLED = 0.1
+"""A change of the trend by a smaller fraction of its error ends the correction."""
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """The errors of a cost model on steps that were held out of the fit, and what to know before it is used.
+
+    Attributes:
+        num_fitted: Number of steps used for the fit whose errors are measured; the model is fitted to all steps then.
+        num_held_out: Number of steps on which the errors are measured.
+        median_error: Median of |predicted - measured| / measured.
+        p90_error: 90th percentile of the same.
+        total_error: |sum of predicted - sum of measured| / sum of measured: the error of a simulated run.
+        r_squared: Share of the variance explained, on the held-out steps.
+        num_traces: Number of merged recordings.
+        drift: The trend of one recording, which the model is free of; none for several recordings.
+        stalls: Steps that took more than STALL_FACTOR times the predicted duration; they are left out of the fit.
+        largest: Largest number of sequences, rows and KV positions of a measured step; a step beyond them is
+            extrapolated.
+        notes: Sentences about drift and stalls for a reader of a prediction.
+    """
+
+    num_fitted: int
+    num_held_out: int
+    median_error: float
+    p90_error: float
+    total_error: float
+    r_squared: float
+    num_traces: int = 1
+    drift: Drift = field(default_factory=Drift)
+    stalls: tuple[int, ...] = ()
+    largest: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The quality of the fit."""
+        drift = f"drift {self.drift.change:+.0%}" if self.drift.change else "no drift"
+        share = len(self.stalls) / (self.num_fitted + self.num_held_out + len(self.stalls))
+        return (
+            f"fit of step durations: median error {self.median_error:.1%}, sum off by {self.total_error:.1%} on "
+            f"{self.num_held_out} steps held out; {drift}; {share:.1%} of the steps stalled"
+        )
+
+
+def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
+    """Fit measured steps, with a report of the errors on every fifth step, which the measured fit has not seen.
+
+    Args:
+        steps: The measured steps of all recordings.
+        num_traces: Number of recordings.
+
+    Raises:
+        ValueError: There are too few steps, or the costs do not follow from the contents of the steps; the message
+            names the step that shows it most.
+    """
+    if len(steps) < MIN_STEPS:
+        raise ValueError(
+            f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}: record more, give "
+            "a cost model, or use fork(), which answers in steps"
+        )
+    steps, stalls = without_stalls(steps)
+    unseen = steps.take(range(HELD_OUT_EVERY - 1, len(steps), HELD_OUT_EVERY))
+    seen = steps.take(i for i in range(len(steps)) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1)
+    regression = Regression()
+    predicted, actual = predicted_seconds(regression.coefficients(seen), unseen.features), unseen.seconds
+    errors = sorted(abs(one - seconds) / seconds for one, seconds in zip(predicted, actual))
+    mean = fmean(actual)
+    spread = sum((seconds - mean) ** 2 for seconds in actual)
+    missed = sum((one - seconds) ** 2 for one, seconds in zip(predicted, actual))
+    median_error, total_error = median(errors), abs(sum(predicted) - sum(actual)) / sum(actual)
+    coefficients, drift = regression.coefficients(steps), Drift()
+    if num_traces == 1:
+        coefficients, drift = _leveled(steps, coefficients, regression)
+    if median_error > MAX_MEDIAN_ERROR or total_error > MAX_TOTAL_ERROR:
+        raise ValueError(_refusal(steps, predicted_seconds(coefficients, steps.features), median_error, total_error))
+    sizes = [int(max(column)) for column in zip(*steps.features)]
+    notes = []
+    if drift.change:
+        slower = "slower" if drift.change > 0 else "faster"
+        notes.append(f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted")
+    if stalls:
+        notes.append(
+            f"left out: {counted(len(stalls), 'stall')}, steps that took over {STALL_FACTOR:g} times as long as others "
+            "like them"
+        )
+    return coefficients, FitReport(
+        num_fitted=len(seen),
+        num_held_out=len(unseen),
+        median_error=median_error,
+        p90_error=percentile(errors, 90),
+        total_error=total_error,
+        r_squared=1 - missed / spread if spread else 0.0,
+        num_traces=num_traces,
+        drift=drift,
+        stalls=stalls,
+        largest={"sequences": sizes[0], "rows": int(max(steps.rows)), "kv_tokens": sizes[2]},
+        notes=tuple(notes),
+    )
+
+
+def find_stalls(steps: StepCosts) -> dict[int, float]:
+    """The indices of steps that took many times what their contents explain, with the seconds that these explain.
+
+    A pause before a step counts for it here.
+    """
+    found: dict[int, float] = {}
+    whole = list(map(add, steps.seconds, steps.pauses))
+    for _ in range(2 if len(steps) >= MIN_STEPS else 0):  # the second time without those that were found
+        kept = steps.take(i for i in range(len(steps)) if i not in found)
+        expected = predicted_seconds(relative_coefficients(kept.thinned(SEARCHED_ON)), steps.features)
+        ratios = [math.log(seconds / max(one, 1e-9)) for seconds, one in zip(whole, expected)]
+        middle = median(ratios)
+        spread = NORMAL_SPREAD * median([abs(ratio - middle) for ratio in ratios])
+        least = max(math.log(STALL_FACTOR), STALL_SPREADS * spread)
+        found = {
+            i: expected[i]
+            for i, ratio in enumerate(ratios)
+            if ratio >= least and whole[i] - expected[i] >= STALL_SECONDS
+        }
+        limit = int(max(MAX_STALLS, MAX_STALLED * len(steps)))
+        if len(found) > limit:  # only what stands out from the other late steps in the same way
+            least = sorted([ratios[i] for i in found], reverse=True)[limit] + math.log(STALL_FACTOR)
+            found = {i: seconds for i, seconds in found.items() if ratios[i] >= least}
+        if not found:
+            break
+    return found
+
+
+def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
+    """The steps without the stalls, and the steps left out."""
+    found = find_stalls(steps)
+    kept = steps.take(i for i in range(len(steps)) if i not in found) if found else steps
+    return kept, tuple([steps.places[i][1] for i in sorted(found)])
+
+
+def without_trend(steps: StepCosts, drift: Drift) -> StepCosts:
+    """The steps as they would have been without a trend."""
+    return (
+        replace(steps, seconds=list(map(truediv, steps.seconds, drift.factors(steps.rows)))) if drift.change else steps
+    )
+
+
+def _refusal(steps: StepCosts, predicted: Vector, median_error: float, total_error: float) -> str:
+    worst = max(range(len(steps)), key=lambda i: abs(predicted[i] - steps.seconds[i]))
+    trace, step = steps.places[worst]
+    sequences, prefill, kv_tokens, _ = steps.features[worst]
+    return (
+        f"the durations of the steps do not follow from their contents: on steps that the fit has not seen the median "
+        f"error is {median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of their sum {total_error:.0%} (allowed "
+        f"{MAX_TOTAL_ERROR:.0%}). Step {step} of trace {trace} shows it most: {sequences} sequences with "
+        f"{prefill} prompt tokens and {kv_tokens} KV positions took {steps.seconds[worst]:.4g} s, predicted are "
+        f"{predicted[worst]:.4g} s. Record longer, on a machine that runs nothing else"
+    )
+
+
+def _leveled(steps: StepCosts, coefficients: Coefficients, regression: Regression) -> tuple[Coefficients, Drift]:
+    """The coefficients of the steps without their trend, and the trend, each of which corrects the other."""
+
+    def trend(level: Coefficients) -> Drift:
+        predicted = predicted_seconds(level, steps.features)
+        return find_drift(steps.rows, steps.seconds, predicted, slopes(level, steps.features))
+
+    found = trend(coefficients)
+    if abs(found.change) < found.least_certain / 2:  # no correction makes it certain
+        return coefficients, Drift()
+    for _ in range(LEVELLINGS):
+        drift, level = found, regression.coefficients(without_trend(steps, found))
+        found = trend(level)
+        if abs(found.change - drift.change) <= SETTLED * found.error:
+            break
+    return (level, drift) if drift.is_certain else (coefficients, Drift())

@@ -1,0 +1,356 @@
+"""Compare two traces of the same requests: the first divergence, and the change in latency and waste per request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from workbench.base.field_checks import counted, printable
+from workbench.trace.errors import TraceError
+from workbench.trace.readings.divergence import (
+    Divergence,
+    TokenDifference,
+    chunks_by_request,
+    common_steps,
+    divergence,
+    output_token_ids,
+    token_difference,
+)
+from workbench.trace.readings.matching import Matching, match_requests
+from workbench.trace.readings.metrics import RequestMetrics, number
+from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.spread import typical_change
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+MAX_ROWS = 20
+"""Maximum number of requests in a repr."""
+
+MAX_FIELDS = 3
+"""Maximum number of fields that are listed by name when only one configuration has them; more are counted."""
+
+
+@dataclass(frozen=True)
+class RequestComparison:
+    """One request in both traces.
+
+    Deltas are b minus a, so a negative delta is an improvement in b; None if one of the values is missing.
+
+    Attributes:
+        request_id: The request.
+        a: Its metrics in the first trace.
+        b: Its metrics in the second trace.
+        divergence: The first step that scheduled it differently; None if there is no such step.
+        token_difference: The first output token that differs; None if the outputs agree up to the shorter one.
+        ttft_a: Time to first token in the first trace, in the comparison's unit.
+        ttft_b: The same in the second trace.
+        itl_a: Mean inter-token latency in the first trace.
+        itl_b: The same in the second trace.
+    """
+
+    request_id: str
+    a: RequestMetrics
+    b: RequestMetrics
+    divergence: Divergence | None
+    token_difference: TokenDifference | None
+    ttft_a: float | None
+    ttft_b: float | None
+    itl_a: float | None
+    itl_b: float | None
+
+    @property
+    def ttft_delta(self) -> float | None:
+        """Change of the time to first token."""
+        return _minus(self.ttft_b, self.ttft_a)
+
+    @property
+    def itl_delta(self) -> float | None:
+        """Change of the mean inter-token latency."""
+        return _minus(self.itl_b, self.itl_a)
+
+    @property
+    def waste_delta(self) -> int:
+        """Change of the number of tokens computed again."""
+        return self.b.num_recomputed_tokens - self.a.num_recomputed_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The result of ``compare``.
+
+    Attributes:
+        a: The first trace.
+        b: The second trace.
+        unit: Unit of latencies: "s", or "steps" if one of the traces has no clock.
+        requests: Every request, sorted by the change of TTFT, then of ITL, then of waste, largest first.
+        first_divergence: The first step in which the schedules differ; None if they are equal.
+        same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens,
+            or if its recorder left them out.
+        first_token_difference: The token difference of the first such request in order of arrival.
+        notes: Other differences that help to read the comparison, as text.
+    """
+
+    a: Trace
+    b: Trace
+    unit: str
+    requests: tuple[RequestComparison, ...]
+    first_divergence: Divergence | None
+    same_tokens: bool | None
+    first_token_difference: TokenDifference | None
+    notes: tuple[str, ...]
+
+    @property
+    def badge(self) -> str:
+        """One line that says whether both traces produced the same tokens."""
+        if self.same_tokens is None:
+            return "no tokens to compare"
+        if self.first_token_difference is None:
+            return "same tokens"
+        difference = self.first_token_difference
+        tokens = [("nothing" if token is None else f"token {token}") for token in (difference.a, difference.b)]
+        return (
+            f"different tokens: {difference.request_id}, output token {difference.index}: "
+            f"{tokens[0]} in a, {tokens[1]} in b"
+        )
+
+    def sorted_by(self, value: str) -> list[RequestComparison]:
+        """The requests, sorted by the size of a change, largest first.
+
+        Args:
+            value: "ttft", "itl" or "waste".
+
+        Raises:
+            ValueError: ``value`` is something else.
+        """
+        if value not in ("ttft", "itl", "waste"):
+            raise ValueError(f'value must be "ttft", "itl" or "waste", got {value!r}')
+        return sorted(self.requests, key=lambda request: -abs(getattr(request, f"{value}_delta") or 0))
+
+    def _lines(self) -> list[str]:
+        parted = str(self.first_divergence) if self.first_divergence else "never"
+        return [
+            f"a: {self.a.meta.source}, {len(self.a)} steps",
+            f"b: {self.b.meta.source}, {len(self.b)} steps",
+            self.badge,
+            f"first divergence: {parted}",
+            *self._changes(),
+            *self.notes,
+        ]
+
+    def _changes(self) -> list[str]:
+        """The mean of each latency in both runs, and how many requests gain and pay if it changed."""
+        lines = []
+        order = {request_id: index for index, request_id in enumerate(self.a.requests)}
+        requests = sorted(self.requests, key=lambda request: order[request.request_id])
+        is_measured = self.unit == "s" and not (_is_simulated(self.a) and _is_simulated(self.b))
+        for title, a, b in (("TTFT", "ttft_a", "ttft_b"), ("ITL", "itl_a", "itl_b")):
+            values = [(getattr(request, a), getattr(request, b)) for request in requests]
+            both = [(before, after) for before, after in values if before is not None and after is not None]
+            if not both:
+                continue
+            old, new = (fmean(column) for column in zip(*both))
+            line = f"mean {title}: {number(old)} -> {number(new)} {self.unit}"
+            change = typical_change(both) if is_measured else None
+            if change is not None and not change.is_certain:
+                lines.append(f"{line}: no change beyond the spread of the runs ({change})")
+                continue
+            gain, pay = sum(y < x for x, y in both), sum(y > x for x, y in both)
+            lines.append(f"{line}{f', {change}' if change else ''}; {gain} requests gain, {pay} pay")
+        return lines
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        title = ["request"]
+        title += [
+            f"{name} {column}" for name in (f"TTFT {self.unit}", f"ITL {self.unit}") for column in ("a", "b", "Δ")
+        ]
+        title += ["waste a", "b", "Δ"]
+        rows = [
+            [
+                request.request_id,
+                *map(number, (request.ttft_a, request.ttft_b)),
+                _signed(request.ttft_delta),
+                *map(number, (request.itl_a, request.itl_b)),
+                _signed(request.itl_delta),
+                number(request.a.num_recomputed_tokens),
+                number(request.b.num_recomputed_tokens),
+                _signed(request.waste_delta),
+            ]
+            for request in self.requests[:MAX_ROWS]
+        ]
+        return title, rows
+
+    def __repr__(self) -> str:
+        title, rows = self._table()
+        widths = [max(len(row[column]) for row in [title, *rows]) for column in range(len(title))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+            for row in [title, *rows]
+        ]
+        return "\n".join(map(printable, [*self._lines(), "", *lines, *self._more()]))
+
+    def _repr_html_(self) -> str:
+        title, rows = self._table()
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in title)
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        text = "<br>".join(map(escape, self._lines()))
+        more = "".join(f"<p>{escape(line)}</p>" for line in self._more())
+        return f"<div><p>{text}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+
+    def _more(self) -> list[str]:
+        hidden = len(self.requests) - MAX_ROWS
+        return [f"... and {counted(hidden, 'request')} with smaller changes"] if hidden > 0 else []
+
+
+def compare(a: Trace, b: Trace) -> Comparison:
+    """Compare two traces of the same workload, request by request.
+
+    Args:
+        a: The trace to compare with.
+        b: The trace to compare; deltas are b minus a.
+
+    Returns:
+        The comparison; its repr is a table.
+
+    Requests are matched by id; ids of vLLM, which differ between runs, without their random end; others by arrival and
+    length.
+
+    Raises:
+        TraceError: The traces hold different requests or different prompts.
+
+    Example:
+        >>> from workbench import simulate
+        >>> workload = {"requests": [{"id": "r", "prompt": {"len": 100}, "max_tokens": 2}]}
+        >>> result = compare(simulate(workload), simulate(workload, config={"max_num_batched_tokens": 50}))
+        >>> print(result.first_divergence)
+        step 0, r: a computes tokens [0, 100), b computes tokens [0, 50)
+        >>> result.requests[0].ttft_delta
+        1.0
+    """
+    matching = match_requests(a, b)
+    _check_same_workload(a, b, matching.pairs)
+    metrics_a, metrics_b = metrics(a), metrics(b)
+    unit = "s" if metrics_a.summary.unit == metrics_b.summary.unit == "s" else "steps"
+    before = common_steps(a, b)
+    chunks_a, chunks_b = chunks_by_request(a, before), chunks_by_request(b, before)
+    tokens_a, tokens_b = output_token_ids(a), output_token_ids(b)
+    requests = []
+    for request_id, id_in_b in matching.pairs:
+        of_a, of_b = metrics_a.requests[request_id], metrics_b.requests[id_in_b]
+        ended = all(measured.finish_reason not in ("", "abort") for measured in (of_a, of_b))
+        requests.append(
+            RequestComparison(
+                request_id,
+                of_a,
+                of_b,
+                divergence(request_id, a, b, chunks_a[request_id], chunks_b[id_in_b], id_in_b),
+                token_difference(request_id, tokens_a[request_id], tokens_b[id_in_b], ended),
+                _ttft(of_a, unit),
+                _ttft(of_b, unit),
+                _itl(of_a, unit),
+                _itl(of_b, unit),
+            )
+        )
+    divergences = [request.divergence for request in requests if request.divergence]
+    differences = [request.token_difference for request in requests if request.token_difference]
+    known = all(
+        any(tokens.values()) and trace.config.get("token_ids_recorded", True)
+        for trace, tokens in ((a, tokens_a), (b, tokens_b))
+    )
+    return Comparison(
+        a=a,
+        b=b,
+        unit=unit,
+        requests=tuple(sorted(requests, key=_size_of_change, reverse=True)),
+        first_divergence=min(divergences, key=lambda divergence: divergence.step, default=None),
+        same_tokens=not differences if known else None,
+        first_token_difference=differences[0] if differences and known else None,
+        notes=tuple(_notes(a, b, matching)),
+    )
+
+
+def _check_same_workload(a: Trace, b: Trace, pairs: Iterable[tuple[str, str]]) -> None:
+    for request_id, in_b_id in pairs:
+        in_a, in_b = a.requests[request_id], b.requests[in_b_id]
+        if in_a.num_prompt_tokens != in_b.num_prompt_tokens:
+            lengths = f"{in_a.num_prompt_tokens} tokens in a, {in_b.num_prompt_tokens} in b"
+            raise TraceError(f"the prompts of request {request_id!r} differ in length: {lengths}")
+        tokens = in_a.prompt_token_ids, in_b.prompt_token_ids
+        if all(tokens) and tokens[0] != tokens[1]:
+            index = next(i for i, (x, y) in enumerate(zip(*tokens)) if x != y)
+            raise TraceError(
+                f"the prompts of request {request_id!r} differ: token {index} is {tokens[0][index]} in a, "
+                f"{tokens[1][index]} in b"
+            )
+        if _hash_key(a) == _hash_key(b) and in_a.block_hashes != in_b.block_hashes and _hash_key(a):
+            raise TraceError(f"the prompts of request {request_id!r} differ, as their block hashes show")
+
+
+def _hash_key(trace: Trace) -> str:
+    made = trace.meta.prefix_hashes
+    return made.key_id if made else ""
+
+
+def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
+    notes = [f"{name} is not whole: {problem}" for name, trace in (("a", a), ("b", b)) for problem in trace.problems]
+    if matching.note:
+        notes.append(matching.note)
+    moved = [
+        (id_a, id_b) for id_a, id_b in matching.pairs if a.requests[id_a].arrival_step != b.requests[id_b].arrival_step
+    ]
+    if moved:
+        first_a, first_b = moved[0]
+        steps = f"{a.requests[first_a].arrival_step} in a, {b.requests[first_b].arrival_step} in b"
+        notes.append(f"{len(moved)} requests arrive in different steps, the first is {first_a}: {steps}")
+    changed = [
+        f"{name} {a.config[name]!r} -> {b.config[name]!r}"
+        for name in sorted(a.config.keys() & b.config.keys())
+        if a.config[name] != b.config[name]
+    ]
+    if changed:
+        notes.append(f"config: {', '.join(changed)}")
+    if _hash_key(a) != _hash_key(b) and _hash_key(a) and _hash_key(b):
+        notes.append("block hashes were made with different keys: prefixes shared across the two runs are unknown")
+    one_sided = [known for known in (_known_only("a", a, b), _known_only("b", b, a)) if known]
+    if one_sided:
+        notes.append(f"config, in one trace only: {'; '.join(one_sided)}")
+    return notes
+
+
+def _known_only(name: str, one: Trace, other: Trace) -> str:
+    """The fields that only one configuration has: a few by name, many as a number."""
+    fields = sorted(one.config.keys() - other.config.keys())
+    if len(fields) > MAX_FIELDS:
+        return f"{len(fields)} fields in {name}"
+    return ", ".join(f"{field} {one.config[field]!r}" for field in fields) + f" in {name}" if fields else ""
+
+
+def _is_simulated(trace: Trace) -> bool:
+    """Whether its times come from a cost model, so that the same run would take the same time again."""
+    return trace.meta.source.startswith("simulation") or ", forked at step" in trace.meta.source
+
+
+def _ttft(metrics: RequestMetrics, unit: str) -> float | None:
+    if metrics.ttft is None:
+        return None
+    return metrics.ttft.seconds if unit == "s" else float(metrics.ttft.steps)
+
+
+def _itl(metrics: RequestMetrics, unit: str) -> float | None:
+    gaps = metrics.gaps(unit)
+    return fmean(gaps) if gaps else None
+
+
+def _size_of_change(request: RequestComparison) -> tuple[float, ...]:
+    return tuple(abs(delta or 0) for delta in (request.ttft_delta, request.itl_delta, request.waste_delta))
+
+
+def _minus(x: float | None, y: float | None) -> float | None:
+    return None if x is None or y is None else x - y
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else "0" if value == 0 else ("+" if value > 0 else "") + number(value)

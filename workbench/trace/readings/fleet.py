@@ -1,0 +1,225 @@
+"""A folder of recordings: the data-parallel ranks of a server, or several servers, each with its own scheduler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from workbench.trace.errors import TraceError
+from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
+from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
+from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.trace.trace import Trace
+
+log = logging.getLogger("workbench")
+
+START_SECONDS = 60.0
+"""Maximum time between the starts of two ranks of one server."""
+
+_FILE = re.compile(r"(?P<recording>.*?)(?:-(?P<number>\d{5}))?\.jsonl(?:\.gz)?")
+_RECORDER = re.compile(r"vllm-\d{8}-\d{6}-(?P<host>.+)-rank(?P<rank>\d+)-\d+-\d+")
+
+
+class RecordingFiles(NamedTuple):
+    """The files of one scheduler's recording.
+
+    Attributes:
+        prefix: The part of the file names that they share.
+        host: Name of the machine; "" if the recorder of vLLM did not name the files.
+        rank: Data-parallel rank; 0 if the names do not say.
+        paths: The files that are left, the oldest first.
+        written: When the last one was written, seconds since the epoch.
+    """
+
+    prefix: str
+    host: str
+    rank: int
+    paths: tuple[Path, ...]
+    written: float
+
+
+def find_recordings(folder: str | os.PathLike[str]) -> list[RecordingFiles]:
+    """All recordings in a folder, by rank and host.
+
+    Raises:
+        TraceError: The folder holds no trace file.
+    """
+    found: defaultdict[str, list[tuple[int, Path]]] = defaultdict(list)
+    for path in trace_files_in(Path(folder)):
+        match = _FILE.fullmatch(path.name)
+        assert match is not None  # by the ending of the file's name
+        found[match["recording"]].append((int(match["number"] or 0), path))
+    recordings = []
+    for prefix, numbered in found.items():
+        paths = tuple(path for _, path in sorted(numbered))
+        named = _RECORDER.fullmatch(prefix)
+        host, rank = (named["host"], int(named["rank"])) if named else ("", 0)
+        recordings.append(RecordingFiles(prefix, host, rank, paths, max(path.stat().st_mtime for path in paths)))
+    return sorted(recordings, key=lambda recording: (recording.rank, recording.host, recording.prefix))
+
+
+class Fleet:
+    """The traces of the newest run in a folder: one for each rank, by name.
+
+    A recording that had ended before another one began belongs to an earlier run and is left out. Ranks that begin to
+    record later are added by ``poll``.
+
+    Args:
+        folder: Folder of the recordings.
+        whole: Read every file that is left of a recording; if False, begin with its newest file.
+
+    Attributes:
+        folder: Folder of the recordings.
+        traces: The traces by name: "rank 0", with the host where two hosts have the same rank.
+
+    Raises:
+        TraceError: The folder holds no trace file.
+        OSError: A file cannot be read.
+
+    Example:
+        >>> from workbench import simulate
+        >>> _ = Path("run").mkdir()
+        >>> for rank in (0, 1):
+        ...     requests = [{"id": f"request-{rank}", "prompt": {"len": 20}, "max_tokens": 2}]
+        ...     simulate({"requests": requests}).save(f"run/vllm-20260101-120000-host-rank{rank}-7-0-00000.jsonl")
+        >>> fleet = Fleet("run")
+        >>> list(fleet.traces), fleet.metrics().summary.num_output_tokens
+        (['rank 0', 'rank 1'], 4)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, whole: bool = True) -> None:
+        self.folder = Path(folder)
+        self.traces: dict[str, Trace] = {}
+        self._whole = whole
+        self._followers: dict[str, TraceFollower] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._add_new()
+
+    def poll(self) -> None:
+        """Read what was written since the last time, also by ranks that were not there yet.
+
+        A rank whose file contradicts itself keeps what was read, and a warning says so.
+        """
+        self._add_new()
+        for follower in self._followers.values():
+            if not follower.problem:
+                try:
+                    follower.poll()
+                except (TraceError, OSError) as problem:
+                    follower.problem = str(problem)
+                    log.warning("stopped following %s: %s", follower.path, problem)
+
+    def start(self) -> None:
+        """Keep polling on a background thread, until ``close``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="workbench-fleet", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                self.poll()
+            except (TraceError, OSError) as problem:  # the folder itself
+                log.warning("stopped following %s: %s", self.folder, problem)
+                return
+
+    def close(self) -> None:
+        """End the thread and close the files."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for follower in self._followers.values():
+            follower.stop()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.close()
+
+    def _add_new(self) -> None:
+        recordings = {files.prefix: files for files in find_recordings(self.folder)}
+        problem = ""
+        for prefix in recordings.keys() - self._followers.keys():
+            try:
+                self._followers[prefix] = TraceFollower(recordings[prefix].paths[0 if self._whole else -1])
+            except TraceError as error:  # perhaps a file that has just been made
+                problem = str(error)
+        if not self._followers:
+            raise TraceError(problem)
+        created = {prefix: follower.trace.meta.created for prefix, follower in self._followers.items()}
+        known = [files for files in recordings.values() if files.prefix in created]
+        kept = [files for files in known if not _is_of_earlier_run(files, known, created)]
+        self.traces = {
+            name: self._followers[files.prefix].trace for name, files in zip(_names(kept), kept, strict=True)
+        }
+
+    # -- together ---------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> TraceMetrics:
+        """The metrics of all ranks together, on the clock of the one that started first.
+
+        Throughputs are sums, latencies those of all requests, and mean uses are means over the steps of all ranks.
+        Requests are named ``rank 0/id``.
+        """
+        start = min(trace.meta.created for trace in self.traces.values())
+        return merge_metrics(
+            {name: (metrics(trace), trace.meta.created - start) for name, trace in self.traces.items()}
+        )
+
+    def __repr__(self) -> str:
+        rows = {name: metrics(trace).summary for name, trace in self.traces.items()}
+        width = max(len("together"), *map(len, rows)) + 2
+        lines = [
+            f"{len(self.traces)} {'recording' if len(self.traces) == 1 else 'recordings'} in {self.folder}",
+            f"{'':<{width}}" + "".join(f"{title:>{size}}" for title, size, _ in _COLUMNS),
+        ]
+        for name, summary in (rows | {"together": self.metrics().summary}).items():
+            lines.append(f"{name:<{width}}" + "".join(f"{cell(summary):>{size}}" for _, size, cell in _COLUMNS))
+        return "\n".join(lines)
+
+
+_COLUMNS = (
+    ("steps", 9, lambda summary: f"{summary.num_steps:,}"),
+    ("requests", 10, lambda summary: f"{summary.num_requests:,}"),
+    ("ended", 9, lambda summary: f"{summary.num_finished:,}"),
+    ("output tokens/s", 17, lambda summary: number(summary.output_throughput if summary.unit == "s" else None)),
+    ("preemptions", 13, lambda summary: f"{summary.num_preemptions:,}"),
+    ("KV peak", 9, lambda summary: percent(summary.peak_kv_use)),
+    ("TTFT mean", 11, lambda summary: amount(summary.ttft.mean, summary.unit)),
+    ("p99", 10, lambda summary: amount(summary.ttft.p99, summary.unit)),
+    ("ITL mean", 10, lambda summary: amount(summary.itl.mean, summary.unit)),
+    ("p99", 10, lambda summary: amount(summary.itl.p99, summary.unit)),
+)
+"""Columns of the table: title, width, and the text of a cell."""
+
+
+def _is_of_earlier_run(
+    files: RecordingFiles, recordings: Sequence[RecordingFiles], created: Mapping[str, float]
+) -> bool:
+    """Whether another recording began after this one was last written; ranks of one server start a little apart."""
+    for other in recordings:
+        is_same = (other.host, other.rank) == (files.host, files.rank)
+        # A file system's clock is a little behind: a file may be written before the moment that its own header names.
+        if other is not files and created[other.prefix] - (0 if is_same else START_SECONDS) > files.written:
+            return True
+    return False
+
+
+def _names(recordings: list[RecordingFiles]) -> list[str]:
+    ranks = Counter(files.rank for files in recordings)
+    places = Counter((files.host, files.rank) for files in recordings)
+    return [
+        files.prefix
+        if not files.host or places[files.host, files.rank] > 1
+        else f"rank {files.rank}" + (f" on {files.host}" if ranks[files.rank] > 1 else "")
+        for files in recordings
+    ]

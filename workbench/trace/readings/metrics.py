@@ -1,0 +1,349 @@
+"""Latencies, throughput, utilization and waste, computed from a trace alone.
+
+Latencies are defined in ``workbench.trace.readings.latency``. In brackets: vLLM's Prometheus metric of the same
+meaning.
+
+- KV use [kv_cache_usage_perc]: blocks in block tables, as a fraction of all blocks.
+- Wasted tokens: tokens computed again because a preemption freed their KV blocks.
+- Fragmentation: slots in owned blocks that hold no token yet, as a fraction of the slots in owned blocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from workbench.base.field_checks import counted
+from workbench.base.on_demand import np, picture, with_attached_methods
+from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.speculation_metrics import SpeculationMetrics
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Metrics of one request. A latency is None if the trace does not contain both of its ends.
+
+    Attributes:
+        request_id: The request.
+        num_prompt_tokens: Length of its prompt.
+        num_cached_tokens: Prompt tokens found in the prefix cache at its first admission.
+        num_recomputed_tokens: Tokens computed again after preemptions.
+        num_preemptions: Number of times it was preempted.
+        finish_reason: "length", "stop", "error" or "abort"; "" until it has ended.
+        arrival_step: First step whose scheduling could see it.
+        first_scheduled_step: Step that computed its first chunk.
+        finish_step: Step in which it ended.
+        token_steps: Step that sampled each output token.
+        token_times: End of that step in seconds, for each output token; empty without a clock.
+        queue: From arrival to being scheduled.
+        prefill: From being scheduled to the first token.
+        ttft: From arrival to the first token.
+        decode: From the first token to the last.
+        e2e: From arrival to the end.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_recomputed_tokens: int
+    num_preemptions: int
+    finish_reason: str
+    arrival_step: int
+    first_scheduled_step: int | None
+    finish_step: int | None
+    token_steps: tuple[int, ...]
+    token_times: tuple[float, ...]
+    queue: Latency | None
+    prefill: Latency | None
+    ttft: Latency | None
+    decode: Latency | None
+    e2e: Latency | None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.token_steps)
+
+    @property
+    def itl_steps(self) -> np.ndarray:
+        """Steps between consecutive tokens, int64 [num_output_tokens - 1]."""
+        return np.diff(np.asarray(self.token_steps, np.int64))
+
+    @property
+    def itl_seconds(self) -> np.ndarray:
+        """Seconds between consecutive tokens, float64; empty without a clock."""
+        return np.diff(np.asarray(self.token_times, np.float64))
+
+    def gaps(self, unit: str) -> list[float]:
+        """The same as plain numbers: seconds between consecutive tokens if ``unit`` is "s", and steps otherwise."""
+        return [after - before for before, after in pairwise(self.token_times if unit == "s" else self.token_steps)]
+
+
+@dataclass(frozen=True, eq=False)
+class StepMetrics:
+    """Columns with one entry per step, after scheduling. Integers are int64; unknown block counts are -1.
+
+    Attributes:
+        step: Index of the step.
+        time: Its start in seconds.
+        duration: Its length in seconds.
+        num_tokens: Scheduled tokens.
+        num_decode_tokens: Scheduled decode tokens.
+        num_recomputed_tokens: Scheduled tokens that are computed again after a preemption.
+        num_cached_tokens: Prefix-cache hits of the requests admitted in this step, in tokens.
+        token_budget: Maximum number of tokens in a step.
+        num_running: Number of running requests.
+        num_waiting: Number of waiting requests.
+        num_preempted: Number of preempted requests.
+        free_blocks: Free KV blocks, cached ones included.
+        cached_blocks: Free KV blocks whose content is in the prefix cache.
+        owned_blocks: KV blocks in block tables.
+        unused_slots: Slots of owned blocks that hold no token yet.
+        block_size: Slots per KV block.
+    """
+
+    step: np.ndarray
+    time: np.ndarray
+    duration: np.ndarray
+    num_tokens: np.ndarray
+    num_decode_tokens: np.ndarray
+    num_recomputed_tokens: np.ndarray
+    num_cached_tokens: np.ndarray
+    token_budget: np.ndarray
+    num_running: np.ndarray
+    num_waiting: np.ndarray
+    num_preempted: np.ndarray
+    free_blocks: np.ndarray
+    cached_blocks: np.ndarray
+    owned_blocks: np.ndarray
+    unused_slots: np.ndarray
+    block_size: int
+
+    @property
+    def num_prefill_tokens(self) -> np.ndarray:
+        """Scheduled tokens that are not decodes."""
+        return self.num_tokens - self.num_decode_tokens
+
+    @property
+    def budget_use(self) -> np.ndarray:
+        """Scheduled tokens as a fraction of the budget, float64; NaN if no budget was recorded."""
+        return _ratio(self.num_tokens, self.token_budget)
+
+    @property
+    def kv_use(self) -> np.ndarray:
+        """Owned blocks as a fraction of all blocks, float64; NaN if the pool's size is unknown."""
+        return _ratio(self.owned_blocks, np.where(self.owned_blocks < 0, 0, self.owned_blocks + self.free_blocks))
+
+    @property
+    def fragmentation(self) -> np.ndarray:
+        """Unused slots as a fraction of the slots of owned blocks, float64; NaN if no block is owned."""
+        return _ratio(self.unused_slots, np.maximum(self.owned_blocks, 0) * self.block_size)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Mean, percentiles (interpolated linearly) and maximum of some values; all None if there are no values."""
+
+    count: int
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Distribution:
+        """The distribution of these values."""
+        ordered = sorted(map(float, values))
+        if not ordered:
+            return cls(0)
+        p50, p95, p99 = (percentile(ordered, percent) for percent in (50, 95, 99))
+        return cls(len(ordered), fmean(ordered), p50, p95, p99, ordered[-1])
+
+    @property
+    def median(self) -> float | None:
+        """The same as p50."""
+        return self.p50
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a few numbers. Latencies are in ``unit``: "s", or "steps" if the trace has no clock.
+
+    Attributes:
+        unit: "s" or "steps".
+        num_steps: Number of steps.
+        num_requests: Number of requests that arrived.
+        num_finished: Number of requests that ended, aborted ones included.
+        num_scheduled_tokens: Number of computed tokens.
+        num_output_tokens: Number of sampled tokens.
+        num_recomputed_tokens: Number of tokens computed again after a preemption.
+        num_cached_tokens: Number of tokens found in the prefix cache.
+        num_preemptions: Number of preemptions.
+        duration: From the start of the first step to the end of the last, in ``unit``.
+        output_throughput: Output tokens per ``unit``.
+        total_throughput: Scheduled tokens per ``unit``.
+        mean_budget_use: Mean over the steps that scheduled at least one token.
+        mean_kv_use: Mean over all steps.
+        peak_kv_use: Maximum over all steps.
+        ttft: Time to first token.
+        itl: Inter-token latency.
+        queue: Time until scheduled.
+        prefill: Prefill time.
+        e2e: End-to-end latency.
+        first_step: The first step of the trace; not 0 if earlier steps were left out or forgotten.
+    """
+
+    unit: str
+    num_steps: int
+    num_requests: int
+    num_finished: int
+    num_scheduled_tokens: int
+    num_output_tokens: int
+    num_recomputed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    duration: float
+    output_throughput: float | None
+    total_throughput: float | None
+    mean_budget_use: float | None
+    mean_kv_use: float | None
+    peak_kv_use: float | None
+    ttft: Distribution
+    itl: Distribution
+    queue: Distribution
+    prefill: Distribution
+    e2e: Distribution
+    first_step: int = 0
+
+
+@with_attached_methods
+@dataclass(frozen=True, eq=False)
+class TraceMetrics:
+    """All metrics of a trace.
+
+    Attributes:
+        summary: The run in a few numbers.
+        requests: Metrics of each request, in order of arrival.
+        columns: The fields of StepMetrics as plain arrays, by name.
+        block_size: Slots per KV block.
+        speculation: The fate of drafts, and of rows computed ahead.
+        trace: The trace that was read; None for metrics of several traces.
+    """
+
+    summary: Summary
+    requests: dict[str, RequestMetrics]
+    columns: Mapping[str, array[Any]]
+    block_size: int
+    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    trace: Trace | None = None
+
+    @cached_property
+    def steps(self) -> StepMetrics:
+        """Columns with one entry per step."""
+        columns = {name: np.array(column) for name, column in self.columns.items()}
+        return StepMetrics(**columns, block_size=self.block_size)
+
+    def __repr__(self) -> str:
+        return _table(self.summary, self.speculation)
+
+    def _repr_html_(self) -> str | None:
+        return picture("TraceMetrics", self)
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """A percentile of sorted values, interpolated as ``numpy.percentile`` does by default."""
+    place = (len(ordered) - 1) * (percent / 100)
+    index = int(place)
+    low, high, part = ordered[index], ordered[min(index + 1, len(ordered) - 1)], place - index
+    return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
+
+
+_LATENCIES = (
+    ("time to first token", "ttft"),
+    ("  until scheduled", "queue"),
+    ("  in prefill", "prefill"),
+    ("inter-token latency", "itl"),
+    ("end to end", "e2e"),
+)
+
+
+def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
+    """The summary of a run as a table of plain text."""
+    unit = summary.unit
+    lines = [
+        f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
+        f"in {counted(summary.num_steps, 'step')}"
+        + (f", {summary.duration:.3f} s" if unit == "s" else "")
+        + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
+        f"tokens: {summary.num_scheduled_tokens} scheduled, {summary.num_output_tokens} sampled, "
+        f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} computed again "
+        f"({counted(summary.num_preemptions, 'preemption')})",
+        f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
+        f"tokens per {'second' if unit == 's' else 'step'}",
+        f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
+        f"(peak {percent(summary.peak_kv_use)})",
+        *_speculation_lines(speculation),
+        "",
+        f"{'latency in ' + unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
+    ]
+    for title, name in _LATENCIES:
+        distribution: Distribution = getattr(summary, name)
+        values = (distribution.mean, distribution.p50, distribution.p95, distribution.p99, distribution.max)
+        lines.append(f"{title:<22}" + "".join(f"{number(value):>10}" for value in values) + f"{distribution.count:>8}")
+    return "\n".join(lines)
+
+
+def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:
+    lines = []
+    if speculation.num_drafts:
+        rates = ", ".join(f"{rate:.0%}" for rate in speculation.acceptance_rates)
+        lines.append(
+            f"drafts: {speculation.num_drafts}, {percent(speculation.acceptance_rate)} accepted (by position {rates}); "
+            f"{number(speculation.mean_acceptance_length)} tokens per verification, "
+            f"{number(speculation.tokens_per_step)} per request and step that samples"
+        )
+    if speculation.num_wasted_rows:
+        lines.append(
+            f"rows and KV slots for nothing: {speculation.num_rejected_rows} of rejected drafts, "
+            f"{speculation.num_discarded_rows} of requests that had ended"
+        )
+    return lines
+
+
+def number(value: float | None) -> str:
+    """A number with up to four significant digits; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage; a dash for None."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A latency with three significant digits in s, ms or steps; a dash for None.
+
+    Args:
+        value: The latency in ``unit``.
+        unit: "s" or "steps".
+    """
+    if value is None:
+        return "-"
+    if unit == "steps":
+        return f"{value:.3g} steps"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"

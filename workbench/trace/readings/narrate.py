@@ -1,0 +1,163 @@
+"""One plain sentence for a step, made from its record alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from workbench.base.field_checks import counted
+from workbench.trace.reasons import Reason, describe
+
+if TYPE_CHECKING:
+    from workbench.trace.records import Chunk, StepRecord
+
+MAX_NAMES = 3
+"""Maximum number of requests that a sentence names; more are counted."""
+
+MAX_NAME_CHARACTERS = 24
+MAX_REASON_CHARACTERS = 240
+
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+ENDS = {
+    "length": "hit max_tokens",
+    "stop": "the model ended it",
+    "error": "with an error",
+    "abort": "aborted",
+}
+"""Words for the reasons for which requests finish."""
+
+
+def narrate(step: StepRecord) -> str:
+    """One sentence about a step: its work, the requests that ended or lost their blocks, and those that wait and why.
+
+    Args:
+        step: The record; nothing else is read.
+
+    Returns:
+        A single line without control characters.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": name, "prompt": {"len": 100}, "max_tokens": 4} for name in ("a", "b", "c")]
+        >>> trace = simulate({"requests": requests}, config={"max_num_batched_tokens": 150})
+        >>> for step in trace[:3]:
+        ...     print(narrate(step))
+        Step 0: 150 prompt tokens of a and b share one pass; c waits: the token budget is used up.
+        Step 1: 149 prompt tokens and 1 reply share one pass.
+        Step 2: 1 prompt token and 2 replies share one pass.
+    """
+    return f"Step {step.step:,}: {narrate_briefly(step)}."
+
+
+def narrate_briefly(step: StepRecord) -> str:
+    """The sentence without the number of the step and without its full stop."""
+    return "; ".join([_work(step), *_endings(step), *_waiting(step)])
+
+
+def _work(step: StepRecord) -> str:
+    """The work of the forward pass."""
+    prefills = [chunk for chunk in step.chunks if chunk.arm != "decode"]
+    num_replies, num_tokens = len(step.chunks) - len(prefills), sum(chunk.num_tokens for chunk in prefills)
+    if not step.chunks:
+        return "nothing is computed"
+    if not prefills:
+        if num_replies == 1:
+            return f"the reply to {_name(step.chunks[0].request_id)} grows{_by(step.chunks)}"
+        return f"{num_replies:,} replies grow{_by(step.chunks)}"
+    words = counted(num_tokens, "prompt token")
+    if num_replies:
+        words += f" and {counted(num_replies, 'reply', 'replies')} share one pass"
+    elif len(prefills) == 1:
+        words = f"{_part_of_prompt(prefills[0])} {'takes' if num_tokens == 1 else 'take'} one pass"
+    else:
+        words += f" of {_names(chunk.request_id for chunk in prefills)} share one pass"
+    if again := sum(chunk.num_recomputed_tokens for chunk in prefills):
+        words += f", {again:,} of them for the second time"
+    return words
+
+
+def _by(chunks: Sequence[Chunk]) -> str:
+    """The growth of the replies of decode chunks: one token each, unless drafts were accepted."""
+    tokens = sum([len(chunk.sampled_before) + 1 for chunk in chunks if chunk.sampled is not None])
+    if tokens == len(chunks) or not tokens:
+        return " by one token" + (" each" if len(chunks) > 1 else "")
+    return f" by {tokens:,} tokens"
+
+
+def _part_of_prompt(chunk: Chunk) -> str:
+    name, number = _name(chunk.request_id), f"{chunk.num_tokens:,}"
+    noun = "prompt token" if chunk.num_tokens == 1 else "prompt tokens"
+    last = not chunk.is_partial_prefill
+    if chunk.num_cached_tokens:
+        rest = f"{number} {noun} of {name}"
+        return f"{rest} (the prefix cache has {counted(chunk.num_cached_tokens, 'token')})"
+    if chunk.start == 0:
+        return f"all {number} {noun} of {name}" if last else f"the first {number} {noun} of {name}"
+    return f"the last {number} {noun} of {name}" if last else f"{number} more {noun} of {name}"
+
+
+def _endings(step: StepRecord) -> list[str]:
+    parts = []
+    if step.preempted:
+        verb = "loses its KV blocks" if len(step.preempted) == 1 else "lose their KV blocks"
+        parts.append(f"{_names(step.preempted)} {verb} and must start again")
+    by_reason: dict[str, list[str]] = {}
+    for request_id in step.finished:
+        by_reason.setdefault(step.finish_reasons.get(request_id, ""), []).append(request_id)
+    for reason, request_ids in by_reason.items():
+        why = f" ({ENDS.get(reason, reason)})" if reason else ""
+        parts.append(f"{_names(request_ids)} {'is' if len(request_ids) == 1 else 'are'} done{why}")
+    if step.aborted:
+        parts.append(f"{_names(step.aborted)} {'was' if len(step.aborted) == 1 else 'were'} aborted")
+    return parts
+
+
+def _waiting(step: StepRecord) -> list[str]:
+    """Those that wait, grouped by reason, in queue order; a preempted request has been named already."""
+    names: Sequence[str] = step.waiting
+    if step.preempted:
+        names = [request_id for request_id in names if request_id not in step.preempted]
+    if names and not step.passed_over:
+        return [_waits(names, _reason(step.waiting_reason))]
+    by_reason: dict[Reason | None, list[str]] = {}
+    for request_id in names:
+        by_reason.setdefault(step.passed_over.get(request_id, step.waiting_reason), []).append(request_id)
+    return [_waits(request_ids, _reason(reason)) for reason, request_ids in list(by_reason.items())[:2]]
+
+
+def _waits(request_ids: Sequence[str], reason: str) -> str:
+    return f"{_names(request_ids)} {'waits' if len(request_ids) == 1 else 'wait'}" + (f": {reason}" if reason else "")
+
+
+def _reason(reason: Reason | None) -> str:
+    """A scheduler's reason as part of a sentence."""
+    if reason is not None and reason.kind == "token_budget" and reason.needed is None:
+        return "the token budget is used up"
+    if reason is not None and reason.kind == "seats":
+        return f"all {reason.value:,} seats are taken ({reason.limit})"
+    return shown(reason)
+
+
+def shown(reason: Reason | None) -> str:
+    """A reason as a view shows it: of bounded length, without control characters; "" for none."""
+    return "" if reason is None else _plain(describe(reason, _names), MAX_REASON_CHARACTERS).rstrip(".")
+
+
+def _names(request_ids: Iterable[str]) -> str:
+    ids = request_ids if isinstance(request_ids, Sequence) else list(request_ids)
+    shown = [_name(request_id) for request_id in ids[: MAX_NAMES if len(ids) <= MAX_NAMES else MAX_NAMES - 1]]
+    if more := len(ids) - len(shown):
+        shown.append(f"{more:,} more")
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def _name(request_id: str) -> str:
+    return _plain(request_id, MAX_NAME_CHARACTERS)
+
+
+def _plain(text: str, limit: int) -> str:
+    """Text of bounded length without characters that could break the line or turn the direction of writing."""
+    safe = _UNSAFE.sub("·", text[: limit + 1])
+    return safe if len(safe) <= limit else f"{safe[: limit - 1]}…"
