@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -280,6 +281,8 @@ def test_the_classes_are_made_from_vllms_own_on_first_use(monkeypatch):
         assert issubclass(integration.AsyncRecordingScheduler, AsyncVllmSchedulerDouble)
         assert integration.RecordingScheduler is integration.RecordingScheduler
         assert integration.RecordingScheduler.__qualname__ == "RecordingScheduler"
+        for name in ("RecordingScheduler", "AsyncRecordingScheduler"):  # at the path that vLLM's command line names
+            assert getattr(import_module("workbench.vllm"), name) is getattr(integration, name)
     finally:
         for name in integration._NAMES:
             vars(integration).pop(name, None)
