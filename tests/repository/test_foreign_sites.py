@@ -154,6 +154,8 @@ def test_a_server_for_other_machines_is_called_by_any_address():
         names.serves_host("192.168.1.7:8000") and names.serves_host("[fe80::1]:8000") and names.serves_host("localhost")
     )
     assert not names.serves_host("evil.example:8000")
+    by_name = ServedNames("Server.example.org")
+    assert by_name.serves_host("server.example.org:8000") and not by_name.serves_host("other.example.org:8000")
     for name in ("http://hub.example.org", "hub.example.org:8000", "*", "", "a b"):
         with pytest.raises(ValueError, match=r"--allow-host takes names such as hub\.example\.org"):
             ServedNames(allowed=(name,))

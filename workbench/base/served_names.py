@@ -40,8 +40,9 @@ class ServedNames:
     """The names of one server.
 
     Attributes:
-        listens_on: The address on which it listens. A server that other machines can reach is called by any of this
-            machine's addresses, some of which only a router knows, so all addresses are served; no page can rebind one.
+        listens_on: The address, or its name, on which it listens. A server that other machines can reach is called by
+            any of this machine's addresses, some of which only a router knows, so all addresses are served; no page
+            can rebind one.
         allowed: Other names by which clients may call it, such as that of a proxy in front of it.
 
     Raises:
@@ -92,7 +93,7 @@ class ServedNames:
         return ", ".join((*own, *LOOPBACK_NAMES, *self.allowed))
 
     def _is_own(self, name: str) -> bool:
-        if is_loopback(name) or name in map(str.lower, self.allowed):
+        if is_loopback(name) or name in map(str.lower, (self.listens_on, *self.allowed)):
             return True
         return is_address(name) and not is_loopback(self.listens_on)
 

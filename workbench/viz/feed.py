@@ -89,6 +89,7 @@ class Feed:
         self._lock = threading.Lock()
         self._working = False
         self._looks = 0  # that a view has asked for since its thread began
+        self._looking = threading.Lock()
 
     # -- to the view -----------------------------------------------------------------------------------------
 
@@ -331,24 +332,31 @@ class Feed:
 
         However often a view asks, it has one thread: what it asks meanwhile is answered by one more look.
         """
-        self._looks += 1
-        if self._looks > 1:
-            return
+        with self._looking:
+            self._looks += 1
+            if self._looks > 1:
+                return
 
         def look() -> None:
             asked = 0
-            while asked != self._looks:
+            while self._is_asked_again(asked):
                 asked = self._looks
-                with _TURN:
-                    self._incident = incident_facts(self._newest_trace())
+                try:
+                    with _TURN:
+                        self._incident = incident_facts(self._newest_trace())
+                except BaseException:
+                    self._looks = 0
+                    raise
 
-        def look_and_end() -> None:
-            try:
-                look()
-            finally:
+        in_background(look, "workbench-incident")
+
+    def _is_asked_again(self, asked: int) -> bool:
+        """Whether a view has asked for more looks than these; if not, the next one that it asks for begins a thread."""
+        with self._looking:
+            is_more = self._looks > asked
+            if not is_more:
                 self._looks = 0
-
-        in_background(look_and_end, "workbench-incident")
+            return is_more
 
     def _do_tune(self, slo: str) -> None:
         def tune() -> None:
