@@ -25,6 +25,9 @@ VARIABLES = {"WORKBENCH_HEADLESS": "1", "WORKBENCH_PREFLIGHT": "remembered"}
 UGLY = re.compile(r"np\.(float|int)\d+\(|<[\w.]+ object at 0x|\bnan\b")
 """Output that a reader should not see: numpy's repr of a number, an address, NaN."""
 
+COMPILING = re.compile(r"compiling and checking the \w+ attention kernel .*|\d+\.\d s")
+"""What an engine says on standard error when it tries its kernel on a GPU for the first time."""
+
 
 def complaints(notebook: NotebookNode) -> list[str]:
     """The faults in the outputs of an executed notebook, each with the index of its cell."""
@@ -44,7 +47,8 @@ def _complaints_of(cell: NotebookNode) -> Iterator[str]:
     errors = [output for output in cell.outputs if output.output_type == "error"]
     for output in cell.outputs:
         if output.output_type == "stream" and output.name == "stderr" and "warns" not in tags:
-            yield f"writes to stderr: {output.text.strip()[-200:]}"
+            if text := COMPILING.sub("", output.text).strip():
+                yield f"writes to stderr: {text[-200:]}"
     if not cell.outputs and "check" not in tags and not marks.get("solution"):
         yield "shows nothing"
     for text in texts:

@@ -13,6 +13,7 @@ import pytest
 from word_llama import make_tiny_llama
 
 import workbench  # noqa: F401  (before any test imports MLX: it puts the BLAS in place)
+from workbench.base import device
 from workbench.base.device import DEVICE_VARIABLE, choose_device
 
 os.environ.setdefault(DEVICE_VARIABLE, "cpu")
@@ -69,6 +70,7 @@ def gpu(monkeypatch):
         pytest.skip(f"MLX's GPU cannot compute: {problem}")
     before = mx.default_device()
     monkeypatch.setenv(DEVICE_VARIABLE, "gpu")
+    monkeypatch.setattr(device, "_held", {})  # by engines of other tests, which are closed or take no step now
     choose_device()
     yield
     mx.set_default_device(before)

@@ -1,4 +1,4 @@
-"""WORKBENCH_DEVICE: every part of workbench computes on the device that it names."""
+"""Every part of workbench computes on the device that an engine holds, or that WORKBENCH_DEVICE names."""
 
 import os
 import re
@@ -9,7 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from workbench.base.device import DEVICE_VARIABLE, choose_device, requested_device, runs_on_gpu
+from workbench.base import device
+from workbench.base.device import DEVICE_VARIABLE, choose_device, hold_device, requested_device, runs_on_gpu
 from workbench.kernels.attention.selection import resolve_backend_name
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +20,12 @@ FAKE = ROOT / "tests" / "support" / "fake_gpu"
 @pytest.fixture
 def devices(monkeypatch):
     """An MLX that has a GPU; the list of devices that were made its default."""
-    chosen = [mx.gpu]
+    chosen = [mx.Device(mx.gpu)]
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(chosen[-1]))
+    monkeypatch.setattr(mx, "default_device", lambda: chosen[-1])
     monkeypatch.setattr(mx, "set_default_device", chosen.append)
+    monkeypatch.setattr(device, "_held", {})
+    monkeypatch.setattr(device, "_replaced", [])
     return chosen
 
 
@@ -41,6 +44,39 @@ def test_a_machine_with_a_gpu(devices, monkeypatch, value, on_gpu, backend):
     assert resolve_backend_name("auto") == backend
     assert runs_on_gpu() == on_gpu
     assert devices == ([mx.gpu] if on_gpu else [mx.gpu, mx.cpu])
+
+
+class Holder:
+    """An engine, as far as its device goes."""
+
+
+def test_a_held_device_is_everybodys(devices, monkeypatch):
+    monkeypatch.delenv(DEVICE_VARIABLE)
+    holder = Holder()
+    let_go = hold_device(holder, "first", "cpu")
+    assert not runs_on_gpu()
+    with pytest.raises(ValueError, match="device is 'gpu', but engine 'first' computes on the CPU.*close"):
+        choose_device("gpu")
+    second = Holder()
+    hold_device(second, "second", "auto")
+    let_go()
+    with pytest.raises(ValueError, match="engine 'second' computes on the CPU"):
+        hold_device(Holder(), "third", "gpu")
+    assert not runs_on_gpu()
+    del second  # garbage collected
+    assert runs_on_gpu() and devices[-1] == mx.gpu
+    hold_device(holder, "fourth", "gpu")
+    with pytest.raises(ValueError, match="device is 'cpu', but engine 'fourth' computes on the GPU"):
+        choose_device("cpu")
+
+
+def test_an_argument_goes_before_the_variable(devices, monkeypatch):
+    monkeypatch.setenv(DEVICE_VARIABLE, "cpu")
+    holder = Holder()
+    let_go = hold_device(holder, "first", "gpu")
+    assert runs_on_gpu()
+    let_go()
+    assert not runs_on_gpu()
 
 
 def test_a_machine_without_one(monkeypatch):
@@ -85,11 +121,9 @@ def test_a_gpu_is_claimed():
     assert run(make + ASK) == ["True"]
 
 
-@pytest.mark.parametrize(
-    ("first", "variables"), [("import workbench.apps.course; ", {}), ("", {DEVICE_VARIABLE: "cpu"})]
-)
-def test_notebooks_and_whoever_asks_get_the_cpu(first, variables):
-    assert run(first + ASK, **variables) == ["False"]
+def test_only_the_variable_turns_it_off():
+    assert run("import workbench.apps.course; " + ASK) == ["True"]
+    assert run(ASK, **{DEVICE_VARIABLE: "cpu"}) == ["False"]
 
 
 def test_the_tests_run_on_the_cpu():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compatible
+from workbench.base.device import Device, default_device, hold_device
 from workbench.base.field_checks import integer
 from workbench.base.installed import installed_version
 from workbench.base.on_demand import find, picture
@@ -32,7 +33,7 @@ from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.models.capture import LayerCapture
-from workbench.models.load import Activations, LoadedModel, Weights, load_model
+from workbench.models.load import Activations, LoadedModel, Weights, device_for, load_model
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
@@ -63,6 +64,8 @@ class Engine(Shortcuts):
             ``num_drafts`` token ids that it expects next.
         weights: "packed" or "float32", see `load_model`; not for a LoadedModel, whose weights are what they are.
         activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
+        device: "cpu", "gpu" or "auto", see `load_model`; a LoadedModel is computed where it was loaded for. MLX has one
+            device per process: an engine for the other one is refused until this one is closed.
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
         check_laws: Check the laws (`workbench.trace.laws`) after every step; ``broken_laws`` and the log have what is
@@ -72,6 +75,7 @@ class Engine(Shortcuts):
         config: The configuration with ``max_model_len`` resolved.
         model: The model, its tokenizer and facts about it.
         runner: Runs the model; ``runner.mode`` says how its attention is served.
+        device: The device that it computes on, "cpu" or "gpu".
         breakpoints: Conditions that stop ``run()`` and ``start()``, see ``break_when``.
         broken_laws: The laws that steps broke, with ``check_laws``.
         scheduler: The scheduler, to look at; call ``peek_next_batch`` and the methods here rather than its own.
@@ -105,6 +109,7 @@ class Engine(Shortcuts):
         proposer: DraftFunction | None = None,
         weights: Weights | None = None,
         activations: Activations | None = None,
+        device: Device = "auto",
         clock: Callable[[], float] | None = None,
         check_laws: bool = False,
         **config_fields: Any,
@@ -122,6 +127,8 @@ class Engine(Shortcuts):
             integer("keep_bytes", keep_bytes, MIN_KEEP_BYTES, 2**63 - 1)
         config = with_method(config, draft_model, proposer)
         check_compatible(config, "engine", ENGINE, *self._situations)
+        self._let_go_of_device = hold_device(self, str(getattr(model, "name", model)), device_for(device, model, draft_model))
+        self.device = default_device()
         window = {"keep_steps": keep_steps, "keep_bytes": keep_bytes}
         self._thread = EngineThread("workbench-engine")
         self._given_clock, self._started = clock, 0.0
@@ -132,7 +139,11 @@ class Engine(Shortcuts):
         speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
         self.broken_laws: list[Broken] = []
         self._checks_laws = check_laws
-        self._thread.call(lambda: self._load(model, config, policy, window, speculator, options))
+        try:
+            self._thread.call(lambda: self._load(model, config, policy, window, speculator, options))
+        except BaseException:
+            self._let_go_of_device()  # a notebook keeps the engine of its last error alive
+            raise
         self._loop = RunLoop(self._thread, self._stepper.take, self._step.inbox, self.breakpoints)
 
     def _load(
@@ -597,6 +608,7 @@ class Engine(Shortcuts):
         self.runner.close()
         if self._step.speculator is not None:
             self._step.speculator.close()
+        self._let_go_of_device()
         if not self.scheduler.has_unfinished_requests():
             self.trace.end = "done"
 
@@ -611,7 +623,7 @@ class Engine(Shortcuts):
     def __repr__(self) -> str:
         config, scheduler = self.config, self.scheduler
         return (
-            f"Engine({self.name!r}, {self.runner.backend_name} attention, {self.state}: step {scheduler.step}, "
+            f"Engine({self.name!r}; {self.runner.runs_on}; {self.state}: step {scheduler.step}, "
             f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
             f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free)"
         )
@@ -623,8 +635,9 @@ class Engine(Shortcuts):
         """The way the engine serves its model, by name; a trace has the same facts in ``meta.model``.
 
         Returns:
-            Among others ``forward``, the way through the model ("compiled", "replayed", "layer by layer" or
-            "gathering"), and ``forward_not_taken``, the faster ones with the reason why the model cannot take them.
+            Among others ``runs_on``, the device and the kernel, such as "Metal kernel on Apple M3"; ``forward``, the
+            way through the model ("compiled", "replayed", "layer by layer" or "gathering"), and ``forward_not_taken``,
+            the faster ones with the reason why the model cannot take them.
 
         Example:
             >>> engine.describe()["attention_mode"]
@@ -639,6 +652,7 @@ class Engine(Shortcuts):
         scheduler = self.scheduler
         return {
             "model": self.name,
+            "runs_on": self.runner.runs_on,
             "state": self.state,
             "step": scheduler.step,
             "running": scheduler.num_running,

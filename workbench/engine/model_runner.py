@@ -5,10 +5,12 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.nn as nn
 
+from workbench.base.device import default_device, gpu_name, why_cpu
 from workbench.config import EngineConfig
 from workbench.engine.cache_groups import choose_groups
 from workbench.engine.forward.compiled import CompiledPath
@@ -35,6 +37,7 @@ from workbench.models.remembered import NOTHING, Remembered
 from workbench.models.served_model import ServedModel
 from workbench.models.state_cache import LayerState
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.computed_by import kernel_words
 
 Change = Patch | FinalNorm | MixerPatch | Adapters
 """A change of the model that is undone when it is served no more."""
@@ -213,6 +216,8 @@ class ModelRunner:
             "preflight_bound": self.preflight.bound,
             "forward": self.path.name,
             "forward_not_taken": self.not_taken,
+            "device": default_device(),
+            "runs_on": self.runs_on,
         }
         if layers:
             facts |= {
@@ -234,6 +239,16 @@ class ModelRunner:
                 "vocab_size": self.loaded.vocab_size,
             }
         return facts
+
+    @cached_property
+    def runs_on(self) -> str:
+        """Device and kernel as a reader calls them, such as "Metal kernel on Apple M3"."""
+        if default_device() == "gpu":
+            words = f"{kernel_words(self.backend_name if self.mode == 'kernel' else 'model')} on {gpu_name()}"
+            reason = self.fallback_reason or self.preflight.reason
+            return f"{words}, because the kernel was not right: {reason}" if reason else words
+        way = "compiled code" if isinstance(self.path, CompiledPath) else self.path.name
+        return f"CPU, {way}: {why_cpu()}"
 
 
 def choose(served: ServedModel) -> tuple[ChosenPath, dict[str, str]]:

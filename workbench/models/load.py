@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from workbench.base.device import runs_on_gpu
+from workbench.base.device import Device, check_device, choose_device, default_device, runs_on_gpu
 from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
@@ -56,6 +56,7 @@ class LoadedModel:
         source: The file, folder or repository it came from.
         quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
         activations: Type of the inputs that packed weights are multiplied with: "float32" or "int8".
+        device: Device that it was loaded for, "cpu" or "gpu".
         preflights: Results of `preflight_once`, by attention backend and device.
         found_before: Findings of earlier starts about the same files.
     """
@@ -72,6 +73,7 @@ class LoadedModel:
     source: str
     quantized: str = ""
     activations: Activations = "float32"
+    device: Literal["cpu", "gpu"] = field(default_factory=default_device)
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     found_before: InitVar[Remembered] = NOTHING
 
@@ -108,6 +110,7 @@ def load_model(
     weights: Weights = "packed",
     activations: Activations = "float32",
     dtype: str | mx.Dtype | None = None,
+    device: Device = "auto",
     keep_quantized: bool | None = None,
     group: mx.distributed.Group | None = None,
 ) -> LoadedModel:
@@ -123,6 +126,8 @@ def load_model(
             a CPU.
         dtype: "float32", "float16" or "bfloat16". The default is float32 on a CPU, because MLX has fast matrix
             products for no other type there, and the file's own type on a GPU.
+        device: "cpu" or "gpu"; "auto" takes the device of engines that are not closed, else the one that
+            WORKBENCH_DEVICE names, else the GPU if there is one. An engine computes where its model was loaded for.
         keep_quantized: Deprecated: use ``weights``.
         group: Ranks that share the model; each loads it with the same arguments and keeps its own part. On a CPU, they
             share weights of ``dtype``.
@@ -130,9 +135,11 @@ def load_model(
     Raises:
         FileNotFoundError: No such file or folder.
         ValueError: A format, architecture, type or tokenizer is not supported, or the ranks of ``group`` cannot
-            share the model, which is found before any weight is read; the message names the cause.
+            share the model, which is found before any weight is read; or an engine computes on another device. The
+            message names the cause.
         OSError: A download failed; the message says what to do.
     """
+    choose_device(device)
     on_gpu = _runs_on_gpu()
     keep = _kept_weights(weights, keep_quantized, on_gpu, group)
     _check_activations(activations, weights, keep, on_gpu)
@@ -148,6 +155,24 @@ def load_model(
         use_int8(loaded.model, loaded.remembered)
         loaded.activations = activations
     return loaded
+
+
+def device_for(device: Device, *models: str | Path | LoadedModel | None) -> Device:
+    """The device for an engine: as it was asked for, or that of the models that are loaded already.
+
+    Raises:
+        ValueError: There is no such device, or a model was loaded for another.
+    """
+    check_device("device", device)
+    for model in models:
+        if isinstance(model, LoadedModel):
+            if device not in ("auto", model.device):
+                raise ValueError(
+                    f"device is {device!r}, but {model.name!r} was loaded for the {model.device.upper()}: load it with "
+                    f"load_model(..., device={device!r})"
+                )
+            device = model.device
+    return device
 
 
 def _check_activations(activations: Activations, weights: Weights, keep: Keep, on_gpu: bool) -> None:

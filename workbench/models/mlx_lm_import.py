@@ -6,11 +6,14 @@ more than a second for nothing that a GGUF model needs. Here it runs when someth
 ``mlx_lm.utils`` sets both limits on open files when it is imported (2,048 and 4,096). That takes files away from a
 process which was allowed more, for good, because a lowered hard limit cannot be raised again; and the import fails in a
 process which is allowed less. Here the soft limit is raised where it is lower, and the hard limit stays.
+
+transformers, which both import, says on standard error that PyTorch is missing. Nothing here needs it.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +22,7 @@ from importlib.abc import MetaPathFinder
 from threading import RLock
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from workbench.models.file_limit import raise_file_limit
 
@@ -60,9 +64,16 @@ def _run_without_setrlimit(run: Run, module: ModuleType) -> None:
     raise_file_limit(WANTED_FILES)
 
 
+def _run_without_advice(run: Run, module: ModuleType) -> None:
+    """Run transformers without its advice to install PyTorch."""
+    with patch.dict(os.environ, TRANSFORMERS_NO_ADVISORY_WARNINGS="1"):
+        run(module)
+
+
 _RUNS: dict[str, Callable[[Run, ModuleType], None]] = {
     "mlx_lm": _run_when_used,
     "mlx_lm.utils": _run_without_setrlimit,
+    "transformers": _run_without_advice,
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.field_checks import counted
 from workbench.simulation.costs.stalls import stalls
+from workbench.trace.readings.computed_by import computed_by
 from workbench.trace.readings.narrate import shown
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
@@ -101,7 +102,8 @@ def step_html(record: StepRecord) -> str:
     if record.timings:
         facts.append(" · ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in record.timings.items()))
     if record.kernel:
-        facts.append(f"attention {record.kernel.backend}, {counted(len(record.kernel.work_items), 'work item')}")
+        items = counted(len(record.kernel.work_items), "work item")
+        facts.append(f"attention: {computed_by(record.kernel)}, {items}")
     parts = [f"<h4>Step {record.step}</h4>", f"<p>{escape('. '.join(facts))}.</p>"]
     if record.chunks:
         parts.append(f"<h5>Packed batch</h5>{svg.packed_batch(record, focus)}")

@@ -6,12 +6,8 @@ formula), and shows a case in which the answer is wrong:
     >>> from workbench import course
     >>> course.check_slots(lambda block_table, position, block_size: position)
     Not yet: block_table=[7], position=0, block_size=16 gives 0, expected 112.
-
-Importing this package chooses the CPU, in float32, unless WORKBENCH_DEVICE names another device: the notebooks compare
-logits to the last digits, and tokens of one schedule with tokens of another.
 """
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from workbench.apps.course.exercises import (
@@ -36,7 +32,6 @@ from workbench.apps.course.exercises import (
 )
 from workbench.apps.course.pictures import Picture, bars, matrix
 from workbench.apps.course.verdict import Verdict
-from workbench.base.device import DEVICE_VARIABLE
 from workbench.base.on_demand import imported
 
 if TYPE_CHECKING:
@@ -55,8 +50,6 @@ _HOMES = {
     "unplanted": "bugs",
 }
 """Parts that only one notebook uses, with the rooms that they need."""
-
-os.environ.setdefault(DEVICE_VARIABLE, "cpu")
 
 __all__ = [
     "FAULTS",
