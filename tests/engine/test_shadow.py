@@ -4,9 +4,10 @@ import threading
 
 import numpy as np
 import pytest
+from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, Trace
-from workbench.engine import shadow
+from workbench.engine import shadow, shadow_once
 from workbench.kernels.msl.compiler import find_compiler
 from workbench.kernels.msl.errors import MslCompilerMissing
 from workbench.trace.records import WorkItem
@@ -71,8 +72,8 @@ def test_a_recording_holds_what_a_launch_found_after_its_step_was_written(smollm
 def test_a_launch_that_ends_when_its_step_is_forgotten(tiny_llama, tmp_path, monkeypatch):
     """The trace has been replaced by then, and the engine closed: the recording is given the result."""
     arrays = threading.Event()
-    ask = shadow._ask
-    monkeypatch.setattr(shadow, "_ask", lambda *job: arrays.wait(60) and ask(*job))
+    ask = shadow.ask
+    monkeypatch.setattr(shadow, "ask", lambda *job: arrays.wait(60) and ask(*job))
     config = EngineConfig(max_num_batched_tokens=48, block_size=16, num_blocks=32, shadow_metal={"every": 30})
     engine = Engine(tiny_llama, config, keep_steps=16)
     engine.add_request([5, 6, 7, 8], SamplingParams(max_tokens=40, ignore_eos=True))
@@ -140,3 +141,80 @@ def test_bad_settings_are_refused(value, words):
 def test_a_layer_that_is_not_there_is_refused(smollm2):
     with pytest.raises(ValueError, match="from 0 to 29"):
         Engine(smollm2, EngineConfig(shadow_metal={"layer": 30}))
+
+
+def bits_of(engine):
+    return [np.array(array).tobytes() for array in engine.runner.kv_cache.arrays]
+
+
+def test_the_newest_step_runs_again_and_changes_nothing(smollm2):
+    with run(smollm2) as plain:
+        expected = [output.token_ids for output in plain.run(progress=False)]
+    with run(smollm2) as engine:
+        for layer in (0, 7, 29):
+            record = engine.step()
+            before = bits_of(engine)
+            found = engine.shadow(record, layer=layer)
+            assert bits_of(engine) == before
+            assert (
+                found.agrees
+                and found.max_difference < 1e-5
+                and "agrees with" in repr(found)
+                and "✓" in str(found._repr_html_())
+            )
+            assert engine.trace.supplement(record.step, "shadow") == found.facts
+            read = {block for _, blocks in found.facts["launches"][0]["kv_blocks"] for block in blocks}
+            assert read == {block for table in record.block_tables.values() for block in table}
+        assert [output.token_ids for output in engine.run(progress=False)] == expected
+        assert engine.shadow().agrees  # of the last step, whose requests have ended
+
+
+def test_a_result_that_the_kernel_does_not_share_is_told(smollm2, monkeypatch):
+    with run(smollm2) as engine:
+        engine.step()
+        copied = shadow_once.copied_call
+        monkeypatch.setattr(
+            shadow_once, "copied_call", lambda call: (got := copied(call)) | {"out": 1.001 * got["out"]}
+        )
+        found = engine.shadow()
+        assert not found.agrees and "DIFFERS" in repr(found) and found.faults == ()
+
+
+def test_what_cannot_run_again_is_refused(smollm2):
+    with run(smollm2) as engine:
+        with pytest.raises(ValueError, match="no step to run again"):
+            engine.shadow()
+        first = engine.step()
+        engine.step()
+        for old in (first, 0, 9):
+            with pytest.raises(ValueError, match="is not the newest one, which is 1"):
+                engine.shadow(old)
+        for layer in (-1, 30, "0"):
+            with pytest.raises(ValueError, match="layer must be from 0 to 29"):
+                engine.shadow(layer=layer)
+        engine.step_into()
+        with pytest.raises(ValueError, match="no step to run again"):
+            engine.shadow()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "why"), [("mamba", "recurrent layers"), ("gemma2", "does its own arithmetic")]
+)
+def test_models_that_the_kernel_cannot_follow(architecture, why):
+    with Engine(tiny_loaded_model(architecture), num_blocks=32) as engine:
+        engine.add_request([5, 6, 7, 8], max_tokens=2)
+        engine.step()
+        with pytest.raises(ValueError, match=why):
+            engine.shadow()
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss", "qwen3"])
+def test_windows_and_groups(architecture):
+    with Engine(tiny_loaded_model(architecture), num_blocks=64, max_num_batched_tokens=40) as engine:
+        engine.add_request([5 + i % 40 for i in range(75)], max_tokens=4)
+        engine.add_request([7, 8, 9], max_tokens=4)
+        while (record := engine.step()) is not None:
+            for layer in (0, 1):
+                before = bits_of(engine)
+                assert engine.shadow(record, layer=layer).agrees
+                assert bits_of(engine) == before

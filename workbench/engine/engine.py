@@ -36,11 +36,12 @@ from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, device_for, load_model
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.scheduler import Scheduler
-from workbench.trace import StepRecord, Trace, TraceMeta
+from workbench.trace import StepRecord, Supplement, Trace, TraceMeta
 from workbench.trace.readings.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
     from workbench.engine.grammar import Grammar, GrammarCompiler
+    from workbench.engine.shadow_once import ShadowRun
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
     from workbench.trace.laws import Broken
@@ -127,7 +128,9 @@ class Engine(Shortcuts):
             integer("keep_bytes", keep_bytes, MIN_KEEP_BYTES, 2**63 - 1)
         config = with_method(config, draft_model, proposer)
         check_compatible(config, "engine", ENGINE, *self._situations)
-        self._let_go_of_device = hold_device(self, str(getattr(model, "name", model)), device_for(device, model, draft_model))
+        self._let_go_of_device = hold_device(
+            self, str(getattr(model, "name", model)), device_for(device, model, draft_model)
+        )
         self.device = default_device()
         window = {"keep_steps": keep_steps, "keep_bytes": keep_bytes}
         self._thread = EngineThread("workbench-engine")
@@ -463,6 +466,48 @@ class Engine(Shortcuts):
 
         caches[layer].taps.append(keep)
         return capture
+
+    def shadow(self, step: StepRecord | int | None = None, *, layer: int = 0) -> ShadowRun:
+        """Run the newest step's attention through the Metal source as well, on the emulator, and compare the results.
+
+        The step's own queries, keys, values and block tables are taken. What the launch did, and which blocks each
+        threadgroup read, becomes the step's supplement "shadow", which views show; the first launch of a step does.
+
+        Args:
+            step: The newest step, or its index; None for it. Older ones cannot be run again, because their blocks may
+                have other contents: ``EngineConfig(shadow_metal=...)`` does the same in every step.
+            layer: Index of the layer.
+
+        Raises:
+            ValueError: It is not the newest step, or cannot be run again; the message gives the reason.
+
+        Example:
+            >>> engine.step()
+            >>> engine.shadow(layer=3).agrees
+            True
+        """
+        from workbench.engine.shadow_once import shadow_once, why_no_shadow
+
+        def run() -> ShadowRun:
+            asked = step.step if isinstance(step, StepRecord) else step
+            newest = self.trace[-1] if len(self.trace) else None
+            if newest is None or self._stepper.in_step:
+                raise ValueError("there is no step to run again: finish one first, with step() or run()")
+            if asked not in (None, newest.step):
+                raise ValueError(
+                    f"step {asked} is not the newest one, which is {newest.step}: only that can be run again; "
+                    'EngineConfig(shadow_metal={"layer": 0, "every": 1}) does so in every step'
+                )
+            packed = self._step.packed
+            if reason := why_no_shadow(self.runner, newest, packed, layer):
+                raise ValueError(f"no shadow launch: {reason}")
+            assert packed is not None
+            made = shadow_once(self.runner, newest, packed, layer)
+            if self.trace.supplement(newest.step, "shadow") is None:
+                self.trace.add_supplement(Supplement(newest.step, "shadow", made.facts))
+            return made
+
+        return self._thread.call(run)
 
     # -- many steps -------------------------------------------------------------------------------------------
 

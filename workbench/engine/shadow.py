@@ -78,25 +78,7 @@ class ShadowLauncher:
         self._calls += 1
         if self._calls % self._every or not self._idle.is_set():
             return
-        metadata = call.metadata
-        blocks, table = metadata.used_blocks
-        arrays = {
-            "q": _float32(call.queries),
-            "k_blocks": _float32(call.k_cache[blocks]),
-            "v_blocks": _float32(call.v_cache[blocks]),
-            "out": _float32(call.out),
-            "block_ids": np.array(blocks),
-            "block_table": table,
-            "cu_seqlens_q": metadata.cu_seqlens_q,
-            "seqused_k": metadata.seqused_k,
-            "softmax_scale": call.options.softmax_scale,
-            "left_window": call.options.left_window,
-            "softcap": call.options.softcap,
-            "dtype": dtype_name(call.k_cache.dtype),
-        }
-        if call.options.sinks is not None:
-            arrays["sinks"] = _float32(call.options.sinks)
-        self._copied = arrays
+        self._copied = copied_call(call)
 
     def launch(self, record: StepRecord, trace: Trace) -> None:
         """Hand over the copies that were made in the step that has just run, if there are any.
@@ -136,7 +118,7 @@ def _serve(jobs: queue.SimpleQueue[_Job | None], idle: threading.Event) -> None:
         try:
             if process is None or connection is None or process.poll() is not None:
                 process, connection = start_connected("-m", shadow_worker.__name__)
-            facts = _ask(connection, job.arrays)
+            facts = ask(connection, job.arrays)
         except EOFError:
             facts = {"faults": ["the shadow process ended"]}
         except OSError as problem:
@@ -149,7 +131,30 @@ def _serve(jobs: queue.SimpleQueue[_Job | None], idle: threading.Event) -> None:
         process.wait(timeout=30)
 
 
-def _ask(connection: Connection, arrays: dict[str, Any]) -> dict[str, Any]:
+def copied_call(call: AttentionCall) -> dict[str, Any]:
+    """Copies of all that a layer's attention call reads and gives back, see `shadow_worker.run_call`."""
+    metadata = call.metadata
+    blocks, table = metadata.used_blocks
+    arrays = {
+        "q": _float32(call.queries),
+        "k_blocks": _float32(call.k_cache[blocks]),
+        "v_blocks": _float32(call.v_cache[blocks]),
+        "out": _float32(call.out),
+        "block_ids": np.array(blocks),
+        "block_table": table,
+        "cu_seqlens_q": metadata.cu_seqlens_q,
+        "seqused_k": metadata.seqused_k,
+        "softmax_scale": call.options.softmax_scale,
+        "left_window": call.options.left_window,
+        "softcap": call.options.softcap,
+        "dtype": dtype_name(call.k_cache.dtype),
+    }
+    if call.options.sinks is not None:
+        arrays["sinks"] = _float32(call.options.sinks)
+    return arrays
+
+
+def ask(connection: Connection, arrays: dict[str, Any]) -> dict[str, Any]:
     """Let the second process run one call, and return its answer."""
     connection.send(arrays)
     return json.loads(connection.recv_bytes())

@@ -55,7 +55,7 @@ def _pretend(mx):
 
 
 def _multiply_in_float32(mx):
-    """MLX's products of half precision and of quantised weights take minutes for a step on a CPU: leave them to BLAS."""
+    """Leave products to BLAS: MLX's own of half precision or of quantised weights take minutes for a step on a CPU."""
     attention, wide = mx.fast.scaled_dot_product_attention, {}
 
     def quantized_matmul(x, w, scales, biases=None, transpose=True, group_size=None, bits=None, mode="affine", **kind):
