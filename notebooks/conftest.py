@@ -26,12 +26,20 @@ UGLY = re.compile(r"np\.(float|int)\d+\(|<[\w.]+ object at 0x|\bnan\b")
 """Output that a reader should not see: numpy's repr of a number, an address, NaN."""
 
 COMPILING = re.compile(r"compiling and checking the \w+ attention kernel .*|\d+\.\d s")
-"""What an engine says on standard error when it tries its kernel on a GPU for the first time."""
+"""Words of an engine on standard error when it tries its kernel on a GPU for the first time."""
+
+
+RUNS_ON = re.compile(r"(Metal|CUDA|CPU) kernel|compiled code on the CPU|CPU, \w")
+"""The device and the kernel, as engines and steps name them."""
 
 
 def complaints(notebook: NotebookNode) -> list[str]:
     """The faults in the outputs of an executed notebook, each with the index of its cell."""
-    return [
+    cells = [(index, cell) for index, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    first = next(((index, cell) for index, cell in cells if re.search(r"\bEngine\(", cell.source)), None)
+    silent = first is not None and not RUNS_ON.search(str(first[1].outputs))
+    unsaid = [f"cell {first[0]}: does not say what its engine runs on"] if first is not None and silent else []
+    return unsaid + [
         f"cell {index}: {problem}"
         for index, cell in enumerate(notebook.cells)
         if cell.cell_type == "code"

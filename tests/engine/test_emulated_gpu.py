@@ -1,6 +1,6 @@
 """Engines and notebooks on a GPU that is emulated: MLX claims one, and `workbench.msl` runs its Metal kernels.
 
-Each test is a process of its own, because MLX has one default device per process.
+Each test runs in another process, because MLX has one default device per process.
 """
 
 import os
@@ -29,7 +29,7 @@ def environment(kernels, **variables):
 
 
 def run(code, kernels="emulated", **variables):
-    """What code prints, in a process with such a GPU."""
+    """The lines that code prints, in a process with such a GPU."""
     done = subprocess.run(
         [sys.executable, "-c", START + code],
         env=environment(kernels, **variables),
@@ -100,6 +100,11 @@ tokens(second)
 print({step.kernel.backend for step in second.trace})
 second.close()
 print(refusal(lambda: Engine(second.model, device="gpu")))
+loaded = load_model("smollm2", device="cpu")
+print(loaded.device, loaded.quantized)
+with Engine(loaded, num_blocks=64, batch_invariant=True) as invariant:
+    print(invariant.describe()["runs_on"][:18], workbench.base.device.runs_on_gpu())
+print(workbench.base.device.runs_on_gpu())
 with Engine(first.model, num_blocks=64) as third:
     print(third.device, tokens(third) == steps[1])
 print(refusal(lambda: Engine(model(), num_blocks=1)).__class__.__name__)
@@ -114,7 +119,8 @@ print(Engine("smollm2", device="cpu", num_blocks=64).device)        # one that c
     assert lines[3] == "CPU, compiled code: it was asked for, and the GPU is not used"
     assert "engine 'smollm2' computes on the CPU" in lines[4] and "engine 'smollm2' computes on the CPU" in lines[5]
     assert lines[6] == "{'cpu'}" and "'smollm2' was loaded for the CPU" in lines[7]
-    assert lines[8:] == ["gpu True", "FieldError", "cpu"]
+    assert lines[8] == "cpu 4 and 8 bits" and lines[9] == "CPU, compiled code False" and lines[10] == "True"
+    assert lines[11:] == ["gpu True", "FieldError", "cpu"]
 
 
 @pytest.mark.parametrize("kernels", ["wrong", "broken"])

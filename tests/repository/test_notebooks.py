@@ -17,7 +17,7 @@ from workbench.apps.course.faults import FAULTS, code_of, hunt_code
 from workbench.scheduler.policy import SchedulingPolicy
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("notebooks/*.ipynb"))
-MAX_CODE_CELLS = 12
+MAX_CODE_CELLS = 13
 MAX_CODE_COLUMNS = 106  # at which a page of 1,000 pixels shows the whole line
 
 

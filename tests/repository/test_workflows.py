@@ -106,10 +106,18 @@ def test_the_tests_run_as_the_readme_says_on_every_python_the_package_names():
     assert commands_of("test.yml", "test")[-1] == "make test" and commands_of("test.yml", "pythons") == ["make check"]
 
 
-def test_nothing_runs_before_the_quick_checks_but_on_a_mac_nothing_is_required():
+def test_nothing_runs_before_the_quick_checks():
     jobs = WORKFLOWS["test.yml"]["jobs"]
     assert all(job["needs"] == "check" for name, job in jobs.items() if name != "check")
-    assert all(job["continue-on-error"] is True for job in WORKFLOWS["macos.yml"]["jobs"].values())
+
+
+def test_a_mac_without_metal_or_with_a_failure_is_red():
+    jobs = WORKFLOWS["macos.yml"]["jobs"]
+    assert not any("continue-on-error" in part for job in jobs.values() for part in (job, *job["steps"]))
+    assert jobs["metal"]["env"] == {"WORKBENCH_DEVICE": "gpu"} and jobs["test"]["env"] == {"WORKBENCH_DEVICE": "cpu"}
+    commands = commands_of("macos.yml", "metal")
+    doctor = next(number for number, command in enumerate(commands) if command.endswith("workbench doctor"))
+    assert any("--nbmake notebooks" in command for command in commands[doctor:])
 
 
 def test_the_quick_checks_come_first_and_everything_runs_at_night():

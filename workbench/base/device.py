@@ -5,7 +5,7 @@
 - ``gpu``: the GPU, or an error if there is none.
 
 MLX has one default device per process, so all engines of a process compute on one device at a time. An engine holds
-its device until it is closed (`hold_device`); whoever asks for the other one meanwhile is refused, and "auto" takes the
+its device until it is closed (`hold_device`); an engine for the other one is refused meanwhile, and "auto" takes the
 device that is held. The choice is made when a model is loaded or an attention backend is chosen, never by an import.
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 Device = Literal["auto", "cpu", "gpu"]
@@ -96,7 +97,7 @@ def hold_device(holder: object, name: str, device: str = "auto") -> Callable[[],
 
     Args:
         holder: An engine.
-        name: Its name, for the message to whoever asks for another device.
+        name: Its name, for the message that refuses another device.
         device: See `choose_device`, whose errors this raises.
 
     Returns:
@@ -107,6 +108,21 @@ def hold_device(holder: object, name: str, device: str = "auto") -> Callable[[],
         key = max(_held, default=0) + 1
         _held[key] = (default_device(), name)
     return weakref.finalize(holder, _held.pop, key, None)
+
+
+@contextmanager
+def holding_device(name: str, device: str = "auto") -> Iterator[None]:
+    """Keep a device while something is computed, see `hold_device`."""
+
+    class Holder:
+        """Lives as long as the work."""
+
+    holder = Holder()
+    let_go = hold_device(holder, name, device)
+    try:
+        yield
+    finally:
+        let_go()
 
 
 def has_gpu() -> bool:

@@ -219,6 +219,11 @@ class Engine(Shortcuts):
         """Chooses tokens; holds the engine's seed."""
         return self._step.sampler
 
+    @property
+    def runs_on(self) -> str:
+        """The device and the kernel, such as "Metal kernel on Apple M3"."""
+        return self.runner.runs_on
+
     def _clock(self) -> float:
         """Seconds since the engine was made; monotonic, so a change of the wall clock does not show."""
         return (self._given_clock or time.perf_counter)() - self._started
@@ -470,7 +475,7 @@ class Engine(Shortcuts):
     def shadow(self, step: StepRecord | int | None = None, *, layer: int = 0) -> ShadowRun:
         """Run the newest step's attention through the Metal source as well, on the emulator, and compare the results.
 
-        The step's own queries, keys, values and block tables are taken. What the launch did, and which blocks each
+        The step's own queries, keys, values and block tables are taken. The work of the launch, with the blocks that each
         threadgroup read, becomes the step's supplement "shadow", which views show; the first launch of a step does.
 
         Args:
@@ -668,7 +673,7 @@ class Engine(Shortcuts):
     def __repr__(self) -> str:
         config, scheduler = self.config, self.scheduler
         return (
-            f"Engine({self.name!r}; {self.runner.runs_on}; {self.state}: step {scheduler.step}, "
+            f"Engine({self.name!r}; {self.runs_on}; {self.state}: step {scheduler.step}, "
             f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
             f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free)"
         )
@@ -697,7 +702,7 @@ class Engine(Shortcuts):
         scheduler = self.scheduler
         return {
             "model": self.name,
-            "runs_on": self.runner.runs_on,
+            "runs_on": self.runs_on,
             "state": self.state,
             "step": scheduler.step,
             "running": scheduler.num_running,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShadowRun:
-    """What the Metal kernel computed from a step's own queries, keys and values, beside what the engine did.
+    """The Metal kernel's result from a step's own queries, keys and values, beside that of the engine.
 
     Attributes:
         step: Index of the step.
@@ -126,6 +126,7 @@ def _call_of(runner: ModelRunner, packed: PackedBatch, layer: int) -> dict[str, 
     kept = []
     for one in pool.kernel_layers:
         slots = packed.metadata[one.group].slot_mapping
+        assert slots is not None  # a batch that was computed has written its keys and values
         blocks = mx.array(np.unique(slots // pool.block_size))
         kept.append((one, blocks, one.k_cache[blocks], one.v_cache[blocks]))
     mx.eval([arrays for _, *arrays in kept])

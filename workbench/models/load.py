@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from workbench.base.device import Device, check_device, choose_device, default_device, runs_on_gpu
+from workbench.base.device import Device, check_device, default_device, holding_device, runs_on_gpu
 from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
@@ -139,22 +139,22 @@ def load_model(
             message names the cause.
         OSError: A download failed; the message says what to do.
     """
-    choose_device(device)
-    on_gpu = _runs_on_gpu()
-    keep = _kept_weights(weights, keep_quantized, on_gpu, group)
-    _check_activations(activations, weights, keep, on_gpu)
-    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group)
-    try:
-        loaded = _load(name_or_path, wanted)
-    except WrongProductError as problem:
-        log.warning('weights="packed" becomes weights="float32": %s', problem)
-        return _load(name_or_path, wanted._replace(keep="no"))
-    if activations == "int8":
-        from workbench.models.packed.int8 import use_int8
+    with holding_device(str(name_or_path), device):
+        on_gpu = _runs_on_gpu()
+        keep = _kept_weights(weights, keep_quantized, on_gpu, group)
+        _check_activations(activations, weights, keep, on_gpu)
+        wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group)
+        try:
+            loaded = _load(name_or_path, wanted)
+        except WrongProductError as problem:
+            log.warning('weights="packed" becomes weights="float32": %s', problem)
+            return _load(name_or_path, wanted._replace(keep="no"))
+        if activations == "int8":
+            from workbench.models.packed.int8 import use_int8
 
-        use_int8(loaded.model, loaded.remembered)
-        loaded.activations = activations
-    return loaded
+            use_int8(loaded.model, loaded.remembered)
+            loaded.activations = activations
+        return loaded
 
 
 def device_for(device: Device, *models: str | Path | LoadedModel | None) -> Device:
