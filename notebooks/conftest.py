@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -73,8 +74,14 @@ def _complaints_of(cell: NotebookNode) -> Iterator[str]:
         yield "the exercise is committed solved, or its checker printed nothing"
 
 
+PAPER = '<rect width="100%" height="100%" fill="#fff"/>'
+"""The background of a static picture."""
+
+
 def _is_picture(data: dict[str, Any]) -> bool:
-    drawn = re.search(r"<svg.*?<(rect|path|circle)|<table.*?<td", data.get("text/html", ""), re.DOTALL)
+    html = data.get("text/html", "")
+    html += "".join(b64decode(image).decode() for image in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html))
+    drawn = re.search(r"<svg.*?<(polygon|rect|path|circle)|<table.*?<td", html.replace(PAPER, ""), re.DOTALL)
     return bool(drawn) or "application/vnd.jupyter.widget-view+json" in data
 
 

@@ -5,7 +5,6 @@ Each figure is a simulated run, so a machine without the model draws the same by
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainin
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.viz import reprs, svg
+from workbench.viz.image import standalone
 
 FOLDER = Path(__file__).parent.parent / "docs" / "images"
 
@@ -109,19 +109,6 @@ def figures() -> Iterator[tuple[str, str]]:
             f"policy-{name}",
             lanes(title, simulate(MANY, config=limits, policy=policy, cost_model=CostModel(fixed=0.1)), 25),
         )
-
-
-def standalone(figure: str) -> str:
-    """A standalone file: the views' styles in the light theme, on white. A file that is standalone stays unchanged."""
-    if figure.startswith("<svg xmlns"):
-        return figure
-    width, height = re.search(r'width="(\d+)" height="(\d+)"', figure).groups()
-    style = re.sub(r"@media \(prefers-color-scheme:dark\)\{.*?\}\}", "", reprs.STYLE)
-    inner = figure.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="wb-repr" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}"><style>{style}</style><rect width="100%" height="100%" fill="#fff"/>{inner}</svg>\n'
-    )
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from viz_traces import pictures
 
 from tests.support.tiers import examples
 from workbench import Trace, simulate
@@ -107,7 +108,7 @@ def test_a_run_without_a_stall_has_none():
         rng = random.Random(seed)
         trace = simulate(workload(rng), cost_model=Machine(rng, rng.uniform(0, 0.4)))
         assert trace.stalls() == (), seed
-        assert seed or 'class="stall"' not in trace._repr_html_()
+        assert seed or 'class="stall"' not in "".join(pictures(trace._repr_html_()))
         if seed % 10 == 0:
             assert not any(part.kind == "stall" for why in slowest(trace, 3) for part in why.parts)
 
@@ -116,7 +117,7 @@ def test_recordings_of_vllm():
     trace = Trace.load(DATA / "notebooks" / "data" / "vllm_served.jsonl.gz")
     assert [str(stall) for stall in trace.stalls()] == ["step 387 took 6.08 s; its 1 token explains 215 ms"]
     shown = trace._repr_html_()
-    assert shown.count('class="stall"') == 1 and "stall: step 387 took 6.08 s" in shown
+    assert "".join(pictures(shown)).count('class="stall"') == 1 and "stall: step 387 took 6.08 s" in shown
     for path in (DATA / "tests" / "data" / "vllm-recorded").rglob("*.jsonl.gz"):
         assert Trace.load(path).stalls() == (), path
 

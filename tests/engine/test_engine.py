@@ -411,4 +411,4 @@ def test_reprs_say_where_the_engine_stands(engine):
     engine.add_request(prompt(1, 30), SamplingParams(max_tokens=2))
     engine.step()
     assert "1 running" in repr(engine) and f"KV blocks of {engine.config.block_size} tokens free" in repr(engine)
-    assert "<svg" in engine._repr_html_() or "<table" in engine._repr_html_()
+    assert "<img" in engine._repr_html_() or "<table" in engine._repr_html_()

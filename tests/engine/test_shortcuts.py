@@ -109,4 +109,4 @@ def test_ask_prints_the_words_as_they_come_and_keeps_the_steps(tiny_llama, engin
     assert capsys.readouterr().out.strip() == said == answer.text
     assert len(answer.steps) == 6 and len(engine.trace) == 12
     assert repr(answer).startswith(f"{answer.request_id}: ") and "time to first token" in repr(answer)
-    assert "<svg" in answer._repr_html_() and engine.run(progress=False) == []
+    assert "<img" in answer._repr_html_() and engine.run(progress=False) == []

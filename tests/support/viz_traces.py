@@ -1,7 +1,9 @@
 """Traces for the tests of the views: random workloads through the real scheduler, and a controller that replays."""
 
 import random
+import re
 import threading
+from base64 import b64decode
 
 from workbench import simulate
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
@@ -45,6 +47,14 @@ def workload(seed=0, num_requests=10, num_blocks=120, **config):
 
 def random_trace(seed, **options):
     return simulate(workload(seed, **options), max_steps=400)
+
+
+IMAGE = "data:image/svg+xml;base64,"
+
+
+def pictures(html):
+    """The SVG files that HTML shows as images."""
+    return [b64decode(value).decode() for value in re.findall(f'src="{re.escape(IMAGE)}([^"]*)"', html)]
 
 
 def hostile_trace(texts=HOSTILE_TEXTS):

@@ -8,8 +8,9 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from viz_traces import HOSTILE_TEXTS, ReplayingController, hostile_trace, random_trace
+from viz_traces import HOSTILE_TEXTS, IMAGE, ReplayingController, hostile_trace, pictures, random_trace
 
 from workbench import simulate
 from workbench.trace import Trace, TraceMeta
@@ -37,14 +38,25 @@ class Collector(HTMLParser):
 
 
 def check_fragment(html):
-    """Check that HTML has no script, handler, link or resource to fetch, and that every SVG is well formed."""
+    """Check that HTML has no script, handler, link or resource to fetch, and that every picture is well formed.
+
+    Returns:
+        The tags, attributes and text of the HTML, and the text of its pictures.
+    """
     found = Collector(html)
-    assert not {"script", "img", "iframe", "link", "object", "embed", "textarea"} & set(found.tags)
+    assert not {"script", "svg", "iframe", "link", "object", "embed", "textarea"} & set(found.tags)
     for name, value in found.attributes:
-        assert not name.startswith("on") and name not in ("src", "href")
+        assert not name.startswith("on") and name != "href" and (name != "src" or value.startswith(IMAGE))
         assert "url(" not in (value or "")
-    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+    assert all(alt for name, alt in found.attributes if name == "alt") and len(pictures(html)) == found.tags.count(
+        "img"
+    )
+    for picture in pictures(html):
+        inside = Collector(picture)
+        assert not {"script", "image", "foreignobject", "use", "a"} & set(inside.tags)
+        assert not any(name.startswith("on") or name.endswith("href") for name, _ in inside.attributes)
         ET.fromstring(picture)
+        found.text += inside.text
     return found
 
 
@@ -59,6 +71,8 @@ def test_a_step_shows_the_block_tables_of_all_groups():
         shown = [int(block) for block in re.findall(r"physical block (\d+)<", picture)]
         tables = [table for tables in record.block_tables_by_group.values() for table in tables]
         assert shown == [block for table in tables for block in table if block]
+        labels = [part for part in ET.fromstring(picture).iter("text") if part.get("class").startswith("label")]
+        assert [int(label.text) for label in labels] == shown
         assert picture.count("not held") == sum(table.count(0) for table in tables)
         assert picture.count(">group 1<") == picture.count(">group 2<") == len(record.chunks)
         holes += picture.count("not held")
@@ -75,13 +89,74 @@ def test_a_step_shows_its_batch_tables_events_and_reasons():
             assert request_id in found.text and str(why) in found.text
         for event in record.events:
             assert event.kind in found.text
-        assert found.tags.count("svg") == (2 if record.chunks else 0)
+        assert found.tags.count("img") == (3 if record.chunks else 0)
+
+
+def rasterised(picture, num_rows, num_columns):
+    """The cells whose middle lies in a polygon of a mask's picture, bool [rows, columns]."""
+    drawing = ET.fromstring(picture)
+    box = next(part for part in drawing.iter("rect") if part.get("class") == "slack")
+    left, across, down = float(box.get("x")), float(box.get("width")) / num_columns, float(box.get("height")) / num_rows
+    cells = np.zeros((num_rows, num_columns), bool)
+    for polygon in drawing.iter("polygon"):
+        corners = np.array([tuple(map(float, pair.split(","))) for pair in polygon.get("points").split()])
+        xs, ys = (corners[:, 0] - left) / across, corners[:, 1] / down
+        for row in range(num_rows):
+            middle, crossings = row + 0.5, []
+            for (x0, y0), (x1, y1) in zip(zip(xs, ys), zip(np.roll(xs, -1), np.roll(ys, -1))):
+                if (y0 <= middle) != (y1 <= middle):
+                    crossings.append(x0 + (middle - y0) / (y1 - y0) * (x1 - x0))
+            for begin, end in zip(*[iter(sorted(crossings))] * 2):
+                cells[row] |= (np.arange(num_columns) + 0.5 > begin) & (np.arange(num_columns) + 0.5 < end)
+    return cells
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_picture_of_the_mask_is_the_mask(seed):
+    """Cell by cell: chunks that begin anywhere, decodes, prefix hits, preemptions."""
+    trace, kinds = random_trace(seed), set()
+    for record in trace:
+        if not record.chunks:
+            continue
+        expected = np.zeros((record.num_tokens, sum(record.seqused_k)), bool)
+        row = column = 0
+        for chunk in record.chunks:
+            kinds.add(chunk.arm)
+            for place in range(chunk.num_tokens):
+                expected[row + place, column : column + chunk.start + place + 1] = True
+            row, column = row + chunk.num_tokens, column + chunk.start + chunk.num_tokens
+        found = rasterised(svg.mask(record, {}), record.num_tokens, column)
+        if max(chunk.num_tokens for chunk in record.chunks) <= 64:
+            assert (found == expected).all()
+        else:  # long chunks have a straight edge
+            assert (found != expected).sum() <= record.num_tokens
+    assert {"decode", "intermediate", "new_final"} <= kinds
+
+
+def test_a_long_chunk_has_a_straight_edge():
+    record = next(
+        iter(simulate({"requests": [{"id": "a", "prompt": {"len": 300}}, {"id": "b", "prompt": {"len": 5}}]}))
+    )
+    found = rasterised(svg.mask(record, {}), 305, 305)
+    expected = np.tri(305, dtype=bool)
+    expected[300:, :300] = False
+    assert (found != expected).sum() <= 300 and svg.mask(record, {}).count(",") < 100
+
+
+def test_a_step_says_its_numbers_in_text():
+    for record in random_trace(3, num_blocks=60):
+        found = Collector(record._repr_html_())  # the text outside the pictures
+        for chunk in record.chunks:
+            assert f"{chunk.start} → {chunk.end}" in found.text
+        assert ("num_kv_computed" in found.text and "mask" in found.text) == bool(record.chunks)
+        labels = [value for name, value in found.attributes if name == "alt"]
+        assert not record.chunks or f"Attention mask of step {record.step}" in labels[1]
 
 
 def test_traces_and_pools_are_drawn():
     trace = random_trace(1)
     found = check_fragment(trace._repr_html_())
-    assert all(request_id in found.text for request_id in trace.requests) and "svg" in found.tags
+    assert all(request_id in found.text for request_id in trace.requests) and "img" in found.tags
     pool = trace.pool_state(len(trace) // 2)
     check_fragment(pool._repr_html_())
     check_fragment(Trace(TraceMeta())._repr_html_())
@@ -108,7 +183,7 @@ def test_columns_without_a_text_are_left_out():
 def test_a_view_has_a_still_picture_for_pages_without_a_kernel(monkeypatch):
     monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
     data, _ = watch(random_trace(1))._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in data and "svg" in check_fragment(data["text/html"]).tags
+    assert "application/vnd.jupyter.widget-view+json" in data and "img" in check_fragment(data["text/html"]).tags
 
 
 def test_points_of_a_wide_range_stay_apart_and_their_labels_too():

@@ -475,7 +475,7 @@ class Engine(Shortcuts):
     def shadow(self, step: StepRecord | int | None = None, *, layer: int = 0) -> ShadowRun:
         """Run the newest step's attention through the Metal source as well, on the emulator, and compare the results.
 
-        The step's own queries, keys, values and block tables are taken. The work of the launch, with the blocks that each
+        The step's own queries, keys, values and block tables are taken. The launch, with the blocks that each
         threadgroup read, becomes the step's supplement "shadow", which views show; the first launch of a step does.
 
         Args:

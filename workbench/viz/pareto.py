@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from workbench.viz.image import image
 from workbench.viz.reprs import fragment, table
 
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
@@ -75,7 +76,7 @@ def tuning_html(tuning: Any) -> str:
         f"<h4>{escape(facts['verdict'])}</h4>",
         table(("", "setting", *tuning.slo, "vLLM's flags"), rows),
         *(f"<p>{escape(line)}</p>" for line in dict.fromkeys(lines)),
-        facts["picture"],
+        image(facts["picture"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Notebook output of plain objects: HTML with inline SVG, without scripts, every text escaped.
+"""Notebook output of plain objects: HTML with images, without scripts, every text escaped.
 
 The functions for objects of ``workbench.trace`` are attached to them by the table in ``workbench/__init__.py``.
 """
@@ -6,7 +6,6 @@ The functions for objects of ``workbench.trace`` are attached to them by the tab
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,11 @@ from workbench.trace.readings.narrate import shown
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
-from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, Theme, ink_on, mix
+from workbench.viz.image import image
+from workbench.viz.layout.packed_batch import packed_rows
+from workbench.viz.palette import FOCUS_HUES
+from workbench.viz.style import STYLE
+from workbench.viz.words import role_of
 
 if TYPE_CHECKING:
     from workbench.trace.readings.metrics import TraceMetrics
@@ -25,52 +28,6 @@ if TYPE_CHECKING:
 
 TEXT_LIMIT = 600
 """Maximum number of characters of a request's text in a static picture."""
-
-
-def _variables(theme: Theme) -> str:
-    roles = "".join(f"--wb-{role}:{colour};" for role, colour in asdict(theme).items())
-    light = "".join(f"--wb-d{i}:{mix(hue, theme.background, 0.45)};" for i, hue in enumerate(FOCUS_HUES))
-    return roles + light
-
-
-_HUES = "".join(
-    f".wb-repr .prefill.hue{i}{{fill:{hue}}}.wb-repr .decode.hue{i}{{fill:var(--wb-d{i})}}"
-    f".wb-repr .dot{i}{{background:{hue}}}.wb-repr svg .on{i}{{fill:{ink_on(hue)}}}"
-    for i, hue in enumerate(FOCUS_HUES)
-)
-
-STYLE = (
-    f".wb-repr{{{_variables(LIGHT)}}}"
-    f"@media (prefers-color-scheme:dark){{.wb-repr{{{_variables(DARK)}}}}}"
-    f"[data-jp-theme-light=true] .wb-repr{{{_variables(LIGHT)}}}"
-    f"[data-jp-theme-light=false] .wb-repr,body.vscode-dark .wb-repr{{{_variables(DARK)}}}"
-    f"body.vscode-light .wb-repr{{{_variables(LIGHT)}}}"
-    ".wb-repr{color:var(--jp-content-font-color1,currentColor);font:13px/1.45 system-ui,sans-serif;max-width:780px}"
-    ".wb-repr h4{font-size:14px;font-weight:600;margin:4px 0 2px}"
-    ".wb-repr h5{font-size:12px;font-weight:600;margin:12px 0 4px}"
-    ".wb-repr p{margin:2px 0;opacity:.8}"
-    ".wb-repr .prefill{fill:var(--wb-prefill)}.wb-repr .decode{fill:var(--wb-decode)}"
-    ".wb-repr .kv{fill:var(--wb-kv)}.wb-repr .owned{fill:var(--wb-owned)}.wb-repr .cached{fill:var(--wb-cached)}"
-    ".wb-repr .free{fill:var(--wb-free);stroke:var(--wb-hairline)}.wb-repr .reserved{fill:var(--wb-hairline)}"
-    ".wb-repr .hole{fill:none;stroke:var(--wb-owned);stroke-dasharray:2}"
-    ".wb-repr .slack{fill:none;stroke:var(--wb-hairline)}.wb-repr .new{stroke:currentColor;stroke-width:1.2}"
-    ".wb-repr .outlined{stroke:currentColor;stroke-width:.75}"
-    f".wb-repr .stall{{fill:{EVENT_MARKS['stall'][1]}}}"
-    ".wb-repr .cursor{fill:none;stroke:var(--wb-cursor);stroke-width:1.5}"
-    ".wb-repr svg text{fill:currentColor;font:11px system-ui,sans-serif}"
-    ".wb-repr svg .number{font:10px ui-monospace,Menlo,Consolas,monospace}"
-    ".wb-repr svg .muted{opacity:.7;font-size:10px}"
-    ".wb-repr svg .label{font:9.5px ui-monospace,Menlo,Consolas,monospace}.wb-repr svg .on{fill:#111418}"
-    ".wb-repr table{border-collapse:collapse;font-size:12px;margin:4px 0}"
-    ".wb-repr th{font-weight:500;opacity:.7}"
-    # Named three times to take precedence over the rules of notebooks, which align tables to the right.
-    ".wb-repr.wb-repr.wb-repr :is(td,th){padding:2px 14px 2px 0;vertical-align:top;text-align:left;background:none}"
-    ".wb-repr td{font-variant-numeric:tabular-nums;overflow-wrap:anywhere;white-space:pre-wrap}"
-    ".wb-repr.wb-repr.wb-repr pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace}"
-    ".wb-repr td:first-child{overflow-wrap:normal}"
-    ".wb-repr i.dot{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}" + _HUES
-)
-"""Styles of a fragment; each rule is scoped to ``.wb-repr``. Dark or light follows the notebook."""
 
 
 def fragment(*parts: str) -> str:
@@ -91,7 +48,7 @@ def focus_of(request_ids: Iterable[str]) -> dict[str, int]:
 
 
 def step_html(record: StepRecord) -> str:
-    """A step: packed batch, block tables, events, and the requests that were not scheduled, with reasons."""
+    """A step: packed batch, mask, block tables, events, and the requests that were not scheduled, with reasons."""
     focus = focus_of(chunk.request_id for chunk in record.chunks)
     tokens = f"{record.num_tokens} of {record.token_budget}" if record.token_budget else str(record.num_tokens)
     facts = [
@@ -106,15 +63,33 @@ def step_html(record: StepRecord) -> str:
         facts.append(f"attention: {computed_by(record.kernel)}, {items}")
     parts = [f"<h4>Step {record.step}</h4>", f"<p>{escape('. '.join(facts))}.</p>"]
     if record.chunks:
-        parts.append(f"<h5>Packed batch</h5>{svg.packed_batch(record, focus)}")
+        parts.append(f"<h5>Packed batch</h5>{image(svg.packed_batch(record, focus))}{_chunks_table(record)}")
+        parts.append(f"<h5>Attention mask</h5>{image(svg.mask(record, focus))}")
         if record.has_block_tables:
-            parts.append(f"<h5>Block tables</h5>{svg.block_tables(record, focus)}")
+            parts.append(f"<h5>Block tables</h5>{image(svg.block_tables(record, focus))}")
     if record.events:
         parts.append(f"<h5>Events</h5>{events_table(record.events)}")
     if record.not_scheduled:
         reasons = [(svg.shorten(rid, 40), shown(reason)) for rid, reason in list(record.not_scheduled.items())[:20]]
         parts.append("<h5>Not scheduled</h5>" + table(("request", "why"), reasons))
     return fragment(*parts)
+
+
+def _chunks_table(record: StepRecord) -> str:
+    """The numbers of the packed batch and of the mask as text, which can be selected and read aloud."""
+    rows = []
+    for row, chunk in list(zip(packed_rows(record), record.chunks))[: svg.MAX_ROWS]:
+        rows.append(
+            (
+                svg.shorten(row.request_id, 40),
+                role_of(row.arm),
+                f"{row.q_start} to {row.q_end - 1}" if row.num_rows > 1 else row.q_start,
+                f"{row.kv_start} → {row.kv_end}",
+                f"positions 0 to {chunk.first_position}"
+                + (f", growing to {chunk.num_kv - 1}" if chunk.num_kv - 1 > chunk.first_position else ""),
+            )
+        )
+    return table(("request", "role", "rows", "num_kv_computed", "mask: a row reads"), rows)
 
 
 def events_table(events: Iterable[Event]) -> str:
@@ -131,7 +106,7 @@ def trace_html(trace: Trace) -> str:
     parts = [f"<h4>{escape(trace.meta.source)}</h4>", f"<p>{escape(repr(trace))}</p>"]
     if records:
         sentences = {stall.step: str(stall) for stall in stalls(trace)}
-        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, stalls=sentences)}")
+        parts.append(f"<h5>Tokens per step</h5>{image(svg.timeline(records, stalls=sentences))}")
         parts += [f"<p>stall: {escape(sentence)}</p>" for sentence in sentences.values()]
         parts.append(f"<h5>Requests</h5>{_requests_table(trace)}")
     return fragment(*parts)
@@ -169,7 +144,8 @@ def pool_html(state: PoolState) -> str:
         f'<span style="margin-right:14px"><i class="dot dot{slot}"></i>{escape(svg.shorten(request_id, 24))}</span>'
         for request_id, slot in focus.items()
     )
-    return fragment(f"<h4>KV pool</h4><p>{escape(repr(state))}</p>", svg.pool(state, focus), f"<div>{keys}</div>")
+    picture = image(svg.pool(state, focus))
+    return fragment(f"<h4>KV pool</h4><p>{escape(repr(state))}</p>", picture, f"<div>{keys}</div>")
 
 
 def metrics_html(metrics: TraceMetrics) -> str:
@@ -184,7 +160,7 @@ def engine_html(engine: Any) -> str:
     parts = [f"<h4>Engine: {escape(str(facts.get('model', 'model')))}</h4>", table(("", ""), rows)]
     if len(trace):
         records = list(trace[-200:])
-        parts.append(f"<h5>Tokens per step</h5>{svg.timeline(records, at=records[-1].step)}")
+        parts.append(f"<h5>Tokens per step</h5>{image(svg.timeline(records, at=records[-1].step))}")
         parts.append(f"<h5>Requests</h5>{_requests_table(trace, limit=12)}")
     else:
         parts.append("<p>No steps yet: add a request, then call step() or run().</p>")

@@ -1,4 +1,4 @@
-"""Static pictures of steps and traces: inline SVG without scripts, styled by the classes of ``reprs.STYLE``."""
+"""Static pictures of steps and traces: inline SVG without scripts, styled by the classes of ``style.STYLE``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from workbench.base.on_demand import np
 from workbench.trace.fields import EMPTY
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import StepRecord
+from workbench.viz.layout.mask import mask_bands
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
 from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image
 from workbench.viz.layout.timeline import step_bars
@@ -21,6 +22,9 @@ SPACE = WIDTH - LEFT - 12
 SEQUENCES_TOP, ROW_HEIGHT = 84, 18
 MAX_ROWS = 32
 """Maximum number of sequences in a static picture; a line says how many more there are."""
+
+MASK_HEIGHT = 240
+"""Maximum height of the picture of a mask in pixels."""
 
 Focus = Mapping[str, int]
 """Hue slot of each request in focus."""
@@ -117,6 +121,32 @@ def _new_rows(row: PackedRow, y: int, after: float, scale: float, classes: str) 
 
 def _describe(row: PackedRow) -> str:
     return f"{row.request_id}: {role_of(row.arm)}, {row.label}, {limit_of(row.limited_by)}"
+
+
+def mask(record: StepRecord, focus: Focus) -> str:
+    """The block-diagonal causal mask: query rows downwards, the KV positions of all sequences side by side."""
+    bands = mask_bands(record)
+    if not bands:
+        return ""
+    num_rows, num_columns = bands[-1].rows.stop, bands[-1].columns.stop
+    across, down = min(12.0, SPACE / num_columns), min(12.0, MASK_HEIGHT / num_rows)
+    parts = [_rect(LEFT, 0, num_columns * across, num_rows * down, "slack")]
+    for band in bands:
+        points = " ".join(f"{LEFT + column * across:.2f},{row * down:.2f}" for column, row in band.outline)
+        words = f"rows {_span(band.rows)}, columns {_span(band.columns)}"
+        parts.append(
+            f'<polygon points="{points}" class="{_fill(band.request_id, band.is_decode, focus)}">'
+            f"<title>{escape(f'{band.request_id}: {words}')}</title></polygon>"
+        )
+        if len(band.rows) * down >= 9:
+            name = shorten(band.request_id, 12)
+            parts.append(text(LEFT - 8, (band.rows.start + band.rows.stop) / 2 * down + 4, name, "number", "end"))
+    label = f"Attention mask of step {record.step}: {num_rows} rows, {num_columns} KV positions, block-diagonal, causal"
+    return drawing(num_rows * down + 2, label, parts)
+
+
+def _span(indices: range) -> str:
+    return f"{indices.start} to {indices.stop - 1}"
 
 
 def block_tables(record: StepRecord, focus: Focus) -> str:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from workbench.base.on_demand import np
 from workbench.viz import svg
+from workbench.viz.image import image
 from workbench.viz.reprs import fragment
 
 WIDTH = 560
@@ -23,7 +24,7 @@ MAX_CELLS = 40_000
 
 @dataclass(frozen=True)
 class Picture:
-    """An inline SVG with a title.
+    """A drawing with a title.
 
     Attributes:
         title: Title of the picture.
@@ -37,7 +38,7 @@ class Picture:
         return f"Picture({self.title!r})"
 
     def _repr_html_(self) -> str:
-        return fragment(f"<h5>{escape(self.title)}</h5>", self.svg)
+        return fragment(f"<h5>{escape(self.title)}</h5>", image(self.svg))
 
 
 def matrix(
