@@ -165,6 +165,7 @@ ATTACHED.update(
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
         "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
         "Engine._repr_html_": "workbench.viz.reprs:engine_html",
+        "Outputs._repr_html_": "workbench.viz.reprs:outputs_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
         "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
         "Trace._repr_html_": "workbench.viz.reprs:trace_html",

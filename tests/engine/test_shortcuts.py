@@ -110,3 +110,27 @@ def test_ask_prints_the_words_as_they_come_and_keeps_the_steps(tiny_llama, engin
     assert len(answer.steps) == 6 and len(engine.trace) == 12
     assert repr(answer).startswith(f"{answer.request_id}: ") and "time to first token" in repr(answer)
     assert "<img" in answer._repr_html_() and engine.run(progress=False) == []
+
+
+def test_outputs_are_a_list_that_draws_itself(engine):
+    given = engine.generate(["12 13", "14"], max_tokens=3, ignore_eos=True)
+    assert (
+        isinstance(given, list) and [output.request_id for output in given] == ["r0", "r1"] and given[:1] == [given[0]]
+    )
+    assert repr(given).splitlines()[0] == f"r0: {given[0].text!r}, 3 tokens, hit max_tokens"
+    engine.add_request("15", max_tokens=9, request_id="<b>")
+    assert isinstance(engine.outputs, dict) and list(engine.outputs) == ["r0", "r1", "<b>"]
+    assert repr(engine.outputs).endswith("<b>: '', 0 tokens, running")
+    engine.abort("<b>")
+    (ended,) = engine.run(progress=False)
+    assert ended.request_id == "<b>" and repr(engine.run(progress=False)) == "no outputs"
+    html = engine.outputs._repr_html_()
+    for words in ("hit max_tokens", "aborted", "first token", "tokens/s", "&lt;b&gt;", engine.runs_on):
+        assert words in html
+    assert "<b>" not in html and len(repr(engine.outputs)) < 500
+
+
+def test_the_repr_of_many_outputs_is_short(engine):
+    outputs = engine.generate(["12 13"] * 30, max_tokens=1)
+    assert repr(outputs).endswith("and 10 more") and len(repr(outputs).splitlines()) == 21
+    assert outputs._repr_html_().count("<tr>") == 31

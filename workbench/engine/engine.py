@@ -24,6 +24,7 @@ from workbench.engine.async_step import AsyncStepper
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
+from workbench.engine.outputs import Outputs, OutputsByRequest
 from workbench.engine.sampler import Sampler
 from workbench.engine.shortcuts import Shortcuts
 from workbench.engine.speculation.custom import DraftFunction
@@ -387,9 +388,10 @@ class Engine(Shortcuts):
         return self._outputs[request_id].output()
 
     @property
-    def outputs(self) -> dict[str, RequestOutput]:
+    def outputs(self) -> OutputsByRequest:
         """Every request's output so far, by request id, in order of arrival."""
-        return {request_id: state.output() for request_id, state in list(self._outputs.states.items())}
+        outputs = {request_id: state.output() for request_id, state in list(self._outputs.states.items())}
+        return OutputsByRequest(outputs, self.trace)
 
     # -- one step ---------------------------------------------------------------------------------------------
 
@@ -516,7 +518,7 @@ class Engine(Shortcuts):
 
     # -- many steps -------------------------------------------------------------------------------------------
 
-    def run(self, *, progress: bool = True) -> list[RequestOutput]:
+    def run(self, *, progress: bool = True) -> Outputs:
         """Step until every request has ended.
 
         Ctrl-C stops after the current step; the engine can continue from there.
@@ -525,7 +527,8 @@ class Engine(Shortcuts):
             progress: Show a progress bar of the tokens still to compute.
 
         Returns:
-            The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival.
+            The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival: a
+            list, which a notebook draws as a table.
         """
         with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress) as bar:
 
@@ -537,7 +540,7 @@ class Engine(Shortcuts):
             # Requests that stop early or are computed twice make the estimate wrong: end the bar where the run ends.
             bar.total = bar.n + self._outputs.num_tokens_left()
             bar.refresh()
-        return self._outputs.take_ended()
+        return Outputs(self._outputs.take_ended(), self.trace)
 
     def start(self) -> None:
         """Run in the background until there is nothing to do, or until pause(); returns at once."""

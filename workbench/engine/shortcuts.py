@@ -9,10 +9,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import find
+from workbench.engine.outputs import Outputs
 from workbench.models.tokenizer import ChatTemplateError
 
 if TYPE_CHECKING:
-    from workbench.engine.output_processor import RequestOutput
     from workbench.trace import Trace
 
 CHAT_MAX_TOKENS = 256
@@ -47,7 +47,7 @@ class Answer:
 class Shortcuts:
     """The part of `Engine` that is made of its other methods."""
 
-    def generate(self: Any, prompts: Prompt | Sequence[Prompt], **sampling: Any) -> list[RequestOutput]:
+    def generate(self: Any, prompts: Prompt | Sequence[Prompt], **sampling: Any) -> Outputs:
         """Add prompts and take steps until each has its output. Other requests of the engine advance too.
 
         Args:
@@ -55,7 +55,7 @@ class Shortcuts:
             **sampling: Fields of SamplingParams by name, the same for all prompts.
 
         Returns:
-            The outputs in the order of the prompts.
+            The outputs in the order of the prompts: a list, which a notebook draws as a table.
 
         Raises:
             TypeError: There is no such sampling field.
@@ -144,7 +144,7 @@ class Shortcuts:
         request_id: str = self.add_request(messages, **sampling)
         return request_id
 
-    def _finish(self: Any, request_ids: Sequence[str]) -> list[RequestOutput]:
+    def _finish(self: Any, request_ids: Sequence[str]) -> Outputs:
         """Take steps, or wait for a background run that does, until requests have ended."""
         states = [self._outputs[request_id] for request_id in request_ids]
         while any(state.finish_reason is None for state in states):
@@ -154,7 +154,7 @@ class Shortcuts:
                 self.step()
         for state in states:
             state.returned = True
-        return [state.output() for state in states]
+        return Outputs([state.output() for state in states], self.trace)
 
     def watch(self, **options: Any) -> Any:
         """A live view of the engine for a notebook cell; each call makes a new view.

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.field_checks import counted
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.computed_by import computed_by
-from workbench.trace.readings.narrate import shown
+from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.narrate import end_words, shown
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
@@ -83,13 +85,16 @@ def _chunks_table(record: StepRecord) -> str:
             (
                 svg.shorten(row.request_id, 40),
                 role_of(row.arm),
-                f"{row.q_start} to {row.q_end - 1}" if row.num_rows > 1 else row.q_start,
+                _span(row.q_start, row.q_end),
                 f"{row.kv_start} → {row.kv_end}",
-                f"positions 0 to {chunk.first_position}"
-                + (f", growing to {chunk.num_kv - 1}" if chunk.num_kv - 1 > chunk.first_position else ""),
+                f"positions 0 to its own, {_span(chunk.first_position, chunk.num_kv)}",
             )
         )
     return table(("request", "role", "rows", "num_kv_computed", "mask: a row reads"), rows)
+
+
+def _span(start: int, stop: int) -> str:
+    return f"{start} to {stop - 1}" if stop - start > 1 else str(start)
 
 
 def events_table(events: Iterable[Event]) -> str:
@@ -146,6 +151,38 @@ def pool_html(state: PoolState) -> str:
     )
     picture = image(svg.pool(state, focus))
     return fragment(f"<h4>KV pool</h4><p>{escape(repr(state))}</p>", picture, f"<div>{keys}</div>")
+
+
+def outputs_html(outputs: Any) -> str:
+    """Outputs of requests: prompt, text, end, time to the first token, and tokens per second after it."""
+    found = metrics(outputs.trace).requests
+    rows = []
+    for output in outputs:
+        times = found.get(output.request_id)
+        rows.append(
+            (
+                svg.shorten(output.request_id, 40),
+                svg.shorten(output.prompt, 80) or counted(len(output.prompt_token_ids), "token"),
+                svg.shorten(output.text, TEXT_LIMIT),
+                len(output.token_ids),
+                end_words(output.finish_reason, output.error),
+                _latency(times.ttft) if times is not None and times.ttft is not None else "",
+                _tokens_per_second(times.token_times) if times is not None else "",
+            )
+        )
+    headings = ("request", "prompt", "text", "tokens", "end", "first token", "tokens/s")
+    where = outputs.trace.meta.model.get("runs_on")
+    note = f"<p>{escape(str(where))}</p>" if where else ""
+    return fragment(table(headings, rows), note)
+
+
+def _latency(latency: Latency) -> str:
+    return counted(latency.steps, "step") if latency.seconds is None else f"{latency.seconds * 1e3:,.0f} ms"
+
+
+def _tokens_per_second(times: Sequence[float]) -> str:
+    """The pace of a request after its first token; "" if it is not known."""
+    return f"{(len(times) - 1) / (times[-1] - times[0]):.1f}" if len(times) > 1 and times[-1] > times[0] else ""
 
 
 def metrics_html(metrics: TraceMetrics) -> str:

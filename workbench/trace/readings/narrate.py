@@ -29,6 +29,12 @@ ENDS = {
 """Words for the reasons for which requests finish."""
 
 
+def end_words(finish_reason: str | None, error: str = "") -> str:
+    """The end of a request, such as "hit max_tokens"; "running" until then."""
+    words = ENDS.get(finish_reason, finish_reason) if finish_reason else "running"
+    return f"{words}: {error}" if error else words
+
+
 def narrate(step: StepRecord) -> str:
     """One sentence about a step: its work, the requests that ended or lost their blocks, and those that wait and why.
 
