@@ -95,6 +95,32 @@ def test_two_sessions_of_panel_serve_share_an_engine(open_page, panel_serve):
         assert page.view("view.store.requests[0].tokens.length") == 20
 
 
+WAYS = {
+    "engine": "pn.panel(engine)",
+    "row": "pn.Row(engine, pn.pane.Markdown('beside it'))",
+    "view": "pn.panel(engine.watch())",
+    "tabs": "pn.Tabs(('run', engine))",
+}
+
+
+@pytest.mark.repeats(step=2)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_is_a_live_component(open_page, panel_serve, way):
+    """It follows the run, and each browser has another cursor."""
+    start = APP.partition("make_app(engine)")[0].replace("from workbench.viz.app import make_app\n", "")
+    address = panel_serve(f"{start}{WAYS[way]}.servable(title='My engine')\n")
+    first, second = open_page(address), open_page(address)
+    first.root.get_by_role("button", name="Run the engine").click()
+    for page in (first, second):
+        page.wait("view.status.state === 'idle' && view.store.numSteps === 20")
+    first.view("view.cursor.seek(3)")
+    first.wait("view.cursor.step === 3")
+    second.view("view.cursor.seek(9)")
+    second.wait("view.cursor.step === 9")
+    first.frame()
+    assert first.view("view.cursor.step") == 3 and first.view("view.store.requests[0].tokens.length") == 20
+
+
 def test_the_example_of_an_own_dashboard(open_page, panel_serve):
     """Three panels beside a plot: one cursor, moved in a panel and from Python's side."""
     page = open_page(panel_serve((ROOT / "examples" / "own_dashboard.py").read_text()), height=1600)

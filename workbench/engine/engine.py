@@ -684,6 +684,10 @@ class Engine(Shortcuts):
     def _repr_html_(self) -> str | None:
         return picture("Engine", self)
 
+    def __panel__(self) -> Any:
+        """The live view as a Panel component, for ``pn.panel(engine)`` and layouts."""
+        return find("Engine.__panel__")(self)
+
     def describe(self) -> dict[str, Any]:
         """The way the engine serves its model, by name; a trace has the same facts in ``meta.model``.
 

@@ -391,6 +391,10 @@ class Trace:
     def _repr_html_(self) -> str | None:
         return picture("Trace", self)
 
+    def __panel__(self) -> Any:
+        """The view as a Panel component, for ``pn.panel(trace)`` and layouts."""
+        return find("Trace.__panel__")(self)
+
 
 class Requests(Mapping[str, RequestInfo]):
     """RequestInfo by request id, in order of arrival. May be iterated while the engine adds to it.

@@ -6,14 +6,19 @@ and ``request`` can be read, set, watched and bound: ``pn.bind(f, pane.cursor.pa
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from typing import Any
 
 import panel as pn
 import param
 
 from workbench.viz.app import TracePage, keep_fresh
+from workbench.viz.background import HAS_THREADS, in_background
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
+from workbench.viz.pace import Pace
 
 
 class Pane(pn.viewable.Viewer):
@@ -36,11 +41,37 @@ class Pane(pn.viewable.Viewer):
     def __panel__(self) -> Any:
         """A new component; a live source keeps it up to date as long as its session lasts."""
         options = {"panels": [self.panel_name], "theme": self.theme, "bare": not self.controls}
-        page = TracePage(Feed(self._source), self.cursor, options=options, sizing_mode="stretch_width")
-        page.refresh()
-        if pn.state.curdoc is not None:
-            keep_fresh(page)
-        return page
+        return _component(Feed(self._source), self.cursor, options)
+
+
+def page_of(source: Any) -> Any:
+    """The whole view of an Engine or a Trace as a component: ``pn.panel(engine)``, ``pn.Row(engine, plot)``.
+
+    Each has another cursor, so that the visitors of a server do not move each other's.
+    """
+    return _component(Feed(source), Cursor(), {})
+
+
+def _component(feed: Feed, cursor: Cursor | None, options: dict[str, Any]) -> TracePage:
+    page = TracePage(feed, cursor, options=options, sizing_mode="stretch_width")
+    page.refresh()
+    if pn.state.curdoc is not None:
+        keep_fresh(page)
+    elif feed.controller is not None and HAS_THREADS and os.environ.get("WORKBENCH_HEADLESS") != "1":
+        shown = weakref.ref(page)
+        in_background(lambda: _poll(shown), "workbench-page")
+    return page
+
+
+def _poll(shown: weakref.ref[TracePage]) -> None:
+    """Keep a component of a notebook up to date until nobody has it any more."""
+    pause, pace = threading.Event(), Pace()
+    while not pause.wait(pace.seconds):
+        if (page := shown()) is None:
+            return
+        with pace.update():
+            page.refresh()
+        del page
 
 
 class Timeline(Pane):

@@ -87,6 +87,12 @@ class TraceView(anywidget.AnyWidget):
             found[0]["text/html"] = trace_html(self._feed.trace)
         return found
 
+    def __panel__(self) -> Any:
+        """The same source as a Panel component, which needs no ipywidgets_bokeh."""
+        from workbench.viz.panes import page_of
+
+        return page_of(self._feed.controller if self._feed.controller is not None else self._feed.trace)
+
     @property
     def breakpoints(self) -> Breakpoints:
         """Breakpoints of the engine that is shown, to add conditions written in Python.
