@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,10 +18,12 @@ from workbench.base.device import runs_on_gpu
 from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
+from workbench.models.config_json import Config, complete_model, read_keys
 from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
 from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
 from workbench.models.gguf.tokenizer import GGUFTokenizer
+from workbench.models.key_table import Finding
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.sharding import check_heads_divide, shard
@@ -57,6 +59,7 @@ class LoadedModel:
         quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
         activations: Type of the inputs that packed weights are multiplied with: "float32" or "int8".
         preflights: Results of `preflight_once`, by attention backend and device.
+        findings: What was made of each key of the model's files, by file.
         found_before: Findings of earlier starts about the same files.
     """
 
@@ -72,6 +75,7 @@ class LoadedModel:
     source: str
     quantized: str = ""
     activations: Activations = "float32"
+    findings: dict[str, list[Finding]] = field(default_factory=dict, compare=False)
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     found_before: InitVar[Remembered] = NOTHING
 
@@ -110,6 +114,7 @@ def load_model(
     dtype: str | mx.Dtype | None = None,
     keep_quantized: bool | None = None,
     group: mx.distributed.Group | None = None,
+    ignore_config_keys: Collection[str] = (),
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -126,6 +131,8 @@ def load_model(
         keep_quantized: Deprecated: use ``weights``.
         group: Ranks that share the model; each loads it with the same arguments and keeps its own part. On a CPU, they
             share weights of ``dtype``.
+        ignore_config_keys: Keys of a folder's configuration files that are refused otherwise, because they could
+            change what the model computes and nothing here reads them.
 
     Raises:
         FileNotFoundError: No such file or folder.
@@ -136,7 +143,7 @@ def load_model(
     on_gpu = _runs_on_gpu()
     keep = _kept_weights(weights, keep_quantized, on_gpu, group)
     _check_activations(activations, weights, keep, on_gpu)
-    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group)
+    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group, _check_names(ignore_config_keys))
     try:
         loaded = _load(name_or_path, wanted)
     except WrongProductError as problem:
@@ -177,6 +184,14 @@ class _Wanted(NamedTuple):
     on_gpu: bool
     keep: Keep
     group: mx.distributed.Group | None
+    ignored: frozenset[str] = frozenset()
+
+
+def _check_names(ignore_config_keys: Collection[str]) -> frozenset[str]:
+    names = frozenset(ignore_config_keys)
+    if isinstance(ignore_config_keys, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'ignore_config_keys must be names of keys, such as ("key",), got {ignore_config_keys!r}')
+    return names
 
 
 def _load(name_or_path: str | Path, wanted: _Wanted) -> LoadedModel:
@@ -234,7 +249,7 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 
 def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
     file = GGUFFile(path)
-    dtype, on_gpu, keep, group = wanted
+    dtype, on_gpu, keep, group, _ = wanted
     found_before = _found_before(file.paths, wanted)
     tokenizer = GGUFTokenizer(file.metadata)
     file.forget_tokenizer()
@@ -275,14 +290,20 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
 
     from workbench.models.dequantise import dequantise
 
-    dtype, on_gpu, keep, group = wanted
+    dtype, on_gpu, keep, group, ignored = wanted
     location = check_location(name)
+    try:
+        file = read_config(location)
+    except OSError as problem:  # of a repository
+        raise OSError(why_not_loaded(problem, location)) from problem
+    keys = read_keys(f"{location}: config.json", file, ignored) if "model_type" in file else None
     if group is not None:
-        check_heads_divide(name, read_config(location), group.size())
+        check_heads_divide(name, file, group.size())
     try:
         # mlx-lm declares no overload for return_config.
         model, tokenizer, config = mlx_lm_load(  # type: ignore[misc]
             location, lazy=True, return_config=True, trust_remote_code=False,
+            model_config=keys.changes if keys is not None else None,
             # If it is left out, transformers asks on standard input whether to run the model's code.
             tokenizer_config={"trust_remote_code": False},
         )  # fmt: skip
@@ -294,6 +315,8 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
             ) from None
         kind = ValueError if Path(location).is_dir() else OSError
         raise kind(why_not_loaded(problem, location)) from problem
+    if keys is not None:
+        complete_model(f"{location}: config.json", model, keys)
     folder = Path(location)
     found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], wanted)
     if dtype is None and not on_gpu:
@@ -317,7 +340,7 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
         tokenizer=wrapped,
         name=Path(name).name,
         architecture=config["model_type"],
-        max_position=context_length(name, config, model),
+        max_position=_context(name, config, model, keys),
         eos_token_ids=wrapped.eos_token_ids,
         vocab_size=text_field(config, ("vocab_size",)) or wrapped.vocab_size,
         dtype=dtype_name(dtype or _common_dtype(model)),
@@ -325,7 +348,23 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
         source=name,
         quantized=_kept_bits(model),
         found_before=found_before,
+        findings={"config.json": keys.findings} if keys is not None else {},
     )
+
+
+def _context(name: str, config: Mapping[str, Any], model: nn.Module, keys: Config | None) -> int:
+    """Length of the model's context, cut to what mlx-lm's architecture computes rightly."""
+    length = context_length(name, config, model)
+    if keys is None or keys.max_position is None or length <= keys.max_position:
+        return length
+    log.warning(
+        "the context of %s is cut from %d to %d tokens: mlx-lm's %s lacks its window",
+        name,
+        length,
+        keys.max_position,
+        keys.architecture,
+    )
+    return keys.max_position
 
 
 def _found_before(files: Sequence[Path], wanted: _Wanted) -> Remembered:
