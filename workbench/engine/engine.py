@@ -268,6 +268,7 @@ class Engine(Shortcuts):
         )
         if adapter:
             self.runner.adapters.check(adapter)
+            adapter = self.runner.adapters.version(adapter)
         grammar = self._compile(sampling, len(token_ids)) if sampling.structured_outputs else None
         try:
             state = self._outputs.add_request(
@@ -295,7 +296,8 @@ class Engine(Shortcuts):
         and takes the place of the one that was not needed for the longest time.
 
         Args:
-            name: Its name; the prefix cache keeps adapters apart by it.
+            name: Its name; the prefix cache keeps adapters apart by it. If other files are there when an adapter is
+                read again, new requests are computed with them, and their records name it "NAME@DIGEST".
             path: A folder with ``adapter_config.json``, and ``adapters.safetensors`` as mlx-lm writes them or
                 ``adapter_model.safetensors`` as PEFT does.
 

@@ -94,5 +94,5 @@ def judge(
             findings.append(Finding(key, value, "harmless", "ignored as asked"))
         else:
             why = rule.because if rule is not None else "it is unknown here, and ignoring it could give wrong results"
-            raise UnknownKeyError(f"{place}: {key}={shown(value)} is not supported: {why}{advice}")
+            raise UnknownKeyError(f"{place}: {key} {shown(value)} is not supported: {why}{advice}")
     return findings
