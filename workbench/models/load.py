@@ -27,7 +27,7 @@ from workbench.models.key_table import Finding
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.sharding import check_heads_divide, shard
-from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer
+from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer, chosen_template
 
 log = logging.getLogger("workbench")
 
@@ -94,6 +94,15 @@ class LoadedModel:
         )
         return self._found_before if unchanged else NOTHING
 
+    def described_files(self) -> dict[str, Any]:
+        """What was made of each key of the model's files, and whether its template asks it to think."""
+        files: dict[str, Any] = {}
+        for file, findings in self.findings.items():
+            harmless = {finding.key: finding.because for finding in findings if finding.verdict == "harmless"}
+            files[file] = {"read": [f.key for f in findings if f.verdict == "read"], "harmless": harmless}
+        thinking = getattr(self.tokenizer, "thinking", None)
+        return {"files": files, "thinking": thinking() if thinking is not None else ""}
+
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6
         size = f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.2f}B"
@@ -115,6 +124,7 @@ def load_model(
     keep_quantized: bool | None = None,
     group: mx.distributed.Group | None = None,
     ignore_config_keys: Collection[str] = (),
+    chat_template: str | Path | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -131,7 +141,8 @@ def load_model(
         keep_quantized: Deprecated: use ``weights``.
         group: Ranks that share the model; each loads it with the same arguments and keeps its own part. On a CPU, they
             share weights of ``dtype``.
-        ignore_config_keys: Keys of a folder's configuration files that are refused otherwise, because they could
+        chat_template: A chat template in place of the model's: a file, or the template itself.
+        ignore_config_keys: Keys of a folder's configuration files, or of a GGUF file's tokenizer, that are refused otherwise, because they could
             change what the model computes and nothing here reads them.
 
     Raises:
@@ -143,7 +154,7 @@ def load_model(
     on_gpu = _runs_on_gpu()
     keep = _kept_weights(weights, keep_quantized, on_gpu, group)
     _check_activations(activations, weights, keep, on_gpu)
-    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group, _check_names(ignore_config_keys))
+    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group, _check_names(ignore_config_keys), chosen_template(chat_template))
     try:
         loaded = _load(name_or_path, wanted)
     except WrongProductError as problem:
@@ -185,6 +196,7 @@ class _Wanted(NamedTuple):
     keep: Keep
     group: mx.distributed.Group | None
     ignored: frozenset[str] = frozenset()
+    chat_template: str | None = None
 
 
 def _check_names(ignore_config_keys: Collection[str]) -> frozenset[str]:
@@ -249,9 +261,9 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 
 def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
     file = GGUFFile(path)
-    dtype, on_gpu, keep, group, _ = wanted
+    dtype, on_gpu, keep, group, ignored, chat_template = wanted
     found_before = _found_before(file.paths, wanted)
-    tokenizer = GGUFTokenizer(file.metadata)
+    tokenizer = GGUFTokenizer(file.metadata, chat_template, ignored)
     file.forget_tokenizer()
     if dtype is None:
         dtype = _gguf_dtype(file) if on_gpu else mx.float32
@@ -275,6 +287,7 @@ def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
         num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
+        findings={"tokenizer": tokenizer.findings},
         found_before=found_before,
     )
 
@@ -290,7 +303,7 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
 
     from workbench.models.dequantise import dequantise
 
-    dtype, on_gpu, keep, group, ignored = wanted
+    dtype, on_gpu, keep, group, ignored, chat_template = wanted
     location = check_location(name)
     try:
         file = read_config(location)
@@ -334,7 +347,7 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
         shard(name, model, group)
     model.eval()
     mx.eval(model.parameters())
-    wrapped = HuggingFaceTokenizer(tokenizer)
+    wrapped = HuggingFaceTokenizer(tokenizer, chat_template)
     return LoadedModel(
         model=model,
         tokenizer=wrapped,
