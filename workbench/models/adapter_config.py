@@ -93,7 +93,9 @@ class Layers(NamedTuple):
         parameters = self.config["lora_parameters"]
         expected = parameters.get("rank")
         if expected is not None and expected != rank:
-            raise ValueError(f"lora_parameters.rank is {shown(expected)}, the matrices of {path!r} have the rank {rank}")
+            raise ValueError(
+                f"lora_parameters.rank is {shown(expected)}, the matrices of {path!r} have the rank {rank}"
+            )
         return _finite("lora_parameters.scale", parameters.get("scale"))
 
     def _left_out_by_peft(self, path: str) -> str:
@@ -207,4 +209,3 @@ def _finite(field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LIMIT:
         raise ValueError(f"{field} must be a number between -1000000 and 1000000, got {shown(value)}")
     return float(value)
-

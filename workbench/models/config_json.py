@@ -236,7 +236,7 @@ def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()
         rope = read_rope(architecture, text)
         default = TransformersValues(text_type, text)
         changes = _fold(architecture, arguments, text, rope, fields)
-        changes |= _missing(arguments, {**text, **changes}, default)
+        changes |= _missing(architecture, arguments, {**text, **changes}, default, config)
     except RopeError as problem:
         raise UnknownKeyError(f"{place}: {problem}") from None
     folded = {**text, **changes}
@@ -491,10 +491,30 @@ def _pattern_of(layer_types: list[Any], is_text: bool) -> int | str | None:
     return "L" * (first - 1) + "G" if is_text else first
 
 
+IMPLIED: dict[tuple[str, str], Any] = {
+    ("apertus", "mlp_bias"): False,
+    ("apertus", "post_norm"): False,
+    ("apertus", "qk_norm"): True,
+    ("glm_moe_dsa", "topk_method"): "noaux_tc",
+    ("glm_moe_dsa", "scoring_func"): "sigmoid",
+    ("glm_moe_dsa", "moe_layer_freq"): 1,
+    ("longcat_flash", "attention_method"): "MLA",
+    ("longcat_flash", "zero_expert_type"): "identity",
+    ("longcat_flash", "mla_scale_q_lora"): True,
+    ("longcat_flash", "mla_scale_kv_lora"): True,
+    ("qwen3_moe", "norm_topk_prob"): True,
+}
+"""Arguments that mlx-lm needs and transformers' model has in its code."""
 _OTHER_NAMES = {"n_ctx": "n_positions", "block_dim": "hidden_size", "full_attn_idxs": ""}
 
 
-def _missing(arguments: Any, text: Mapping[str, Any], default: TransformersValues) -> dict[str, Any]:
+def _missing(
+    architecture: str,
+    arguments: Any,
+    text: Mapping[str, Any],
+    default: TransformersValues,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
     """Arguments that mlx-lm needs and a configuration has under another name, by transformers' class of the model."""
     found = {}
     for field in dataclasses.fields(arguments):
@@ -502,6 +522,12 @@ def _missing(arguments: Any, text: Mapping[str, Any], default: TransformersValue
         if not needed or field.name in text:
             continue
         value = default.attribute(_OTHER_NAMES.get(field.name, field.name))
+        if field.name == "is_moe_layer" and isinstance(kinds := text.get("mlp_layer_types"), list):
+            value = [kind == "sparse" for kind in kinds]
+        if field.name == "tie_word_embeddings":
+            value = config.get(field.name, value)
+        if value is None:
+            value = IMPLIED.get((architecture, field.name))
         if value is None and field.name == "head_dim" and text.get("num_attention_heads"):
             value = text["hidden_size"] // text["num_attention_heads"]
         if value is not None:

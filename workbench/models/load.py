@@ -27,6 +27,7 @@ from workbench.models.key_table import Finding
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.sharding import check_heads_divide, shard
+from workbench.models.side_files import judge_side_files
 from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer, chosen_template
 
 log = logging.getLogger("workbench")
@@ -154,7 +155,9 @@ def load_model(
     on_gpu = _runs_on_gpu()
     keep = _kept_weights(weights, keep_quantized, on_gpu, group)
     _check_activations(activations, weights, keep, on_gpu)
-    wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group, _check_names(ignore_config_keys), chosen_template(chat_template))
+    wanted = _Wanted(
+        _check_dtype(dtype), on_gpu, keep, group, _check_names(ignore_config_keys), chosen_template(chat_template)
+    )
     try:
         loaded = _load(name_or_path, wanted)
     except WrongProductError as problem:
@@ -310,6 +313,9 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
     except OSError as problem:  # of a repository
         raise OSError(why_not_loaded(problem, location)) from problem
     keys = read_keys(f"{location}: config.json", file, ignored) if "model_type" in file else None
+    findings = {"config.json": keys.findings} if keys is not None else {}
+    if Path(location).is_dir():
+        findings |= judge_side_files(Path(location), ignored)
     if group is not None:
         check_heads_divide(name, file, group.size())
     try:
@@ -361,7 +367,7 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
         source=name,
         quantized=_kept_bits(model),
         found_before=found_before,
-        findings={"config.json": keys.findings} if keys is not None else {},
+        findings=findings,
     )
 
 

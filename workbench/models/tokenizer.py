@@ -157,7 +157,9 @@ _MARK = "CONTENT_OF_A_MESSAGE"
 def _in_parts(message: Message) -> Message:
     """A message whose content is a list of parts, as templates of models with several kinds of input expect."""
     content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) and content else message
+    return (
+        {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) and content else message
+    )
 
 
 def chosen_template(given: str | Path | None) -> str | None:
@@ -172,7 +174,9 @@ def chosen_template(given: str | Path | None) -> str | None:
         return read_text(Path(given).expanduser())
     except (OSError, UnicodeDecodeError) as problem:
         why = getattr(problem, "strerror", None) or "it is not text in UTF-8"
-        raise ValueError(f"chat_template {str(given)[:200]!r} cannot be read ({why}): give a file with a template") from None
+        raise ValueError(
+            f"chat_template {str(given)[:200]!r} cannot be read ({why}): give a file with a template"
+        ) from None
 
 
 class HuggingFaceTokenizer:

@@ -68,9 +68,7 @@ def _about_model(options: argparse.Namespace) -> Iterator[str]:
     """What was read of a model's files, what is harmless, and what decides."""
     from workbench.models.load import load_model
 
-    model = load_model(
-        options.model, chat_template=options.chat_template, ignore_config_keys=options.ignore_config_key
-    )
+    model = load_model(options.model, chat_template=options.chat_template, ignore_config_keys=options.ignore_config_key)
     yield str(model)
     for file, findings in model.findings.items():
         if read := [finding.key for finding in findings if finding.verdict == "read"]:

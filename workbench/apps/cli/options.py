@@ -67,7 +67,9 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def add_loading_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--chat-template`` and ``--ignore-config-key``, options of `load_model`."""
     parser.add_argument(
-        "--chat-template", metavar="FILE", help="a chat template in place of the model's: a file, or the template itself"
+        "--chat-template",
+        metavar="FILE",
+        help="a chat template in place of the model's: a file, or the template itself",
     )
     help = "a key of the model's files that is refused otherwise, and accepted without effect"
     add_list(parser, "--ignore-config-key", "KEY", help)
