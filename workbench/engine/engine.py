@@ -117,7 +117,7 @@ class Engine(Shortcuts):
         if isinstance(policy, str):
             config_fields["policy"], policy = policy, None
         config = make_config(config, config_fields)
-        loading = {"weights": weights, "activations": activations, "chat_template": chat_template}
+        loading: dict[str, Any] = {"weights": weights, "activations": activations, "chat_template": chat_template}
         loading["ignore_config_keys"] = ignore_config_keys
         options = {name: value for name, value in loading.items() if value}
         if options and isinstance(model, LoadedModel):

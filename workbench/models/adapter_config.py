@@ -13,21 +13,26 @@ from workbench.models.key_table import OFF, Finding, Rule, judge
 PEFT = (
     Rule("read", "peft_type r lora_alpha use_rslora rank_pattern alpha_pattern target_modules exclude_modules "
          "layers_to_transform layers_pattern", "the matrices are compared with it"),
-    Rule("harmless", "task_type auto_mapping peft_version base_model_name_or_path revision inference_mode runtime_config "
+    Rule("harmless", "task_type auto_mapping peft_version base_model_name_or_path revision inference_mode "
+         "runtime_config "
          "lora_dropout megatron_core megatron_config qalora_group_size ensure_weight_tying *loftq_config eva_config "
          "corda_config lora_ga_config", "it describes the file or its training"),
     Rule("harmless", "init_lora_weights", "it begins the training, and leaves the model's own weights as they are",
          (True, False, None, "gaussian", "eva", "orthogonal")),
-    Rule("refused", "init_lora_weights", "this start of the training changes the model's own weights too, so that the sum "
+    Rule("refused", "init_lora_weights", "this start of the training changes the model's own weights too, so "
+         "that the sum "
          "is not that of an adapter alone: convert it with PEFT's save_pretrained(..., "
          "path_initial_model_for_weight_conversion=...)"),
     Rule("harmless", "bias", "no bias is trained", ("none", None)),
     Rule("refused", "bias", "only 'none' is supported"),
     OFF,
-    Rule("refused", "alora_invocation_tokens", "an activated LoRA begins at its invocation tokens, and this one would act "
+    Rule("refused", "alora_invocation_tokens", "an activated LoRA begins at its invocation tokens, and this one "
+         "would act "
          "on every token"),
-    Rule("refused", "modules_to_save trainable_token_indices target_parameters", "only matrices of linear layers are served"),
-    Rule("refused", "use_dora use_qalora use_bdlora arrow_config lora_bias layer_replication fan_in_fan_out velora_config",
+    Rule("refused", "modules_to_save trainable_token_indices target_parameters", "only matrices of linear "
+         "layers are served"),
+    Rule("refused", "use_dora use_qalora use_bdlora arrow_config lora_bias layer_replication fan_in_fan_out "
+         "velora_config",
          "only plain LoRA is served"),
 )  # fmt: skip
 """The table for PEFT."""

@@ -188,7 +188,8 @@ class Adapters:
                 factors, version = self._read_version(name, known.folder)
                 if version.digest != known.digest:
                     raise AdapterError(
-                        f"adapter {name!r} ({known.folder}): its files have changed since this request was added: add it again"
+                        f"adapter {name!r} ({known.folder}): its files have changed since this request was "
+                        f"added: add it again"
                     )
                 unneeded = [other for other in self._slots if other not in needed]
                 if len(self._slots) >= self._max_loras and unneeded:

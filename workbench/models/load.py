@@ -143,8 +143,8 @@ def load_model(
         group: Ranks that share the model; each loads it with the same arguments and keeps its own part. On a CPU, they
             share weights of ``dtype``.
         chat_template: A chat template in place of the model's: a file, or the template itself.
-        ignore_config_keys: Keys of a folder's configuration files, or of a GGUF file's tokenizer, that are refused otherwise, because they could
-            change what the model computes and nothing here reads them.
+        ignore_config_keys: Keys of the model's files that are accepted without effect. Otherwise a key that nothing
+            here reads, and that could change what the model computes, is refused by name.
 
     Raises:
         FileNotFoundError: No such file or folder.

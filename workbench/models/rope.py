@@ -136,9 +136,8 @@ def read_rope(architecture: str, config: Mapping[str, Any]) -> Rope | None:
         if nested and (others := [k for k, v in new.items() if k not in nested and k not in _COMMON and v is not None]):
             raise RopeError(f"rope_parameters holds {others[0]!r} beside types of layers: remove one of the two forms")
         if nested and layer_types and (unknown := sorted(set(nested) - set(layer_types) - {FULL, SLIDING})):
-            raise RopeError(
-                f"rope_parameters has settings for {unknown[0]!r}, layer_types names {', '.join(sorted(set(layer_types)))}"
-            )
+            named = ", ".join(sorted(set(layer_types)))
+            raise RopeError(f"rope_parameters has settings for {unknown[0]!r}, layer_types names {named}")
         place = "rope_parameters"
     else:
         scaling = config.get("rope_scaling") or {}
@@ -177,7 +176,8 @@ def _checked(architecture: str, place: str, parameters: dict[str, Any]) -> dict[
     for name, value in parameters.items():
         if name not in _COMMON | PARAMETERS[kind] | own and value is not None:
             raise RopeError(
-                f"{place}: {name}={shown(value)} is unknown for RoPE of type {kind!r}, and ignoring it could give wrong "
+                f"{place}: {name}={shown(value)} is unknown for RoPE of type {kind!r}, and ignoring it could "
+                f"give wrong "
                 f"results; known are {', '.join(sorted(PARAMETERS[kind] | {'rope_theta', 'partial_rotary_factor'}))}"
             )
         lists = ("short_factor", "long_factor", "mrope_section")
@@ -352,7 +352,8 @@ def _check_without_modules(architecture: str, rope: Rope, config: Mapping[str, A
         if plain or architecture in _WITHOUT_POSITIONS:
             return
         raise RopeError(
-            f"RoPE of type {rope.main['rope_type']!r} is not read by mlx-lm's {architecture}, which rotates in its own code"
+            f"RoPE of type {rope.main['rope_type']!r} is not read by mlx-lm's {architecture}, which rotates in "
+            f"its own code"
         )
 
 

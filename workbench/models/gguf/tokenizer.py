@@ -174,7 +174,8 @@ _KEYS = (
          "ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id ggml.unknown_token_id ggml.padding_token_id "
          "ggml.add_bos_token ggml.add_eos_token chat_template", "the tokenizer or its template has it"),
     Rule("harmless", "ggml.*_token_id ggml.fim_* ggml.token_type_count ggml.added_tokens", "no text gets it"),
-    Rule("harmless", "chat_template.* chat_templates ggml.chat_template huggingface.json", "the default template and the tokens are read"),
+    Rule("harmless", "chat_template.* chat_templates ggml.chat_template huggingface.json", "the default "
+         "template and the tokens are read"),
 )  # fmt: skip
 """Keys behind ``tokenizer.`` of all kinds of tokenizers."""
 _KEYS_OF = {
