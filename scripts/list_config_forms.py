@@ -1,4 +1,6 @@
-"""Write the table of configurations in docs/models.md: ``python scripts/list_config_forms.py [--check]``.
+"""Write the tables of configurations in docs/models.md: ``python scripts/list_config_forms.py [--check]``.
+
+The first table is that of the keys of a model's files, from the tables of their readers.
 
 For every architecture of mlx-lm of which transformers has a configuration class: a tiny configuration as this class
 writes it (``rope_parameters``) is read as a folder's config.json is, and the logits are compared with those of plain
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "tests" / "support"), str(ROOT)]
 PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- begin configurations -->\n", "<!-- end configurations -->\n"
+KEYS_BEGIN, KEYS_END = "<!-- begin keys -->\n", "<!-- end keys -->\n"
 THETA = 500_000.0
 MAX_PARAMETERS = 30_000_000
 SAME, RIGHT, REFUSED, NOT_TRIED = "same logits", "right, not in plain mlx-lm", "refused", "not tried"
@@ -175,9 +178,42 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines + [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows]) + "\n"
 
 
+def keys_table() -> str:
+    """The rules about keys, in the order in which they are tried."""
+    from workbench.models import adapter_config, config_tables, side_files
+    from workbench.models.gguf import tokenizer
+
+    tables = {
+        "config.json": (
+            *config_tables.DESCRIPTIVE,
+            *config_tables.NEUTRAL,
+            config_tables.SIZES,
+            config_tables.OTHER_INPUTS,
+        ),
+        "config.json, if transformers has no class": (*config_tables.WITHOUT_CLASS, *config_tables.CHANGES_LOGITS),
+        "generation_config.json": side_files.GENERATION,
+        "tokenizer_config.json": side_files.TOKENIZER,
+        "adapter_config.json of PEFT": adapter_config.PEFT,
+        "adapter_config.json of mlx-lm": adapter_config.MLX_LM,
+        "GGUF, behind `tokenizer.`": (*tokenizer.KEYS, *tokenizer.CHANGES_TEXT),
+    }
+    lines = ["| file | keys | values | verdict | because |", "|---|---|---|---|---|"]
+    for file, rules in tables.items():
+        for rule in rules:
+            keys = " ".join(f"`{key}`" for key in rule.keys.split())
+            values = "any" if rule.values is None else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
+            lines.append(f"| {file} | {keys} | {values} | {rule.verdict} | {rule.because} |")
+    return "\n".join(lines) + "\n"
+
+
+def replaced(page: str, begin: str, text: str, end: str) -> str:
+    """The page with another text between two markers."""
+    before, rest = page.split(begin)
+    return before + begin + "\n" + text + "\n" + end + rest.split(end)[1]
+
+
 def try_all(names: Iterable[str]) -> Iterator[Row]:
     """The rows of architectures."""
-    import workbench  # noqa: F401 - before mlx: it chooses the BLAS
     from workbench.base.device import choose_device
 
     choose_device()
@@ -187,13 +223,15 @@ def try_all(names: Iterable[str]) -> Iterator[Row]:
 
 def main() -> int:
     """Write the page or check it, or print the rows of the given architectures."""
+    import workbench  # noqa: F401 - before mlx: it chooses the BLAS
+
     names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     if names:
         for row in try_all(names):
             print(row, flush=True)
         return 0
-    before, rest = PAGE.read_text().split(BEGIN)
-    text = before + BEGIN + "\n" + table(try_all(architectures())) + "\n" + END + rest.split(END)[1]
+    text = replaced(PAGE.read_text(), BEGIN, table(try_all(architectures())), END)
+    text = replaced(text, KEYS_BEGIN, keys_table(), KEYS_END)
     return write_or_check(__doc__.splitlines()[0], [(PAGE, text)], "mlx-lm and transformers")
 
 

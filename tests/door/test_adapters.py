@@ -59,7 +59,7 @@ HARMLESS = {
     "use_qalora": False, "qalora_group_size": 16, "fan_in_fan_out": False, "trainable_token_indices": None,
     "arrow_config": None, "alora_invocation_tokens": None, "exclude_modules": None, "frobnicate": None,
 }  # fmt: skip
-"""What PEFT writes by default, and values that say what the file does."""
+"""Values that PEFT writes by default, and some that describe the file."""
 
 
 def test_what_peft_writes_by_default_is_a_plain_lora(tmp_path):

@@ -1,4 +1,4 @@
-"""Texts: what a tokenizer puts around them, templates that want parts, thinking, and templates of one's own."""
+"""Texts: what a tokenizer puts around them, templates that want parts, thinking, and templates that the user gives."""
 
 import pytest
 from door_folders import byte_tokenizer, fields_of, write_folder

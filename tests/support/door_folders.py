@@ -40,7 +40,7 @@ def write_folder(path, config, *, shapes=None, tokenizer=None, tokenizer_config=
 
     Args:
         path: The folder.
-        config: What config.json holds.
+        config: Content of config.json.
         shapes: The fields that the weights are made from; None for those of ``config``.
         tokenizer: A tokenizer of PyPI ``tokenizers``.
         tokenizer_config: Keys of tokenizer_config.json.

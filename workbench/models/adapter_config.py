@@ -57,10 +57,10 @@ _LIMIT = 1e6
 
 
 class Layers(NamedTuple):
-    """What a configuration says about the matrices.
+    """The meaning of a configuration for the matrices.
 
     Attributes:
-        findings: What was made of each key.
+        findings: The verdict on each key.
         kind: "PEFT" or "mlx-lm".
         config: Its content.
     """

@@ -45,7 +45,7 @@ def _same_pattern(layer_types: list[Any], pattern: Any) -> bool:
 def fold(
     architecture: str, arguments: type, text: Mapping[str, Any], rope: Rope | None, fields: set[str]
 ) -> dict[str, Any]:
-    """What mlx-lm is given under the names that it reads."""
+    """The fields that mlx-lm is given under the names that it reads."""
     changes: dict[str, Any] = {}
     if rope is not None and rope.is_new:
         changes = fold_rope(architecture, rope, fields)

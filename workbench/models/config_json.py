@@ -48,8 +48,8 @@ class Config(NamedTuple):
         architecture: mlx-lm's name of the text part.
         text: The keys of the text part, under the names that mlx-lm reads.
         changes: Keys that mlx-lm is given in place of the file's.
-        rope: What it says about RoPE.
-        findings: What was made of each key.
+        rope: Its settings of RoPE.
+        findings: The verdict on each key.
         max_position: Longest context in which nothing that mlx-lm lacks would show; None for any.
         window: A window that every layer has; None for the layers' own.
     """
@@ -128,7 +128,7 @@ def _judge(
     default: TransformersValues,
     ignored: frozenset[str],
 ) -> list[Finding]:
-    """What each key means: by the rules, or else by transformers' class and by what the key's name says."""
+    """The meaning of each key: by the rules, or else by transformers' class and by its name."""
     findings = []
     for key, value in values.items():
         more = [*rules]

@@ -20,7 +20,7 @@ class UnknownKeyError(ValueError):
 
 
 class Rule(NamedTuple):
-    """What is known about some keys.
+    """A statement about some keys.
 
     Attributes:
         verdict: "read", "harmless" or "refused".
@@ -41,7 +41,7 @@ class Rule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What was made of a key.
+    """The verdict on a key.
 
     Attributes:
         key: The key.
@@ -72,14 +72,14 @@ def judge(
     accepted: Collection[str] = (),
     advice: str = "",
 ) -> list[Finding]:
-    """What each key of a file means to its reader.
+    """The meaning of each key of a file to its reader.
 
     Args:
         place: The file, for messages.
         values: Its keys and values.
         rules: The table; the first rule that holds decides.
         accepted: Keys that the user accepts without effect.
-        advice: What else to do about a refused key, for messages.
+        advice: Further advice about a refused key, for messages.
 
     Raises:
         UnknownKeyError: A key is refused; the message names it.

@@ -60,7 +60,7 @@ class LoadedModel:
         quantized: Bits per weight of weights that stayed as the file holds them, such as "4 bits"; "" if none did.
         activations: Type of the inputs that packed weights are multiplied with: "float32" or "int8".
         preflights: Results of `preflight_once`, by attention backend and device.
-        findings: What was made of each key of the model's files, by file.
+        findings: The verdict on each key of the model's files, by file.
         found_before: Findings of earlier starts about the same files.
     """
 
@@ -96,7 +96,7 @@ class LoadedModel:
         return self._found_before if unchanged else NOTHING
 
     def described_files(self) -> dict[str, Any]:
-        """What was made of each key of the model's files, and whether its template asks it to think."""
+        """The verdict on each key of the model's files, and whether its template asks it to think."""
         files: dict[str, Any] = {}
         for file, findings in self.findings.items():
             harmless = {finding.key: finding.because for finding in findings if finding.verdict == "harmless"}

@@ -96,7 +96,7 @@ class ScaledRoPE(nn.Module):
 
 
 class Rope(NamedTuple):
-    """What a configuration says about RoPE.
+    """The settings of RoPE in a configuration.
 
     Attributes:
         by_type: The parameters of each type of layer; under "" those of all layers.

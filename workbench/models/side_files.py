@@ -43,7 +43,7 @@ _ADVICE = '; accept it with ignore_config_keys=("{key}",) or --ignore-config-key
 
 
 def judge_side_files(folder: Path, ignored: Collection[str]) -> dict[str, list[Finding]]:
-    """What was made of each key of a folder's files beside config.json; files that are not there are left out.
+    """The verdict on each key of a folder's files beside config.json; files that are not there are left out.
 
     Raises:
         UnknownKeyError: A key is refused; the message names it and what to do.

@@ -50,7 +50,7 @@ class TransformersValues:
                 return None
 
     def attribute(self, name: str) -> Any:
-        """What the class calls an attribute, under any of its names; None if it has none."""
+        """An attribute of the class, under any of its names; None if it has none."""
         if self._class is None or not name:
             return None
         with _quiet():

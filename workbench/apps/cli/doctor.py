@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _about_model(options: argparse.Namespace) -> Iterator[str]:
-    """What was read of a model's files, what is harmless, and what decides."""
+    """The verdict on each key of a model's files, and what decides whether it thinks."""
     from workbench.models.load import load_model
 
     model = load_model(options.model, chat_template=options.chat_template, ignore_config_keys=options.ignore_config_key)

@@ -45,7 +45,7 @@ class GGUFTokenizer:
         adds_bos: Whether the model expects texts to begin with ``bos_token_id``. ``encode`` never adds it.
         around_texts: The tokens that are put before and behind a plain text.
         has_chat_template: Whether ``apply_chat_template`` can be used.
-        findings: What was made of each key of the tokenizer.
+        findings: The verdict on each key of the tokenizer.
 
     Raises:
         ChatTemplateError: The given template is not valid.
@@ -169,7 +169,7 @@ def _variables(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]
     return variables
 
 
-_KEYS = (
+KEYS = (
     Rule("read", "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges ggml.bos_token_id "
          "ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id ggml.unknown_token_id ggml.padding_token_id "
          "ggml.add_bos_token ggml.add_eos_token chat_template", "the tokenizer or its template has it"),
@@ -188,7 +188,7 @@ _KEYS_OF = {
         Rule("harmless", "ggml.escape_whitespaces", "byte-level BPE escapes by itself"),
     ),
 }
-_CHANGES_TEXT = (
+CHANGES_TEXT = (
     OFF,
     Rule("refused", "ggml.precompiled_charsmap", "texts would be rewritten before they are cut"),
     Rule("refused", "ggml.add_sep_token ggml.add_space_prefix ggml.remove_extra_whitespaces ggml.escape_whitespaces",
@@ -205,7 +205,7 @@ def _judged(metadata: Mapping[str, Any], kind: Any, ignored: Collection[str]) ->
     keys = {key.removeprefix("tokenizer."): value for key, value in metadata.items() if key.startswith("tokenizer.")}
     names = {name.removeprefix("tokenizer.") for name in ignored}
     try:
-        return judge("metadata tokenizer", keys, (*_KEYS, *_KEYS_OF.get(kind, ()), *_CHANGES_TEXT), names, _ADVICE)
+        return judge("metadata tokenizer", keys, (*KEYS, *_KEYS_OF.get(kind, ()), *CHANGES_TEXT), names, _ADVICE)
     except UnknownKeyError as problem:
         raise GGUFError(str(problem).replace("metadata tokenizer: ", "metadata tokenizer.")) from None
 
