@@ -1,5 +1,6 @@
 """Quantised folders of tiny random models: logits with packed weights against plain mlx-lm in float32."""
 
+import importlib
 import json
 
 import mlx.core as mx
@@ -23,7 +24,9 @@ def write_folder(folder, architecture, quantization, dtype, class_predicate=None
     model = tiny_model(architecture, **changes)
     model.set_dtype(dtype)
     nn.quantize(model, **quantization, class_predicate=class_predicate)
-    config = {**COMMON, "model_type": architecture, **SPECIAL.get(architecture, {}), **changes}
+    known = importlib.import_module(f"mlx_lm.models.{architecture}").ModelArgs.__dataclass_fields__
+    common = {name: value for name, value in COMMON.items() if name in known or name == "max_position_embeddings"}
+    config = {**common, "model_type": architecture, **SPECIAL.get(architecture, {}), **changes}
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps({**config, "quantization": quantization}))
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

@@ -122,7 +122,6 @@ def test_the_files_that_are_fuzzed_are_models(tmp_path, sources):
         ("tokenizer.ggml.token_type", ["1"], "must be a list of int"),
         ("tokenizer.ggml.bos_token_id", "1", "must be an integer"),
         ("tokenizer.chat_template", 5, "must be a text"),
-        ("tokenizer.chat_template", "{{" + "(" * 3000, "not valid"),
     ],
 )
 def test_wrong_values_are_named(tmp_path, sources, key, value, words):
@@ -139,3 +138,14 @@ def test_deeply_nested_arrays_are_refused(tmp_path):
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pack_string("a") + struct.pack("<I", 9) + levels)
     with pytest.raises(GGUFError, match="arrays within arrays"):
         GGUFFile(path)
+
+
+def test_a_template_that_is_not_valid_leaves_a_model_without_chat(tmp_path, sources):
+    metadata, tensors = sources[0]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(metadata | {"tokenizer.chat_template": "{{" + "(" * 3000}, tensors))
+    tokenizer = load_model(path).tokenizer
+    assert not tokenizer.has_chat_template
+    with pytest.raises(ChatTemplateError, match=r"not valid.*--chat-template"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+    assert load_model(path, chat_template="{{ messages[0].content }}!").tokenizer.has_chat_template

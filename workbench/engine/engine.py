@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,9 @@ class Engine(Shortcuts):
         activations: "float32" or "int8", see `load_model`; not for a LoadedModel.
         device: "cpu", "gpu" or "auto", see `load_model`; a LoadedModel is computed where it was loaded for. MLX has one
             device per process: an engine for the other one is refused until this one is closed.
+        chat_template: A chat template in place of the model's, see `load_model`; not for a LoadedModel.
+        ignore_config_keys: Keys of the model's files that are accepted without effect, see `load_model`; not for a
+            LoadedModel.
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
         check_laws: Check the laws (`workbench.trace.laws`) after every step; ``broken_laws`` and the log have what is
@@ -112,6 +115,8 @@ class Engine(Shortcuts):
         weights: Weights | None = None,
         activations: Activations | None = None,
         device: Device = "auto",
+        chat_template: str | Path | None = None,
+        ignore_config_keys: Collection[str] = (),
         clock: Callable[[], float] | None = None,
         check_laws: bool = False,
         **config_fields: Any,
@@ -119,7 +124,9 @@ class Engine(Shortcuts):
         if isinstance(policy, str):
             config_fields["policy"], policy = policy, None
         config = make_config(config, config_fields)
-        options = {name: value for name, value in (("weights", weights), ("activations", activations)) if value}
+        loading: dict[str, Any] = {"weights": weights, "activations": activations, "chat_template": chat_template}
+        loading["ignore_config_keys"] = ignore_config_keys
+        options = {name: value for name, value in loading.items() if value}
         if options and isinstance(model, LoadedModel):
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise ValueError(f"{given} has no effect on a LoadedModel: pass it to load_model()")
@@ -288,6 +295,7 @@ class Engine(Shortcuts):
         )
         if adapter:
             self.runner.adapters.check(adapter)
+            adapter = self.runner.adapters.version(adapter)
         grammar = self._compile(sampling, len(token_ids)) if sampling.structured_outputs else None
         try:
             state = self._outputs.add_request(
@@ -315,7 +323,8 @@ class Engine(Shortcuts):
         and takes the place of the one that was not needed for the longest time.
 
         Args:
-            name: Its name; the prefix cache keeps adapters apart by it.
+            name: Its name; the prefix cache keeps adapters apart by it. If other files are there when an adapter is
+                read again, new requests are computed with them, and their records name it "NAME@DIGEST".
             path: A folder with ``adapter_config.json``, and ``adapters.safetensors`` as mlx-lm writes them or
                 ``adapter_model.safetensors`` as PEFT does.
 
@@ -689,18 +698,19 @@ class Engine(Shortcuts):
         return find("Engine.__panel__")(self)
 
     def describe(self) -> dict[str, Any]:
-        """The way the engine serves its model, by name; a trace has the same facts in ``meta.model``.
+        """The way the engine serves its model, by name; a trace has the facts about the runner in ``meta.model``.
 
         Returns:
             Among others ``runs_on``, the device and the kernel, such as "Metal kernel on Apple M3"; ``forward``, the
             way through the model ("compiled", "replayed", "layer by layer" or "gathering"), and ``forward_not_taken``,
-            the faster ones with the reason why the model cannot take them.
+            the faster ones with the reason why the model cannot take them. Besides, "files" has what was made of each
+            key of the model's files, and "thinking" whether the model is asked to think if a request does not say.
 
         Example:
             >>> engine.describe()["attention_mode"]
             'kernel'
         """
-        return self.runner.describe()
+        return {**self.runner.describe(), **self.model.described_files()}
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine and its progress by name, for the views."""

@@ -9,6 +9,7 @@ from workbench.base.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.prompt_logprobs import MAX_LOGITS_BYTES
 from workbench.models.load import LoadedModel
+from workbench.models.tokenizer import with_special_tokens
 from workbench.scheduler.admission import check_servable
 
 
@@ -105,9 +106,8 @@ def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
             raise ValueError("prompt is text but the model came without a tokenizer: give a list of token ids")
         text = prompt if isinstance(prompt, str) else tokenizer.apply_chat_template(list(prompt))
         token_ids = tokenizer.encode(text)
-        if isinstance(prompt, str) and tokenizer.adds_bos:
-            # encode() adds no special tokens; a chat template writes its own.
-            token_ids = [tokenizer.bos_token_id, *token_ids]
+        if isinstance(prompt, str):
+            token_ids = with_special_tokens(tokenizer, token_ids)
         if not token_ids:
             raise ValueError("prompt has no tokens: the tokenizer turned the text into nothing")
         return text, token_ids

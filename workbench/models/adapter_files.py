@@ -8,7 +8,7 @@ which is divided by the rank, or by its root with ``use_rslora``.
 
 from __future__ import annotations
 
-import math
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.base.field_checks import shown
-from workbench.base.outside_files import read_json
+from workbench.base.outside_files import open_bytes, read_json
+from workbench.models.adapter_config import read_adapter_config
 from workbench.models.weight_headers import Header, read_headers
 
 Check = Callable[[str, int, int, int], None]
@@ -26,6 +27,7 @@ Check = Callable[[str, int, int, int], None]
 Factors = tuple[np.ndarray, np.ndarray]
 """The matrices of a layer, float32 [rank, inputs] and [rank, outputs]; the second one holds the scale."""
 
+_CHUNK_BYTES = 2**20
 _CONFIG, _MAX_CONFIG_BYTES, _MAX_TENSORS = "adapter_config.json", 2**20, 100_000
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _FORMS = {
@@ -38,7 +40,9 @@ class AdapterError(ValueError):
     """An adapter cannot be used; the message names it, the file and the cause."""
 
 
-def read_adapter(name: str, folder: Path, check: Check | None = None) -> dict[str, Factors]:
+def read_adapter(
+    name: str, folder: Path, check: Check | None = None, num_layers: int | None = None
+) -> dict[str, Factors]:
     """The matrices of an adapter by the dotted name of their layer.
 
     Args:
@@ -46,6 +50,7 @@ def read_adapter(name: str, folder: Path, check: Check | None = None) -> dict[st
         folder: Its folder.
         check: Called with the name of each layer, the rank, and the numbers of inputs and outputs, before any matrix
             is read; raises an error for a layer that cannot be used.
+        num_layers: Number of layers of the model; None if it is unknown.
 
     Raises:
         AdapterError: A file is missing, damaged, or holds something else than an adapter of linear layers.
@@ -54,16 +59,27 @@ def read_adapter(name: str, folder: Path, check: Check | None = None) -> dict[st
     if not folder.is_dir():
         raise AdapterError(f"{prefix}: there is no such folder; it has {_CONFIG} and a file of safetensors")
     config = _read_config(prefix, folder / _CONFIG)
-    form = "PEFT" if "peft_type" in config else "mlx-lm"
-    file, *_ = _FORMS[form]
-    scale_of = (_peft_scale if form == "PEFT" else _mlx_scale)(f"{prefix}: {_CONFIG}", config)
-    layers = _matrices(prefix, file, form, _headers(f"{prefix}: {file}", folder / file))
+    try:
+        meant = read_adapter_config(f"{prefix}: {_CONFIG}", config)
+    except ValueError as problem:
+        raise AdapterError(str(problem)) from None
+    file, *_ = _FORMS[meant.kind]
+    layers = _matrices(prefix, file, meant.kind, _headers(f"{prefix}: {file}", folder / file))
+    scales = {}
     for path, (first, second) in layers.items():
         (rank, num_inputs), (other, num_outputs) = first.shape, second.shape
         if rank != other:
             raise AdapterError(f"{prefix}: the matrices of {path} have the ranks {rank} and {other}")
         if check is not None:
             check(path, rank, num_inputs, num_outputs)
+        try:
+            scales[path] = meant.factor(path, rank)
+        except ValueError as problem:
+            raise AdapterError(f"{prefix}: {_CONFIG}: {problem}") from None
+    try:
+        meant.check_layers(layers, num_layers)
+    except ValueError as problem:
+        raise AdapterError(f"{prefix}: {_CONFIG}: {problem}") from None
     tensors = _read_tensors(f"{prefix}: {file}", folder / file)
     factors: dict[str, Factors] = {}
     for path, pair in layers.items():
@@ -71,8 +87,48 @@ def read_adapter(name: str, folder: Path, check: Check | None = None) -> dict[st
         for values, matrix in zip((a, b), pair):
             if not np.isfinite(values).all():
                 raise AdapterError(f"{prefix}: {matrix.key} holds values that are not finite numbers")
-        factors[path] = np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scale_of(len(a))))
+        factors[path] = np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(scales[path]))
     return factors
+
+
+Signature = tuple[tuple[int, int, int], ...]
+"""Size, time of the last change and number of each file."""
+
+
+def signature(folder: Path) -> Signature:
+    """Facts about an adapter's files that change when one is written.
+
+    Raises:
+        AdapterError: There are none.
+    """
+    found = [path for path in _files(folder) if path.is_file()]
+    if not found:
+        raise AdapterError(f"{folder} has no files of an adapter any more")
+    states = [path.stat() for path in found]
+    return tuple((state.st_size, state.st_mtime_ns, state.st_ino) for state in states)
+
+
+def digest(folder: Path) -> str:
+    """Digest of an adapter's files.
+
+    Raises:
+        AdapterError: One cannot be read.
+    """
+    whole = hashlib.sha256()
+    for path in _files(folder):
+        if path.is_file():
+            try:
+                with open_bytes(path) as stream:
+                    while chunk := stream.read(_CHUNK_BYTES):
+                        whole.update(chunk)
+                whole.update(b"\0")
+            except OSError as problem:
+                raise AdapterError(f"{path} cannot be read ({problem.strerror})") from None
+    return whole.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return [folder / name for name in (_CONFIG, *(file for file, *_ in _FORMS.values()))]
 
 
 class _Matrix(NamedTuple):
@@ -130,37 +186,6 @@ def _read_config(prefix: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise AdapterError(f"{prefix}: {path.name} must hold an object, got {shown(config)}")
     return config
-
-
-def _mlx_scale(place: str, config: Mapping[str, Any]) -> Callable[[int], float]:
-    if (kind := config.get("fine_tune_type", "lora")) != "lora":
-        raise AdapterError(f"{place}: fine_tune_type {shown(kind)} is not supported, only 'lora'")
-    parameters = config.get("lora_parameters")
-    if not isinstance(parameters, dict):
-        raise AdapterError(f"{place}: lora_parameters must be an object, got {shown(parameters)}")
-    scale = _finite(place, "lora_parameters.scale", parameters.get("scale"))
-    return lambda rank: scale
-
-
-def _peft_scale(place: str, config: Mapping[str, Any]) -> Callable[[int], float]:
-    if (kind := config["peft_type"]) != "LORA":
-        raise AdapterError(f"{place}: peft_type {shown(kind)} is not supported, only 'LORA'")
-    for field in ("use_dora", "alpha_pattern", "modules_to_save", "fan_in_fan_out", "lora_bias", "layer_replication"):
-        if config.get(field):
-            raise AdapterError(f"{place}: {field} {shown(config[field])} is not supported")
-    if (bias := config.get("bias", "none")) != "none":
-        raise AdapterError(f"{place}: bias {shown(bias)} is not supported, only 'none'")
-    alpha = _finite(place, "lora_alpha", config.get("lora_alpha", 8))
-    by_root = config.get("use_rslora", False)
-    if not isinstance(by_root, bool):
-        raise AdapterError(f"{place}: use_rslora must be true or false, got {shown(by_root)}")
-    return lambda rank: alpha / (math.sqrt(rank) if by_root else rank)
-
-
-def _finite(place: str, field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e6:
-        raise AdapterError(f"{place}: {field} must be a number between -1000000 and 1000000, got {shown(value)}")
-    return float(value)
 
 
 def _read_tensors(place: str, path: Path) -> dict[str, np.ndarray]:

@@ -16,14 +16,14 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from workbench.base.cache_salt import check_adapter
-from workbench.models.adapter_files import AdapterError, Factors, read_adapter
+from workbench.models.adapter_files import AdapterError, Factors, Signature, digest, read_adapter, signature
 from workbench.models.class_patch import ClassPatch, subclass_that_calls
 from workbench.models.packed.layers import PackedLinear
 
@@ -36,6 +36,14 @@ _SELECTED: ContextVar[Selection | _Watch | None] = ContextVar("selected_adapters
 
 AdapterTables = tuple[np.ndarray, np.ndarray]
 """The table of the adapters of a batch, int64, and each row's adapter in it, -1 for none, int64 [T]."""
+
+
+class _Version(NamedTuple):
+    """A version of an adapter's files."""
+
+    folder: Path
+    digest: str
+    signature: Signature
 
 
 class Adapters:
@@ -53,6 +61,8 @@ class Adapters:
         self._mixers = tuple(f"{path}." for path in mixers)
         self._by_rows: set[str] = set()
         self._folders: dict[str, Path] = {}
+        self._versions: dict[str, _Version] = {}
+        self._current: dict[str, str] = {}
         self._slots: dict[str, dict[str, Factors]] = {}  # in the order of their use, the latest last
         self._joined: Selection | None = None
         self._tables: dict[str, np.ndarray | None] = {}
@@ -68,6 +78,28 @@ class Adapters:
     def loaded(self) -> list[str]:
         """Names of those in memory, the one that goes first at the front."""
         return list(self._slots)
+
+    def version(self, name: str) -> str:
+        """The name of the adapter in a new request: with a digest, if its files are others than when it was added.
+
+        The prefix cache tells adapters apart by this name, so that KV of other files is never found. An adapter in
+        memory stays what it is, and files that cannot be read fail in the step that needs them.
+        """
+        current = self._current[name]
+        if current in self._slots:
+            return current
+        known, folder = self._versions[current], self._folders[name]
+        try:
+            if (now := signature(folder)) == known.signature:
+                return current
+            found = digest(folder)
+        except AdapterError:
+            return current
+        first = self._versions[name]
+        current = name if found == first.digest else f"{name}@{found[:12]}"
+        self._versions[current] = _Version(folder, found, now)
+        self._current[name] = current
+        return current
 
     def check(self, name: str) -> None:
         """Refuse the name of an adapter that was not added.
@@ -85,10 +117,26 @@ class Adapters:
             raise ValueError("name of an adapter must not be empty")
         if name in self._folders:
             raise ValueError(f"name {name!r} is in use, for {self._folders[name]}: choose another name")
-        factors = self._read(name, Path(path).expanduser())
-        self._folders[name] = Path(path).expanduser()
+        folder = Path(path).expanduser()
+        factors, version = self._read_version(name, folder)
+        self._folders[name], self._versions[name], self._current[name] = folder, version, name
         if len(self._slots) < self._max_loras:
             self._put(name, factors)
+
+    def _read_version(self, name: str, folder: Path) -> tuple[dict[str, Factors], _Version]:
+        """An adapter's matrices, and which version of its files has them.
+
+        Raises:
+            AdapterError: The files cannot be used, or were written meanwhile.
+        """
+        if not folder.is_dir():
+            self._read(name, folder)  # says what is missing
+        before = signature(folder) if any(folder.iterdir()) else ()
+        factors = self._read(name, folder)
+        version = _Version(folder, digest(folder), signature(folder))
+        if version.signature != before:
+            raise AdapterError(f"adapter {name!r} ({folder}): its files were written while they were read: try again")
+        return factors, version
 
     def _read(self, name: str, folder: Path) -> dict[str, Factors]:
         """An adapter's matrices, if the model has their layers."""
@@ -100,7 +148,7 @@ class Adapters:
         def check(path: str, rank: int, num_inputs: int, num_outputs: int) -> None:
             self._check_layer(name, path, rank, (num_inputs, num_outputs))
 
-        return read_adapter(name, folder, check)
+        return read_adapter(name, folder, check, len(getattr(self._model, "layers", ())) or None)
 
     def _check_layer(self, name: str, path: str, rank: int, given: tuple[int, int]) -> None:
         """Refuse what an adapter would change, from its header."""
@@ -136,7 +184,13 @@ class Adapters:
         needed = dict.fromkeys(filter(None, names))
         for name in needed:
             if name not in self._slots:
-                factors = self._read(name, self._folders[name])
+                known = self._versions[name]
+                factors, version = self._read_version(name, known.folder)
+                if version.digest != known.digest:
+                    raise AdapterError(
+                        f"adapter {name!r} ({known.folder}): its files have changed since this request was "
+                        f"added: add it again"
+                    )
                 unneeded = [other for other in self._slots if other not in needed]
                 if len(self._slots) >= self._max_loras and unneeded:
                     del self._slots[unneeded[0]]

@@ -23,6 +23,9 @@ CONTEXT_FIELDS = (
 _MAX_JSON = 2**26
 """Bytes of the largest file of JSON in a folder (64 MiB); the index of a model of 1,000 billion parameters has 20."""
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+"""Files of a tokenizer that transformers reads."""
+
 _SHOWN = 400
 """Characters of a message of mlx-lm that are shown."""
 
@@ -51,6 +54,11 @@ def _check_folder(folder: Path) -> None:
     for path in folder.iterdir():  # mlx-lm and transformers open what they find, and a pipe would keep them
         if path.exists() and not path.is_dir():
             check_regular(path)
+    if (folder / "tekken.json").exists() and not any((folder / name).exists() for name in _TOKENIZERS):
+        raise ValueError(
+            f"{folder} has tekken.json, a tokenizer in Mistral's own format, and none that transformers reads: put the "
+            "tokenizer.json and tokenizer_config.json of the model's repository beside it, or use a GGUF file"
+        )
     config = read_config(str(folder))
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,14 +18,17 @@ from workbench.base.device import Device, check_device, default_device, holding_
 from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
+from workbench.models.config_json import Config, complete_model, read_keys
 from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
 from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
 from workbench.models.gguf.tokenizer import GGUFTokenizer
+from workbench.models.key_table import Finding
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.sharding import check_heads_divide, shard
-from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer
+from workbench.models.side_files import judge_side_files
+from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer, chosen_template
 
 log = logging.getLogger("workbench")
 
@@ -58,6 +61,7 @@ class LoadedModel:
         activations: Type of the inputs that packed weights are multiplied with: "float32" or "int8".
         device: Device that it was loaded for, "cpu" or "gpu".
         preflights: Results of `preflight_once`, by attention backend and device.
+        findings: The verdict on each key of the model's files, by file.
         found_before: Findings of earlier starts about the same files.
     """
 
@@ -74,6 +78,7 @@ class LoadedModel:
     quantized: str = ""
     activations: Activations = "float32"
     device: Literal["cpu", "gpu"] = field(default_factory=default_device)
+    findings: dict[str, list[Finding]] = field(default_factory=dict, compare=False)
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     found_before: InitVar[Remembered] = NOTHING
 
@@ -91,6 +96,15 @@ class LoadedModel:
             ref() is part for ref, part in zip(self._as_loaded, parts)
         )
         return self._found_before if unchanged else NOTHING
+
+    def described_files(self) -> dict[str, Any]:
+        """The verdict on each key of the model's files, and whether its template asks it to think."""
+        files: dict[str, Any] = {}
+        for file, findings in self.findings.items():
+            harmless = {finding.key: finding.because for finding in findings if finding.verdict == "harmless"}
+            files[file] = {"read": [f.key for f in findings if f.verdict == "read"], "harmless": harmless}
+        thinking = getattr(self.tokenizer, "thinking", None)
+        return {"files": files, "thinking": thinking() if thinking is not None else ""}
 
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6
@@ -113,6 +127,8 @@ def load_model(
     device: Device = "auto",
     keep_quantized: bool | None = None,
     group: mx.distributed.Group | None = None,
+    ignore_config_keys: Collection[str] = (),
+    chat_template: str | Path | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -131,6 +147,9 @@ def load_model(
         keep_quantized: Deprecated: use ``weights``.
         group: Ranks that share the model; each loads it with the same arguments and keeps its own part. On a CPU, they
             share weights of ``dtype``.
+        chat_template: A chat template in place of the model's: a file, or the template itself.
+        ignore_config_keys: Keys of the model's files that are accepted without effect. Otherwise a key that nothing
+            here reads, and that could change what the model computes, is refused by name.
 
     Raises:
         FileNotFoundError: No such file or folder.
@@ -143,7 +162,8 @@ def load_model(
         on_gpu = _runs_on_gpu()
         keep = _kept_weights(weights, keep_quantized, on_gpu, group)
         _check_activations(activations, weights, keep, on_gpu)
-        wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group)
+        names, template = _check_names(ignore_config_keys), chosen_template(chat_template)
+        wanted = _Wanted(_check_dtype(dtype), on_gpu, keep, group, names, template)
         try:
             loaded = _load(name_or_path, wanted)
         except WrongProductError as problem:
@@ -202,6 +222,15 @@ class _Wanted(NamedTuple):
     on_gpu: bool
     keep: Keep
     group: mx.distributed.Group | None
+    ignored: frozenset[str] = frozenset()
+    chat_template: str | None = None
+
+
+def _check_names(ignore_config_keys: Collection[str]) -> frozenset[str]:
+    names = frozenset(ignore_config_keys)
+    if isinstance(ignore_config_keys, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f'ignore_config_keys must be names of keys, such as ("key",), got {ignore_config_keys!r}')
+    return names
 
 
 def _load(name_or_path: str | Path, wanted: _Wanted) -> LoadedModel:
@@ -259,9 +288,9 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 
 def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
     file = GGUFFile(path)
-    dtype, on_gpu, keep, group = wanted
+    dtype, on_gpu, keep, group, ignored, chat_template = wanted
     found_before = _found_before(file.paths, wanted)
-    tokenizer = GGUFTokenizer(file.metadata)
+    tokenizer = GGUFTokenizer(file.metadata, chat_template, ignored)
     file.forget_tokenizer()
     if dtype is None:
         dtype = _gguf_dtype(file) if on_gpu else mx.float32
@@ -285,6 +314,7 @@ def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
         num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
+        findings={"tokenizer": tokenizer.findings},
         found_before=found_before,
     )
 
@@ -300,14 +330,23 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
 
     from workbench.models.dequantise import dequantise
 
-    dtype, on_gpu, keep, group = wanted
+    dtype, on_gpu, keep, group, ignored, chat_template = wanted
     location = check_location(name)
+    try:
+        file = read_config(location)
+    except OSError as problem:  # of a repository
+        raise OSError(why_not_loaded(problem, location)) from problem
+    keys = read_keys(f"{location}: config.json", file, ignored) if "model_type" in file else None
+    findings = {"config.json": keys.findings} if keys is not None else {}
+    if Path(location).is_dir():
+        findings |= judge_side_files(Path(location), ignored)
     if group is not None:
-        check_heads_divide(name, read_config(location), group.size())
+        check_heads_divide(name, file, group.size())
     try:
         # mlx-lm declares no overload for return_config.
         model, tokenizer, config = mlx_lm_load(  # type: ignore[misc]
             location, lazy=True, return_config=True, trust_remote_code=False,
+            model_config=keys.changes if keys is not None else None,
             # If it is left out, transformers asks on standard input whether to run the model's code.
             tokenizer_config={"trust_remote_code": False},
         )  # fmt: skip
@@ -319,6 +358,8 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
             ) from None
         kind = ValueError if Path(location).is_dir() else OSError
         raise kind(why_not_loaded(problem, location)) from problem
+    if keys is not None:
+        complete_model(f"{location}: config.json", model, keys)
     folder = Path(location)
     found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], wanted)
     if dtype is None and not on_gpu:
@@ -336,13 +377,13 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
         shard(name, model, group)
     model.eval()
     mx.eval(model.parameters())
-    wrapped = HuggingFaceTokenizer(tokenizer)
+    wrapped = HuggingFaceTokenizer(tokenizer, chat_template)
     return LoadedModel(
         model=model,
         tokenizer=wrapped,
         name=Path(name).name,
         architecture=config["model_type"],
-        max_position=context_length(name, config, model),
+        max_position=_context(name, config, model, keys),
         eos_token_ids=wrapped.eos_token_ids,
         vocab_size=text_field(config, ("vocab_size",)) or wrapped.vocab_size,
         dtype=dtype_name(dtype or _common_dtype(model)),
@@ -350,7 +391,23 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
         source=name,
         quantized=_kept_bits(model),
         found_before=found_before,
+        findings=findings,
     )
+
+
+def _context(name: str, config: Mapping[str, Any], model: nn.Module, keys: Config | None) -> int:
+    """Length of the model's context, cut to what mlx-lm's architecture computes rightly."""
+    length = context_length(name, config, model)
+    if keys is None or keys.max_position is None or length <= keys.max_position:
+        return length
+    log.warning(
+        "the context of %s is cut from %d to %d tokens: mlx-lm's %s lacks its window",
+        name,
+        length,
+        keys.max_position,
+        keys.architecture,
+    )
+    return keys.max_position
 
 
 def _found_before(files: Sequence[Path], wanted: _Wanted) -> Remembered:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from workbench.base.outside_files import read_text
 from workbench.models.template_renderer import TemplateProblem, render_template
 
 Message = Mapping[str, Any]
@@ -54,6 +56,18 @@ class Tokenizer(Protocol):
         ...
 
 
+def with_special_tokens(tokenizer: Any, token_ids: Sequence[int]) -> list[int]:
+    """Token ids of a plain text, with the tokens that the tokenizer itself puts around one: mostly a BOS, or none.
+
+    A chat template writes its own special tokens, so this is not for its texts.
+    """
+    around = getattr(tokenizer, "around_texts", None)
+    if around is None:
+        begin = [tokenizer.bos_token_id] if tokenizer.adds_bos and tokenizer.bos_token_id is not None else []
+        around = begin, ()
+    return [*around[0], *token_ids, *around[1]]
+
+
 MAX_TEMPLATE_SECONDS = 10.0
 """Maximum time that a chat template takes."""
 
@@ -74,6 +88,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         self.source = source
+        self._wants_parts: bool | None = None
         self._variables = dict(variables or {})
         try:
             render_template(source, None, MAX_TEMPLATE_SECONDS)
@@ -92,6 +107,38 @@ class ChatTemplate:
             ChatTemplateError: The template refused the messages, failed, broke the sandbox's rules, or took too much
                 time or memory; or a message or variable is not data that JSON can hold.
         """
+        if any(isinstance(message.get("content"), str) for message in messages) and self.wants_parts:
+            messages = [_in_parts(message) for message in messages]
+        return self._render(messages, add_generation_prompt, **kw)
+
+    @property
+    def wants_parts(self) -> bool:
+        """Whether the template leaves out a content that is a text, and shows one that is a list of parts."""
+        if self._wants_parts is None:
+            message = {"role": "user", "content": _MARK}
+            shown = [_MARK in self._tried([form]) for form in (message, _in_parts(message))]
+            self._wants_parts = shown == [False, True]
+        return self._wants_parts
+
+    def thinking(self) -> str:
+        """Whether the model is asked to think if a request does not say, and what decides it."""
+        if "enable_thinking" not in self.source:
+            return "the template decides alone: it does not read enable_thinking"
+        message = {"role": "user", "content": _MARK}
+        unset, on, off = (self._tried([message], **kw) for kw in ({}, *({"enable_thinking": e} for e in (True, False))))
+        if on == off:
+            return "the template reads enable_thinking, but says the same either way to a first message"
+        as_set = {on: "yes, as with enable_thinking true", off: "no, as with enable_thinking false"}
+        because = ", because the template takes that if a request does not set enable_thinking"
+        return as_set.get(unset, "neither as with true nor with false") + because
+
+    def _tried(self, messages: Sequence[Message], **kw: Any) -> str:
+        try:
+            return self._render(messages, True, **kw)
+        except ChatTemplateError:
+            return ""
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, **kw: Any) -> str:
         variables = {"tools": None, "documents": None, **self._variables, **kw}
         variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         try:
@@ -104,22 +151,62 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template failed: {problem.kind}: {problem}") from None
 
 
+_MARK = "CONTENT_OF_A_MESSAGE"
+
+
+def _in_parts(message: Message) -> Message:
+    """A message whose content is a list of parts, as templates of models with several kinds of input expect."""
+    content = message.get("content")
+    return (
+        {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) and content else message
+    )
+
+
+def chosen_template(given: str | Path | None) -> str | None:
+    """A chat template that the user gives: a file, or the template itself.
+
+    Raises:
+        ValueError: There is no such file.
+    """
+    if given is None or (isinstance(given, str) and ("{{" in given or "{%" in given)):
+        return given
+    try:
+        return read_text(Path(given).expanduser())
+    except (OSError, UnicodeDecodeError) as problem:
+        why = getattr(problem, "strerror", None) or "it is not text in UTF-8"
+        raise ValueError(
+            f"chat_template {str(given)[:200]!r} cannot be read ({why}): give a file with a template"
+        ) from None
+
+
 class HuggingFaceTokenizer:
     """A tokenizer loaded by mlx-lm or transformers.
 
     Args:
         tokenizer: An ``mlx_lm.tokenizer_utils.TokenizerWrapper``, or a transformers tokenizer.
+        chat_template: A template in place of the tokenizer's.
+
+    Attributes:
+        around_texts: The tokens that it puts before and behind a plain text.
+
+    Raises:
+        ChatTemplateError: The given template is not valid.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self._given = chat_template
         self.vocab_size = len(tokenizer)
         eos = getattr(tokenizer, "eos_token_ids", None) or tokenizer.eos_token_id
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
         self.bos_token_id: int | None = tokenizer.bos_token_id
-        self.adds_bos = self.bos_token_id is not None and tokenizer.encode("a")[:1] == [self.bos_token_id]
-        self.has_chat_template = bool(getattr(tokenizer, "has_chat_template", tokenizer.chat_template))
+        self.around_texts = _around(tokenizer)
+        self.adds_bos = self.bos_token_id is not None and self.around_texts[0][:1] == [self.bos_token_id]
+        own = getattr(tokenizer, "has_chat_template", tokenizer.chat_template)
+        self.has_chat_template = chat_template is not None or bool(own)
         self._templates: dict[str, ChatTemplate] = {}
+        if chat_template is not None:
+            self._template(chat_template)
 
     def serialized(self) -> str | None:
         """The tokenizer in the format of PyPI ``tokenizers``; None if it is none of these."""
@@ -143,6 +230,8 @@ class HuggingFaceTokenizer:
         """See `Tokenizer.apply_chat_template`."""
         if not self.has_chat_template:
             raise ChatTemplateError(NO_TEMPLATE)
+        if self._given is not None:
+            return self._template(self._given).render(messages, add_generation_prompt, **kw)
         try:
             if _has_own_renderer(self._tokenizer):
                 return self._tokenizer.apply_chat_template(
@@ -156,14 +245,28 @@ class HuggingFaceTokenizer:
     def _template(self, source: str) -> ChatTemplate:
         """The compiled template of a source: a model may have a second template for tools."""
         if source not in self._templates:
-            variables = dict(self._tokenizer.special_tokens_map)
-            if hasattr(self._tokenizer, "has_thinking"):  # as mlx-lm does
-                variables["enable_thinking"] = self._tokenizer.has_thinking
-            self._templates[source] = ChatTemplate(source, variables)
+            self._templates[source] = ChatTemplate(source, dict(self._tokenizer.special_tokens_map))
         return self._templates[source]
+
+    def thinking(self) -> str:
+        """See `ChatTemplate.thinking`."""
+        if not self.has_chat_template:
+            return NO_TEMPLATE
+        if self._given is None and _has_own_renderer(self._tokenizer):
+            return "code of mlx-lm or transformers renders conversations"
+        return self._template(self._given or self._tokenizer.get_chat_template()).thinking()
 
     def __repr__(self) -> str:
         return f"HuggingFaceTokenizer({self.vocab_size} tokens)"
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The tokens that a tokenizer puts before and behind a text."""
+    whole, plain = list(tokenizer.encode("a")), list(tokenizer.encode("a", add_special_tokens=False))
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return whole[:start], whole[start + len(plain) :]
+    return whole[:1] if whole[:1] == [tokenizer.bos_token_id] else [], []
 
 
 def _has_own_renderer(tokenizer: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import workbench
-from workbench.apps.cli.options import Commands, add_command
+from workbench.apps.cli.options import Commands, add_command, add_loading_options
 from workbench.base.on_demand import missing_extra
 
 PACKAGES = (
@@ -32,15 +32,22 @@ NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 16
 
 def add_parser(commands: Commands) -> None:
     """Add ``doctor`` to the commands."""
-    add_command(commands, "doctor", run, "what this machine computes with, and why; for bug reports")
+    help = "what this machine computes with, and why; for bug reports"
+    parser = add_command(commands, "doctor", run, help)
+    parser.add_argument("model", nargs="?", help="a model, to say what was made of each key of its files instead")
+    add_loading_options(parser)
 
 
-def run(_options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print one line per finding.
 
     Returns:
         The exit status: 1 if the attention kernel of this machine is wrong or something failed to answer, else 0.
     """
+    if options.model is not None:
+        for line in _about_model(options):
+            print(line, flush=True)
+        return 0
     status = 0
     sections = (_versions, _device, _memory, _products, _attention, _msl, _preflight, _forward, _environment)
     for section in sections:
@@ -55,6 +62,25 @@ def run(_options: argparse.Namespace) -> int:
         for number, line in enumerate(found):
             print(f"{section.__name__[1:] if number == 0 else '':12} {line}", flush=True)
     return status
+
+
+def _about_model(options: argparse.Namespace) -> Iterator[str]:
+    """The verdict on each key of a model's files, and what decides whether it thinks."""
+    from workbench.models.load import load_model
+
+    model = load_model(options.model, chat_template=options.chat_template, ignore_config_keys=options.ignore_config_key)
+    yield str(model)
+    for file, findings in model.findings.items():
+        if read := [finding.key for finding in findings if finding.verdict == "read"]:
+            yield f"{file}: read: {', '.join(read)}"
+        reasons: dict[str, list[str]] = {}
+        for finding in findings:
+            if finding.verdict == "harmless":
+                reasons.setdefault(finding.because, []).append(finding.key)
+        for because, keys in reasons.items():
+            yield f"{file}: harmless, because {because}: {', '.join(keys)}"
+    if thinking := model.described_files()["thinking"]:
+        yield f"thinking, if a request does not say: {thinking}"
 
 
 def _versions() -> Iterator[str]:

@@ -64,6 +64,17 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help='"smollm2" (bundled), a GGUF file, a folder or a repository')
 
 
+def add_loading_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--chat-template`` and ``--ignore-config-key``, options of `load_model`."""
+    parser.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="a chat template in place of the model's: a file, or the template itself",
+    )
+    help = "a key of the model's files that is refused otherwise, and accepted without effect"
+    add_list(parser, "--ignore-config-key", "KEY", help)
+
+
 def add_settings_option(parser: argparse.ArgumentParser, help: str) -> None:
     """Add ``--set``, whose values `workbench.analysis.sweep.read_settings` reads."""
     add_list(parser, "--set", "FIELD=VALUE", help)

@@ -13,6 +13,7 @@ from workbench.apps.cli.options import (
     add_allow_host_option,
     add_command,
     add_list,
+    add_loading_options,
     add_model_option,
     add_number,
     add_settings_option,
@@ -46,6 +47,7 @@ def add_parser(commands: Commands) -> None:
     )
     defaults = ServeSettings()
     add_model_option(parser)
+    add_loading_options(parser)
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0 takes a free one")
     parser.add_argument("--api-key", help=f"key that clients must send; better set as {API_KEY_VARIABLE}")
@@ -200,7 +202,8 @@ def run(options: argparse.Namespace) -> int:
             serve(engine, settings)
         return 0
 
-    return run_job(options.model, lead, weights=options.weights, activations=options.activations)
+    loading = {"chat_template": options.chat_template, "ignore_config_keys": options.ignore_config_key}
+    return run_job(options.model, lead, weights=options.weights, activations=options.activations, **loading)
 
 
 def _engine_config(options: argparse.Namespace) -> tuple[EngineConfig, str | None]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
-from workbench.models.tokenizer import Tokenizer
+from workbench.models.tokenizer import Tokenizer, with_special_tokens
 
 MAX_TEMPLATE_KWARGS = 32
 """Maximum number of variables that a request gives to the chat template."""
@@ -167,9 +167,9 @@ def render_conversation(
 
 
 def encode(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text, behind the token that begins a text if it is asked for and the model has one."""
-    begin = [tokenizer.bos_token_id] if add_special_tokens and tokenizer.adds_bos else []
-    return [*(token for token in begin if token is not None), *tokenizer.encode(text)]
+    """Token ids of a text, with the tokens that the tokenizer puts around one if that is asked for."""
+    token_ids = tokenizer.encode(text)
+    return with_special_tokens(tokenizer, token_ids) if add_special_tokens else token_ids
 
 
 def checked_kwargs(kwargs: dict[str, TemplateValue]) -> dict[str, TemplateValue]:
