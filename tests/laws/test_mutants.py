@@ -12,8 +12,7 @@ from feature_workloads import random_workload
 from law_runs import checked_run, checked_workload
 from scheduler_helpers import random_workload as plain_workload
 
-from workbench.scheduler import kv_cache_manager, outputs
-from workbench.scheduler import scheduler as scheduler_module
+from workbench.scheduler import kv_cache_manager, outputs, starvation
 from workbench.scheduler.block_pool import BlockPool
 from workbench.scheduler.kv_cache_groups import GroupManager
 from workbench.scheduler.kv_cache_manager import KVCacheManager
@@ -148,11 +147,11 @@ def a_step_in_flight_loses_its_window(patch):
 
     def make(original):
         def too_early(self, request):
-            in_flight, request.num_in_flight_tokens = request.num_in_flight_tokens, 0
+            flight, request.flight = request.flight, None
             try:
                 return original(self, request)
             finally:
-                request.num_in_flight_tokens = in_flight
+                request.flight = flight
 
         return too_early
 
@@ -261,7 +260,7 @@ def tokens_in_flight_are_counted_twice(patch):
     def make(original):
         def advance(self, chunk):
             original(self, chunk)
-            chunk.request.num_in_flight_tokens += not chunk.samples
+            chunk.request.flight.num_tokens += not chunk.samples
 
         return advance
 
@@ -272,11 +271,12 @@ def tokens_in_flight_are_counted_twice(patch):
 def stale_output_counts(patch):
     def make(original):
         def fresh(chunk, *args, **kwargs):
-            stale, chunk.request.num_stale_output_tokens = chunk.request.num_stale_output_tokens, 0
+            flight = chunk.request.flight
+            stale, flight.stale = flight.stale, 0
             try:
                 return original(chunk, *args, **kwargs)
             finally:
-                chunk.request.num_stale_output_tokens = max(0, stale - chunk.num_tokens)
+                flight.stale = max(0, stale - chunk.num_tokens)
 
         return fresh
 
@@ -312,7 +312,7 @@ def the_budget_is_one_token_too_large(patch):
 
 @mutant("limits", "plain", alone=True, long_prefill_token_threshold=4)
 def the_cap_of_long_prefills_is_ignored(patch):
-    patch.setattr(ServiceOrder, "limit_chunk", lambda self, request, n, limited_by, batch, budget: (n, limited_by))
+    patch.setattr(ServiceOrder, "limit_chunk", lambda self, plan, batch: plan.limit_to_step())
 
 
 @mutant("limits", "plain", alone=True, watermark=0.3)
@@ -327,7 +327,7 @@ def the_watermark_is_ignored(patch):
 
 @mutant("limits", "plain", max_num_partial_prefills=4, max_num_batched_tokens=16, **LONG)
 def any_number_of_long_prompts_is_in_progress(patch):
-    patch.setattr(PartialPrefills, "refuse", lambda self, request, num_uncached, budget: None)
+    patch.setattr(PartialPrefills, "consider", lambda self, plan, batch: None)
 
 
 # -- exactly once ----------------------------------------------------------------------------------------------
@@ -452,7 +452,7 @@ def nobody_is_admitted_in_the_step_of_an_arrival(patch):
 @mutant("utilisation", "small_window", max_num_seqs=1)
 def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
     """vLLM 0.19: Running 0, Waiting 1, until the server is restarted. Ours would serve the request frugally."""
-    patch.setattr(scheduler_module, "starving", lambda waiting: None)
+    patch.setattr(starvation, "starving", lambda waiting: None)
 
     def make(original):
         def init(self, index, group, shared, drops):
@@ -496,7 +496,7 @@ def a_preemption_asks_for_a_block_too_many(patch):
 
 @mutant("utilisation", "plain", alone=True, max_num_partial_prefills=2, max_num_seqs=4, num_blocks=400)
 def a_prompt_in_progress_takes_the_whole_budget(patch):
-    patch.setattr(PartialPrefills, "limit_chunk", lambda self, request, n, limited_by, batch, budget: (n, limited_by))
+    patch.setattr(PartialPrefills, "limit_chunk", lambda self, plan, batch: self._order.limit_chunk(plan, batch))
 
 
 @mutant("progress", "small_budget", alone=True)

@@ -34,7 +34,7 @@ class MissOracle:
         self.publisher: dict[int, str] = {}
         self.before_step: dict[str, int] = {}
         self.requests: dict[str, Any] = {}
-        self.taken_back = self.steps_ahead = False
+        self.taken_back = False
         self.actor = self.deed = ""
         self.caching: Any = None
 
@@ -107,7 +107,6 @@ class MissOracle:
         def watched_schedule(scheduler):
             oracle.step = scheduler.step
             oracle.before_step = {}
-            oracle.steps_ahead = scheduler._steps_ahead
             for request in oracle.requests.values():
                 oracle.note(scheduler.kv_cache, request)
             return schedule(scheduler)
