@@ -14,7 +14,7 @@ from scheduler_helpers import random_workload as plain_workload
 
 from workbench.scheduler import kv_cache_manager, outputs, starvation
 from workbench.scheduler.block_pool import BlockPool
-from workbench.scheduler.kv_cache_groups import GroupManager
+from workbench.scheduler.cache_groups import CacheGroups
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, Queues, ServiceOrder
@@ -117,12 +117,13 @@ def a_finished_request_keeps_its_last_block(patch):
 
 @mutant("blocks", "plain", num_blocks=400)
 def a_request_is_given_a_block_too_many(patch):
-    replace(
-        patch,
-        GroupManager,
-        "num_new_blocks",
-        lambda original: lambda self, request, *n: original(self, request, *n) + (not request.block_tables[0]),
-    )
+    def make(original):
+        def allocate_slots(self, request, num_tokens, *rest):
+            return original(self, request, num_tokens + self.block_size * (not request.block_tables[0]), *rest)
+
+        return allocate_slots
+
+    replace(patch, KVCacheManager, "allocate_slots", make)
 
 
 @mutant("blocks", "plain", enable_prefix_caching=True)
@@ -155,7 +156,7 @@ def a_step_in_flight_loses_its_window(patch):
 
         return too_early
 
-    replace(patch, KVCacheManager, "remove_skipped_blocks", make)
+    replace(patch, CacheGroups, "remove_skipped_blocks", make)
 
 
 @mutant("blocks", "hybrid_mamba", alone=True, enable_prefix_caching=True)
@@ -226,7 +227,7 @@ def drafts_are_published_before_their_acceptance(patch):
 
         return with_drafts
 
-    replace(patch, KVCacheManager, "cache_full_blocks", make)
+    replace(patch, CacheGroups, "cache_full_blocks", make)
 
 
 @mutant("content", "hybrid_mamba", alone=True, enable_prefix_caching=True)
@@ -476,7 +477,7 @@ def a_prompt_that_is_alone_is_cut(patch):
 
 @mutant("utilisation", "plain", alone=True, enable_prefix_caching=True)
 def full_blocks_are_not_cached(patch):
-    patch.setattr(GroupManager, "keeps", lambda self, request, first, last: [False] * (last - first))
+    patch.setattr(KVCacheManager, "cache_full_blocks", lambda self, request, num_computed: None)
 
 
 @mutant("utilisation", "hybrid_window_prefix", alone=True)

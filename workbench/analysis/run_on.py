@@ -175,7 +175,7 @@ class LastState:
         def request_of(request_id: str) -> Request:
             request = self._request(request_id).copy()
             request.token_ids, request.block_hashes = request.token_ids.copy(), request.block_hashes.copy()
-            request.reset_blocks(num_groups)
+            kv_cache.begin_tables(request)
             queues.requests[request_id] = request
             scheduler.prepare_for(request)
             return request

@@ -173,8 +173,7 @@ class Scheduler:
             raise ValueError(f"request_id {request.request_id!r} is in use: wait until it ends, or choose another")
         if not request.token_ids:
             raise ValueError(f"request {request.request_id!r} has an empty prompt: give at least one token")
-        if len(self.kv_cache.groups) > 1:
-            request.reset_blocks(len(self.kv_cache.groups))
+        self.kv_cache.expect(request)
         if request.adapter or request.grammar is not None:
             self.prepare_for(request)
         self.queues.add(request)
@@ -467,7 +466,7 @@ class Scheduler:
         victim.num_kv_lost = max(victim.num_kv_lost, num_computed)
         victim.num_kv_computed = 0
         victim.is_prefill = True
-        victim.reset_blocks(len(self.kv_cache.groups))  # new lists, because records refer to the old ones
+        self.kv_cache.begin_tables(victim)  # new lists, because records refer to the old ones
         victim.num_preemptions += 1
         self.queues.preempt(victim)
 
