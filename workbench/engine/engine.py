@@ -21,6 +21,7 @@ from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.async_step import AsyncStepper
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
+from workbench.engine.keeping import MIN_KEEP_BYTES, MIN_KEEP_STEPS, TopTokens, Window
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
 from workbench.engine.sampler import Sampler
@@ -29,11 +30,13 @@ from workbench.engine.speculation.custom import DraftFunction
 from workbench.engine.speculation.make import make_speculator, with_method
 from workbench.engine.speculation.proposer import Drafts
 from workbench.engine.speculation.speculator import Speculator
-from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
+from workbench.engine.stages import StepPart
+from workbench.engine.step import Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, load_model
 from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace, TraceMeta
 from workbench.trace.readings.breakpoints import Breakpoint, Breakpoints, Condition
@@ -171,7 +174,9 @@ class Engine(Shortcuts):
             shadow = start_shadow(self.config, self.runner)
         speculator = make_speculator(self.config, self.model, sampler)
         parts = (self.scheduler, self.runner, sampler, self._outputs, trace)
-        self._step = self._make_step(*parts, **window, shadow=shadow, speculator=speculator)
+        self._step = self._make_step(*parts, shadow=shadow, speculator=speculator)
+        for part in self._make_parts(**window):
+            self._step.join(part)
         self._stepper: Stepper | AsyncStepper
         self._stepper = AsyncStepper(self._step) if self.config.async_scheduling else Stepper(self._step)
 
@@ -194,6 +199,32 @@ class Engine(Shortcuts):
     def _make_step(self, *parts: Any, **options: Any) -> Step:
         """Make the step; an engine in lockstep with others has another."""
         return Step(*parts, **options)
+
+    def _make_parts(self, keep_steps: int | None, keep_bytes: int | None) -> Iterator[StepPart]:
+        """The features of the configuration that take part in every step."""
+        step = self._step
+        if step.speculator is not None:
+            from workbench.engine.speculation.part import Speculation
+
+            yield Speculation(step.speculator, step.sampler, self.scheduler)
+        if self.config.record_top_tokens:
+            yield TopTokens(self._outputs)
+        if step.shadow is not None:
+            yield step.shadow
+        if keep_steps is not None or keep_bytes is not None:  # last: it may begin another trace
+            yield Window(self.scheduler, keep_steps, keep_bytes)
+
+    def _join_for(self, request: Request) -> None:
+        """Let the features that a request needs, not a configuration, take part in the steps."""
+        kinds = {type(part).__name__ for part in self._step.parts}
+        if request.grammar is not None and "Masks" not in kinds:
+            from workbench.engine.grammar import Masks
+
+            self._step.join(Masks(self._outputs))
+        if request.sampling.prompt_logprobs is not None and "PromptRows" not in kinds:
+            from workbench.engine.prompt_logprobs import PromptRows
+
+            self._step.join(PromptRows(self._outputs.add_prompt_logprobs))
 
     @property
     def trace(self) -> Trace:
@@ -285,6 +316,8 @@ class Engine(Shortcuts):
                 grammar.release()
             raise
         state.request.grammar = grammar
+        if grammar is not None or sampling.prompt_logprobs is not None:
+            self._step.inbox.append(lambda: self._join_for(state.request))
         self._step.inbox.append(lambda: self._enqueue(state))
         return state.request.request_id
 

@@ -345,8 +345,6 @@ class OutputProcessor:
         """Complete the outputs of the requests that ended with a step, given their reasons."""
         for request_id, reason in reasons.items():
             state = self.states[request_id]
-            if reason == "error" and not state.error and state.request.grammar is not None:
-                state.error = state.request.grammar.error
             state.finish(reason)
 
     def num_tokens_left(self) -> int:
