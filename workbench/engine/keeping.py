@@ -13,9 +13,6 @@ from workbench.trace import Keyframe, StepRecord, Supplement, Trace
 from workbench.trace.readings.top_tokens import NAME as TOP_TOKENS
 from workbench.trace.size import size_of, size_of_step
 
-MIN_KEEP_STEPS = 16
-MIN_KEEP_BYTES = 1 << 20
-
 
 class TopTokens(StepPart):
     """Records the most likely tokens beside each sampled one.

@@ -7,23 +7,20 @@ prefix cache, as in vLLM: its rows have to run. Compiled code projects the rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from workbench.engine.forward.path import SlicedLogits
 from workbench.engine.sampler import Logits, top_logprobs
 from workbench.engine.stages import Computed, Stage, StepPart
 from workbench.scheduler.batch import ScheduledBatch
 
 MAX_LOGITS_BYTES = 2 << 30
 """Maximum size of the logits of a step whose rows cannot be projected in slices."""
-
-SLICE_BYTES = 64 << 20
-"""Size of a slice of logits; two are in memory at a time."""
 
 
 class PromptLogprobs(NamedTuple):
@@ -37,17 +34,6 @@ class PromptLogprobs(NamedTuple):
 
     first: int
     logprobs: Sequence[tuple[dict[int, float], int]]
-
-
-@dataclass(frozen=True, eq=False)
-class SlicedLogits(Logits):
-    """Logits of the rows of prompts, which are projected when they are read, once.
-
-    Attributes:
-        slices: The rows in order.
-    """
-
-    slices: Iterator[mx.array] = field(default_factory=lambda: iter(()))
 
 
 def take_prompt_logprobs(logits: Logits, batch: ScheduledBatch) -> tuple[Logits, Mapping[str, PromptLogprobs]]:

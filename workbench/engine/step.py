@@ -9,22 +9,27 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.engine.forward.path import ForwardOutput
-from workbench.engine.forward.stopping import StoppingPath
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
 from workbench.engine.sampler import Sampler
-from workbench.engine.shadow import ShadowLauncher
-from workbench.engine.speculation.speculator import Speculator
 from workbench.engine.stages import STAGES, Computed, Stage, StepPart
 from workbench.models.paged_cache import Kept
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Trace
 from workbench.trace.step_span import StepSpan
+
+if TYPE_CHECKING:
+    from workbench.engine.shadow import ShadowLauncher
+    from workbench.engine.speculation.speculator import Speculator
+
+
+MIN_KEEP_STEPS = 16
+MIN_KEEP_BYTES = 1 << 20
 
 _GRAMMAR_SECONDS = 0.001
 """Interval at which an engine with nothing to do but to wait for a grammar looks again."""
@@ -199,6 +204,8 @@ class Step:
         self, packed: PackedBatch, timed: Stopwatch
     ) -> Generator[tuple[str, Any], bool | None, ForwardOutput]:
         """The forward pass with a stop after each layer, for as long as True is sent."""
+        from workbench.engine.forward.stopping import StoppingPath
+
         with closing(StoppingPath(self.runner, packed, self.computing)) as path:
             stops_at_layers: bool | None = True
             while stops_at_layers and (layer := path.advance()) is not None:
