@@ -35,11 +35,11 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault("scheduler/block_pool.py", "if count > len(free):", "if count > len(free) + 1:"),
-    Fault("scheduler/kv_cache_manager.py", "group.find(request, self.groups, num_tokens - 1,", "group.find(request, self.groups, num_tokens,"),
+    Fault("scheduler/kv_cache_manager.py", "request.block_hashes[: (num_tokens - 1) // size]", "request.block_hashes[: num_tokens // size]"),
     Fault("scheduler/kv_cache_manager.py", "num_lacking > self.num_free_blocks and hit is None", "num_lacking >= self.num_free_blocks and hit is None"),
     Fault("scheduler/kv_cache_groups.py", "lacking = -(-num_slots // self.block_size) -", "lacking = -(-(num_slots - 1) // self.block_size) -"),
     Fault("scheduler/admission.py", "- 1 + in_flight) // group.block_size) + 1", "- 1 + in_flight) // group.block_size)"),
-    Fault("scheduler/queues.py", "if 0 < batch.long_prefill_cap < num_tokens:", "if 0 < batch.long_prefill_cap < num_tokens - 1:"),
+    Fault("scheduler/queues.py", "plan.limit(batch.long_prefill_cap,", "plan.limit(batch.long_prefill_cap + 1,"),
     Fault("scheduler/scheduler.py", "len(queues.running) >= self.max_running:\n", "len(queues.running) > self.max_running:\n"),
     Fault("scheduler/scheduler.py", "max(victim.num_kv_lost, num_computed)", "num_computed"),
     Fault("engine/packed_batch.py", "short = packed.seqused_k > lengths", "short = packed.seqused_k >= lengths"),

@@ -9,7 +9,7 @@ from exactness import plain_logits
 from law_runs import assert_laws
 
 from workbench import Engine, EngineConfig, SamplingParams
-from workbench.scheduler.kv_cache_manager import KVCacheManager
+from workbench.scheduler.cache_groups import CacheGroups
 from workbench.scheduler.policies import ShortestRemainingFirst
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import Trace
@@ -439,7 +439,7 @@ def test_a_proposer_that_raises_costs_only_its_drafts(tiny_llama):
 
 def test_blocks_are_hashed_by_known_tokens_alone(tiny_llama, monkeypatch):
     """Whenever blocks are published, their tokens are the request's."""
-    cache_full_blocks, seen = KVCacheManager.cache_full_blocks, []
+    cache_full_blocks, seen = CacheGroups.cache_full_blocks, []
 
     def checked(self, request, num_computed):
         cache_full_blocks(self, request, num_computed)
@@ -447,6 +447,6 @@ def test_blocks_are_hashed_by_known_tokens_alone(tiny_llama, monkeypatch):
         assert num_cached_blocks * self.block_size <= len(request.token_ids)
         seen.append(num_cached_blocks)
 
-    monkeypatch.setattr(KVCacheManager, "cache_full_blocks", checked)
+    monkeypatch.setattr(CacheGroups, "cache_full_blocks", checked)
     run(tiny_llama, random_prompts([9, 30]), GREEDY, "function")
     assert max(seen) >= 5

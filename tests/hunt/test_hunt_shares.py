@@ -26,7 +26,7 @@ def nothing_is_used_up(self, batch, budget, advance, admit):
     "name, planted, law, place",
     [
         ("running_order", last_one_first_alone, "order", "a prompt in progress gets nothing"),
-        ("use_up", nothing_is_used_up, "utilisation", "a part of the budget is wasted"),
+        ("rest", nothing_is_used_up, "utilisation", "a part of the budget is wasted"),
     ],
 )
 def test_prompts_share_the_budget(name, planted, law, place, monkeypatch):

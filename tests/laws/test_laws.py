@@ -126,7 +126,7 @@ def test_a_broken_law_raises_with_step_and_request(monkeypatch):
     monkeypatch.setattr(Scheduler, "_long_prefill_cap", lambda self: 3)
     monkeypatch.setattr(
         "workbench.scheduler.queues.ServiceOrder.limit_chunk",
-        lambda self, request, num_tokens, limited_by, batch, budget: (num_tokens, limited_by),
+        lambda self, plan, batch: plan.limit_to_step(),
     )
     scheduler = make_scheduler(long_prefill_token_threshold=3)
     add(scheduler, "a", 9)

@@ -12,10 +12,9 @@ from feature_workloads import random_workload
 from law_runs import checked_run, checked_workload
 from scheduler_helpers import random_workload as plain_workload
 
-from workbench.scheduler import kv_cache_manager, outputs
-from workbench.scheduler import scheduler as scheduler_module
+from workbench.scheduler import kv_cache_manager, outputs, starvation
 from workbench.scheduler.block_pool import BlockPool
-from workbench.scheduler.kv_cache_groups import GroupManager
+from workbench.scheduler.cache_groups import CacheGroups
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.partial_prefills import PartialPrefills
 from workbench.scheduler.queues import FCFSRequestQueue, PriorityRequestQueue, Queues, ServiceOrder
@@ -118,12 +117,13 @@ def a_finished_request_keeps_its_last_block(patch):
 
 @mutant("blocks", "plain", num_blocks=400)
 def a_request_is_given_a_block_too_many(patch):
-    replace(
-        patch,
-        GroupManager,
-        "num_new_blocks",
-        lambda original: lambda self, request, *n: original(self, request, *n) + (not request.block_tables[0]),
-    )
+    def make(original):
+        def allocate_slots(self, request, num_tokens, *rest):
+            return original(self, request, num_tokens + self.block_size * (not request.block_tables[0]), *rest)
+
+        return allocate_slots
+
+    replace(patch, KVCacheManager, "allocate_slots", make)
 
 
 @mutant("blocks", "plain", enable_prefix_caching=True)
@@ -148,15 +148,15 @@ def a_step_in_flight_loses_its_window(patch):
 
     def make(original):
         def too_early(self, request):
-            in_flight, request.num_in_flight_tokens = request.num_in_flight_tokens, 0
+            flight, request.flight = request.flight, None
             try:
                 return original(self, request)
             finally:
-                request.num_in_flight_tokens = in_flight
+                request.flight = flight
 
         return too_early
 
-    replace(patch, KVCacheManager, "remove_skipped_blocks", make)
+    replace(patch, CacheGroups, "remove_skipped_blocks", make)
 
 
 @mutant("blocks", "hybrid_mamba", alone=True, enable_prefix_caching=True)
@@ -227,7 +227,7 @@ def drafts_are_published_before_their_acceptance(patch):
 
         return with_drafts
 
-    replace(patch, KVCacheManager, "cache_full_blocks", make)
+    replace(patch, CacheGroups, "cache_full_blocks", make)
 
 
 @mutant("content", "hybrid_mamba", alone=True, enable_prefix_caching=True)
@@ -261,7 +261,7 @@ def tokens_in_flight_are_counted_twice(patch):
     def make(original):
         def advance(self, chunk):
             original(self, chunk)
-            chunk.request.num_in_flight_tokens += not chunk.samples
+            chunk.request.flight.num_tokens += not chunk.samples
 
         return advance
 
@@ -272,11 +272,12 @@ def tokens_in_flight_are_counted_twice(patch):
 def stale_output_counts(patch):
     def make(original):
         def fresh(chunk, *args, **kwargs):
-            stale, chunk.request.num_stale_output_tokens = chunk.request.num_stale_output_tokens, 0
+            flight = chunk.request.flight
+            stale, flight.stale = flight.stale, 0
             try:
                 return original(chunk, *args, **kwargs)
             finally:
-                chunk.request.num_stale_output_tokens = max(0, stale - chunk.num_tokens)
+                flight.stale = max(0, stale - chunk.num_tokens)
 
         return fresh
 
@@ -312,7 +313,7 @@ def the_budget_is_one_token_too_large(patch):
 
 @mutant("limits", "plain", alone=True, long_prefill_token_threshold=4)
 def the_cap_of_long_prefills_is_ignored(patch):
-    patch.setattr(ServiceOrder, "limit_chunk", lambda self, request, n, limited_by, batch, budget: (n, limited_by))
+    patch.setattr(ServiceOrder, "limit_chunk", lambda self, plan, batch: plan.limit_to_step())
 
 
 @mutant("limits", "plain", alone=True, watermark=0.3)
@@ -327,7 +328,7 @@ def the_watermark_is_ignored(patch):
 
 @mutant("limits", "plain", max_num_partial_prefills=4, max_num_batched_tokens=16, **LONG)
 def any_number_of_long_prompts_is_in_progress(patch):
-    patch.setattr(PartialPrefills, "refuse", lambda self, request, num_uncached, budget: None)
+    patch.setattr(PartialPrefills, "consider", lambda self, plan, batch: None)
 
 
 # -- exactly once ----------------------------------------------------------------------------------------------
@@ -452,7 +453,7 @@ def nobody_is_admitted_in_the_step_of_an_arrival(patch):
 @mutant("utilisation", "small_window", max_num_seqs=1)
 def an_admission_asks_for_blocks_that_a_window_gives_back(patch):
     """vLLM 0.19: Running 0, Waiting 1, until the server is restarted. Ours would serve the request frugally."""
-    patch.setattr(scheduler_module, "starving", lambda waiting: None)
+    patch.setattr(starvation, "starving", lambda waiting: None)
 
     def make(original):
         def init(self, index, group, shared, drops):
@@ -476,7 +477,7 @@ def a_prompt_that_is_alone_is_cut(patch):
 
 @mutant("utilisation", "plain", alone=True, enable_prefix_caching=True)
 def full_blocks_are_not_cached(patch):
-    patch.setattr(GroupManager, "keeps", lambda self, request, first, last: [False] * (last - first))
+    patch.setattr(KVCacheManager, "cache_full_blocks", lambda self, request, num_computed: None)
 
 
 @mutant("utilisation", "hybrid_window_prefix", alone=True)
@@ -496,7 +497,7 @@ def a_preemption_asks_for_a_block_too_many(patch):
 
 @mutant("utilisation", "plain", alone=True, max_num_partial_prefills=2, max_num_seqs=4, num_blocks=400)
 def a_prompt_in_progress_takes_the_whole_budget(patch):
-    patch.setattr(PartialPrefills, "limit_chunk", lambda self, request, n, limited_by, batch, budget: (n, limited_by))
+    patch.setattr(PartialPrefills, "limit_chunk", lambda self, plan, batch: self._order.limit_chunk(plan, batch))
 
 
 @mutant("progress", "small_budget", alone=True)

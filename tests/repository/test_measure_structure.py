@@ -1,7 +1,15 @@
 """The script that measures the code, on small packages whose numbers are known."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import measure_structure as script
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def package(folder, **files):
@@ -48,3 +56,26 @@ def test_the_table_gets_its_last_column():
     written = script.write_table(page, {"a": 3, "new": 4000})
     assert written == page.replace("| a | 1 | 2 |\n", "| a | 1 | 3 |\n| new | - | 4,000 |\n")
     assert script.write_table(written, {"a": 3, "new": 4000}) == written
+
+
+def test_code_that_names_a_feature_is_counted_line_by_line(tmp_path):
+    text = 'def f(x):\n    """Drafts."""\n    y = x.adapter + x.num_drafts\n    z = 1  # a draft\n    return y\n'
+    root = package(tmp_path, one=text, two="num_drafts = 1\n")
+    found = script.feature_lines(root, {"workbench/one.py": {1, 2, 3, 4, 5}, "workbench/two.py": set()})
+    assert found == {"workbench/one.py": {3: ["drafts", "adapters"]}}
+
+
+def test_a_planted_line_of_a_feature_fails_by_name(tmp_path):
+    for folder in ("workbench", "scripts", "docs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    path = tmp_path / "workbench" / "scheduler" / "queues.py"
+    place = "        self.requests[request.request_id] = request\n"
+    text = path.read_text()
+    assert text.count(place) == 1
+    path.write_text(text.replace(place, place + "        assert request.grammar is None\n" * script.MAX_FEATURE_LINES))
+    command = [sys.executable, str(tmp_path / "scripts" / "measure_structure.py"), "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "lines of code of a plain step name an optional feature" in done.stderr
+    assert "workbench/scheduler/queues.py has most of them" in done.stderr

@@ -8,6 +8,8 @@ from scheduler_helpers import CheckedKVCache, next_token, sample, tokens
 from tiers import examples
 
 from workbench.config import EngineConfig, SamplingParams
+from workbench.scheduler import kv_cache_manager
+from workbench.scheduler.cache_groups import CacheGroups
 from workbench.scheduler.checked import CheckedScheduler
 from workbench.scheduler.request import Request
 from workbench.trace import StepRecord
@@ -37,12 +39,19 @@ configs = st.builds(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    in_groups = False
+    """Whether the blocks of the one group are those of the manager for several."""
+
     request_ids = Bundle("request_ids")
 
     @initialize(config=configs)
     def begin(self, config):
         self.config = config
-        self.scheduler = CheckedScheduler(config, clock=lambda: 0.0)
+        with pytest.MonkeyPatch.context() as patch:
+            if self.in_groups:
+                patch.setattr(kv_cache_manager, "is_plain", lambda config: False)
+            self.scheduler = CheckedScheduler(config, clock=lambda: 0.0)
+        assert isinstance(self.scheduler.kv_cache, CacheGroups) is self.in_groups
         self.kv_cache = CheckedKVCache(BLOCK_SIZE)
         self.all: dict[str, Request] = {}
         self.records: list[StepRecord] = []
@@ -197,3 +206,11 @@ SchedulerMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestSchedulerMachine = pytest.mark.filterwarnings("ignore")(SchedulerMachine.TestCase)
+
+
+class GroupsMachine(SchedulerMachine):
+    in_groups = True
+
+
+GroupsMachine.TestCase.settings = SchedulerMachine.TestCase.settings
+TestGroupsMachine = pytest.mark.filterwarnings("ignore")(GroupsMachine.TestCase)

@@ -8,6 +8,9 @@ from scheduler_reference import ReferenceScheduler
 from vllm_traces import DATA, NAMES, as_vllm, read_trace
 
 from workbench.config import EngineConfig
+from workbench.scheduler import kv_cache_manager
+from workbench.scheduler.cache_groups import CacheGroups
+from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token, read_workload
@@ -27,8 +30,17 @@ def check_against_reference(config: EngineConfig, arrivals: list[Arrival]) -> di
     return seen
 
 
+@pytest.fixture(params=["one table", "groups"])
+def manager(request, monkeypatch):
+    """The KV cache manager of one group, and that of several on one group."""
+    if request.param == "groups":
+        monkeypatch.setattr(kv_cache_manager, "is_plain", lambda config: False)
+    kind = type(Scheduler(EngineConfig()).kv_cache)
+    assert kind is (kv_cache_manager.KVCacheManager if request.param == "one table" else CacheGroups)
+
+
 @pytest.mark.parametrize("block", range(4))
-def test_random_workloads_equal_the_reference(block):
+def test_random_workloads_equal_the_reference(block, manager):
     rng = random.Random(block)
     totals = {"preempted": 0, "hits": 0}
     for _ in range(75):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from workbench.scheduler.block_pool import BlockPool
+from workbench.scheduler.cache_groups import CacheGroups
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.scheduler import Scheduler
 
@@ -34,7 +35,7 @@ class MissOracle:
         self.publisher: dict[int, str] = {}
         self.before_step: dict[str, int] = {}
         self.requests: dict[str, Any] = {}
-        self.taken_back = self.steps_ahead = False
+        self.taken_back = False
         self.actor = self.deed = ""
         self.caching: Any = None
 
@@ -43,10 +44,9 @@ class MissOracle:
         """Watch every scheduler that runs inside."""
         oracle = self
         cache, evict = BlockPool.cache, BlockPool.evict
-        methods = {
-            name: getattr(KVCacheManager, name)
-            for name in ("cache_full_blocks", "allocate_slots", "evict_newly_cached", "evict", "free")
-        }
+        names = ("cache_full_blocks", "allocate_slots", "evict_newly_cached", "evict", "free")
+        kinds = (KVCacheManager, CacheGroups)
+        methods = {(kind, name): getattr(kind, name) for kind in kinds for name in names}
         schedule = Scheduler.schedule
 
         def watched_cache(pool, block, digest):
@@ -69,7 +69,7 @@ class MissOracle:
         def watched_cache_full_blocks(manager, request, num_computed):
             oracle.caching = manager, request
             oracle.requests[request.request_id] = request
-            methods["cache_full_blocks"](manager, request, num_computed)
+            methods[type(manager), "cache_full_blocks"](manager, request, num_computed)
             known = min(num_computed, len(request.token_ids))
             before = oracle.computed.get(request.request_id, ("", [], 0))[2]
             oracle.before_step.setdefault(request.request_id, before)
@@ -83,15 +83,15 @@ class MissOracle:
             if hit is not None and manager.enable_prefix_caching:
                 oracle.answer(manager, request, hit.num_tokens)
             oracle.actor, oracle.deed = request.request_id, "computed and evicted"
-            return methods["allocate_slots"](manager, request, num_tokens, hit, removed)
+            return methods[type(manager), "allocate_slots"](manager, request, num_tokens, hit, removed)
 
         def watched_withdraw(manager, blocks):
             oracle.deed, oracle.taken_back = "published and withdrawn", True
-            return methods["evict_newly_cached"](manager, blocks)
+            return methods[type(manager), "evict_newly_cached"](manager, blocks)
 
         def watched_drop(manager, blocks):
             oracle.deed = "published and withdrawn"
-            methods["evict"](manager, blocks)
+            methods[type(manager), "evict"](manager, blocks)
 
         def watched_free(manager, request, *, keep_cached=True):
             oracle.deed = "published and withdrawn"
@@ -102,12 +102,11 @@ class MissOracle:
                 oracle.taken_back = False
             else:
                 oracle.note(manager, request)
-            methods["free"](manager, request, keep_cached=keep_cached)
+            methods[type(manager), "free"](manager, request, keep_cached=keep_cached)
 
         def watched_schedule(scheduler):
             oracle.step = scheduler.step
             oracle.before_step = {}
-            oracle.steps_ahead = scheduler._steps_ahead
             for request in oracle.requests.values():
                 oracle.note(scheduler.kv_cache, request)
             return schedule(scheduler)
@@ -115,11 +114,10 @@ class MissOracle:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BlockPool, "cache", watched_cache)
             patch.setattr(BlockPool, "evict", watched_evict)
-            patch.setattr(KVCacheManager, "cache_full_blocks", watched_cache_full_blocks)
-            patch.setattr(KVCacheManager, "allocate_slots", watched_allocate)
-            patch.setattr(KVCacheManager, "evict_newly_cached", watched_withdraw)
-            patch.setattr(KVCacheManager, "evict", watched_drop)
-            patch.setattr(KVCacheManager, "free", watched_free)
+            watched = (watched_cache_full_blocks, watched_allocate, watched_withdraw, watched_drop, watched_free)
+            for kind in kinds:
+                for name, instead in zip(names, watched):
+                    patch.setattr(kind, name, instead)
             patch.setattr(Scheduler, "schedule", watched_schedule)
             yield self
 

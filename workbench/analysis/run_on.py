@@ -17,6 +17,7 @@ from typing import Any, Literal
 from workbench.analysis.fork import recorded_config
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.outputs import expect_drafts
 from workbench.scheduler.request import FinishReason, Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.workload import made_up_token
@@ -174,8 +175,9 @@ class LastState:
         def request_of(request_id: str) -> Request:
             request = self._request(request_id).copy()
             request.token_ids, request.block_hashes = request.token_ids.copy(), request.block_hashes.copy()
-            request.reset_blocks(num_groups)
+            kv_cache.begin_tables(request)
             queues.requests[request_id] = request
+            scheduler.prepare_for(request)
             return request
 
         for request_id in () if restarted else self.running:
@@ -193,7 +195,7 @@ class LastState:
             if kv_cache.rests_inside_blocks:
                 request.block_boundary = len(request.block_tables[0]) * kv_cache.block_size
             if config.num_speculative_tokens and not request.is_prefill:
-                request.draft_token_ids = (-1,) * config.num_speculative_tokens
+                expect_drafts(request, (-1,) * config.num_speculative_tokens)
             queues.running.append(request)
         for request_id in (*self.running, *self.waiting) if restarted else self.waiting:
             if request_id not in without:

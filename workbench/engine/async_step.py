@@ -15,7 +15,8 @@ from typing import NamedTuple, NoReturn
 from workbench.base.compatibility import PHASES, excluded
 from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.sampler import SampledToken
-from workbench.engine.step import Computed, Step, Stopwatch
+from workbench.engine.stages import Computed
+from workbench.engine.step import Step, Stopwatch
 from workbench.engine.thread import EngineThread
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.trace import StepRecord

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,29 +19,29 @@ from workbench.base.installed import installed_version
 from workbench.base.on_demand import find, picture
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
-from workbench.engine.async_step import AsyncStepper
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
 from workbench.engine.outputs import Outputs, OutputsByRequest
 from workbench.engine.sampler import Sampler
 from workbench.engine.shortcuts import Shortcuts
-from workbench.engine.speculation.custom import DraftFunction
-from workbench.engine.speculation.make import make_speculator, with_method
-from workbench.engine.speculation.proposer import Drafts
-from workbench.engine.speculation.speculator import Speculator
+from workbench.engine.stages import StepPart
 from workbench.engine.step import MIN_KEEP_BYTES, MIN_KEEP_STEPS, Step, Stepper
 from workbench.engine.thread import EngineThread, RunLoop
 from workbench.models.capture import LayerCapture
 from workbench.models.load import Activations, LoadedModel, Weights, device_for, load_model
 from workbench.scheduler.policy import SchedulingPolicy, described
+from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import StepRecord, Supplement, Trace, TraceMeta
 from workbench.trace.readings.breakpoints import Breakpoint, Breakpoints, Condition
 
 if TYPE_CHECKING:
+    from workbench.engine.async_step import AsyncStepper
     from workbench.engine.grammar import Grammar, GrammarCompiler
     from workbench.engine.shadow_once import ShadowRun
+    from workbench.engine.speculation.custom import DraftFunction
+    from workbench.engine.speculation.proposer import Drafts
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
     from workbench.trace.laws import Broken
@@ -134,7 +133,11 @@ class Engine(Shortcuts):
             integer("keep_steps", keep_steps, MIN_KEEP_STEPS, 2**31 - 1)
         if keep_bytes is not None:
             integer("keep_bytes", keep_bytes, MIN_KEEP_BYTES, 2**63 - 1)
-        config = with_method(config, draft_model, proposer)
+        drafting: dict[str, Any] = {"draft_model": draft_model, "proposer": proposer}
+        if config.num_speculative_tokens or any(each is not None for each in drafting.values()):
+            from workbench.engine.speculation.make import with_method
+
+            config = with_method(config, draft_model, proposer)
         check_compatible(config, "engine", ENGINE, *self._situations)
         self._let_go_of_device = hold_device(
             self, str(getattr(model, "name", model)), device_for(device, model, draft_model)
@@ -147,11 +150,10 @@ class Engine(Shortcuts):
         self._making_compiler = threading.Lock()
         self._started = self._clock()
         self.breakpoints = Breakpoints()
-        speculator = partial(make_speculator, draft_model=draft_model, proposer=proposer)
         self.broken_laws: list[Broken] = []
         self._checks_laws = check_laws
         try:
-            self._thread.call(lambda: self._load(model, config, policy, window, speculator, options))
+            self._thread.call(lambda: self._load(model, config, policy, window, drafting, options))
         except BaseException:
             self._let_go_of_device()  # a notebook keeps the engine of its last error alive
             raise
@@ -163,7 +165,7 @@ class Engine(Shortcuts):
         config: EngineConfig,
         policy: SchedulingPolicy | None,
         window: Mapping[str, int | None],
-        make_speculator: Callable[[EngineConfig, LoadedModel, Sampler], Speculator | None],
+        drafting: dict[str, Any],
         options: dict[str, Any],
     ) -> None:
         if not isinstance(model, LoadedModel):
@@ -191,11 +193,22 @@ class Engine(Shortcuts):
             from workbench.engine.shadow import start_shadow
 
             shadow = start_shadow(self.config, self.runner)
-        speculator = make_speculator(self.config, self.model, sampler)
+        speculator = None
+        if self.config.num_speculative_tokens:
+            from workbench.engine.speculation.make import make_speculator
+
+            speculator = make_speculator(self.config, self.model, sampler, **drafting)
         parts = (self.scheduler, self.runner, sampler, self._outputs, trace)
-        self._step = self._make_step(*parts, **window, shadow=shadow, speculator=speculator)
+        self._step = self._make_step(*parts, shadow=shadow, speculator=speculator)
+        for part in self._make_parts(**window):
+            self._step.join(part)
         self._stepper: Stepper | AsyncStepper
-        self._stepper = AsyncStepper(self._step) if self.config.async_scheduling else Stepper(self._step)
+        if self.config.async_scheduling:
+            from workbench.engine.async_step import AsyncStepper
+
+            self._stepper = AsyncStepper(self._step)
+        else:
+            self._stepper = Stepper(self._step)
 
     def _make_scheduler(self, policy: SchedulingPolicy | None) -> Scheduler:
         if not self._checks_laws:
@@ -216,6 +229,36 @@ class Engine(Shortcuts):
     def _make_step(self, *parts: Any, **options: Any) -> Step:
         """Make the step; an engine in lockstep with others has another."""
         return Step(*parts, **options)
+
+    def _make_parts(self, keep_steps: int | None, keep_bytes: int | None) -> Iterator[StepPart]:
+        """The features of the configuration that take part in every step."""
+        step = self._step
+        if step.speculator is not None:
+            from workbench.engine.speculation.part import Speculation
+
+            yield Speculation(step.speculator, step.sampler, self.scheduler)
+        if self.config.record_top_tokens:
+            from workbench.engine.keeping import TopTokens
+
+            yield TopTokens(self._outputs)
+        if step.shadow is not None:
+            yield step.shadow
+        if keep_steps is not None or keep_bytes is not None:  # last: it may begin another trace
+            from workbench.engine.keeping import Window
+
+            yield Window(self.scheduler, keep_steps, keep_bytes)
+
+    def _join_for(self, request: Request) -> None:
+        """Let the features that a request needs, not a configuration, take part in the steps."""
+        kinds = {type(part).__name__ for part in self._step.parts}
+        if request.grammar is not None and "Masks" not in kinds:
+            from workbench.engine.grammar import Masks
+
+            self._step.join(Masks(self._outputs))
+        if request.sampling.prompt_logprobs is not None and "PromptRows" not in kinds:
+            from workbench.engine.prompt_logprobs import PromptRows
+
+            self._step.join(PromptRows(self._outputs.add_prompt_logprobs))
 
     @property
     def trace(self) -> Trace:
@@ -313,6 +356,8 @@ class Engine(Shortcuts):
                 grammar.release()
             raise
         state.request.grammar = grammar
+        if grammar is not None or sampling.prompt_logprobs is not None:
+            self._step.inbox.append(lambda: self._join_for(state.request))
         self._step.inbox.append(lambda: self._enqueue(state))
         return state.request.request_id
 

@@ -24,7 +24,9 @@ from workbench.engine.grammar_form import first_line, text_of
 from workbench.engine.grammar_host import GrammarHost, MaskWait, Patience
 from workbench.engine.grammar_process import FAILED, WORN
 from workbench.engine.grammar_texts import GrammarText, GrammarTexts
+from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.sampler import Logits
+from workbench.engine.stages import Computed, Stage, StepPart
 from workbench.models.load import LoadedModel
 from workbench.models.tokenizer import Tokenizer
 from workbench.scheduler.batch import ScheduledBatch
@@ -292,3 +294,35 @@ def allowed_drafts(request: Request, drafts: tuple[int, ...]) -> tuple[int, ...]
     """The drafts of a request up to the first that its grammar does not allow."""
     grammar = request.grammar
     return drafts[: grammar.num_valid(request.token_ids, drafts)] if isinstance(grammar, Grammar) else drafts
+
+
+class Masks(StepPart):
+    """Masks the rows of requests that have a grammar.
+
+    Args:
+        outputs: The outputs of requests, which say why a grammar ended them.
+    """
+
+    def __init__(self, outputs: OutputProcessor) -> None:
+        self._outputs = outputs
+
+    def stages(self, others: Mapping[str, Stage]) -> Mapping[str, Stage]:
+        """Ask for masks before the forward pass, and apply them after it."""
+        return {"ask": self._ask, "mask": self._mask}
+
+    def _ask(self, computed: Computed) -> None:
+        ask_masks(computed.batch)
+
+    def _mask(self, computed: Computed) -> tuple[str, Any] | None:
+        if all(chunk.request.grammar is None for chunk in computed.batch.chunks):
+            return None
+        computed.logits = constrain(computed.logits, computed.batch)
+        computed.lap("mask")
+        return "mask", computed.logits.masks
+
+    def ending(self, iteration: ScheduledBatch) -> None:
+        """Say why the grammar of a request could not be compiled."""
+        for request_id, reason in iteration.finish_reasons.items():
+            state = self._outputs[request_id]
+            if reason == "error" and not state.error and state.request.grammar is not None:
+                state.error = state.request.grammar.error

@@ -7,7 +7,6 @@ from typing import Any, NotRequired, TypedDict
 
 from workbench.base.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
-from workbench.engine.prompt_logprobs import MAX_LOGITS_BYTES
 from workbench.models.load import LoadedModel
 from workbench.models.tokenizer import with_special_tokens
 from workbench.scheduler.admission import check_servable
@@ -145,6 +144,8 @@ def check_prompt(token_ids: list[int], sampling: SamplingParams, config: EngineC
 
 def _check_logits(config: EngineConfig, model: LoadedModel) -> None:
     """Reject the logits of whole prompts that would be too large together."""
+    from workbench.engine.prompt_logprobs import MAX_LOGITS_BYTES
+
     num_bytes = 4 * config.max_num_batched_tokens * model.vocab_size
     if num_bytes > MAX_LOGITS_BYTES:
         allowed = MAX_LOGITS_BYTES // (4 * model.vocab_size)

@@ -7,16 +7,18 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from workbench.config import SamplingParams
-from workbench.engine.prompt_logprobs import PromptLogprobs
 from workbench.engine.sampler import SampledToken
 from workbench.models.load import LoadedModel
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.request import FinishReason, Request
 from workbench.trace import RequestInfo
 from workbench.trace.readings.top_tokens import TopTokens
+
+if TYPE_CHECKING:
+    from workbench.engine.prompt_logprobs import PromptLogprobs
 
 log = logging.getLogger("workbench")
 
@@ -344,10 +346,7 @@ class OutputProcessor:
     def finish(self, reasons: Mapping[str, str]) -> None:
         """Complete the outputs of the requests that ended with a step, given their reasons."""
         for request_id, reason in reasons.items():
-            state = self.states[request_id]
-            if reason == "error" and not state.error and state.request.grammar is not None:
-                state.error = state.request.grammar.error
-            state.finish(reason)
+            self.states[request_id].finish(reason)
 
     def num_tokens_left(self) -> int:
         """Maximum number of tokens to compute for the unfinished requests; the last token of each is never computed."""

@@ -7,21 +7,20 @@ prefix cache, as in vLLM: its rows have to run. Compiled code projects the rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from workbench.engine.forward.path import SlicedLogits
 from workbench.engine.sampler import Logits, top_logprobs
+from workbench.engine.stages import Computed, Stage, StepPart
 from workbench.scheduler.batch import ScheduledBatch
 
 MAX_LOGITS_BYTES = 2 << 30
 """Maximum size of the logits of a step whose rows cannot be projected in slices."""
-
-SLICE_BYTES = 64 << 20
-"""Size of a slice of logits; two are in memory at a time."""
 
 
 class PromptLogprobs(NamedTuple):
@@ -35,17 +34,6 @@ class PromptLogprobs(NamedTuple):
 
     first: int
     logprobs: Sequence[tuple[dict[int, float], int]]
-
-
-@dataclass(frozen=True, eq=False)
-class SlicedLogits(Logits):
-    """Logits of the rows of prompts, which are projected when they are read, once.
-
-    Attributes:
-        slices: The rows in order.
-    """
-
-    slices: Iterator[mx.array] = field(default_factory=lambda: iter(()))
 
 
 def take_prompt_logprobs(logits: Logits, batch: ScheduledBatch) -> tuple[Logits, Mapping[str, PromptLogprobs]]:
@@ -73,3 +61,31 @@ def take_prompt_logprobs(logits: Logits, batch: ScheduledBatch) -> tuple[Logits,
             found[request.request_id] = PromptLogprobs(chunk.start + 1, likely)
     values = np.array(kept, np.float32).reshape(len(kept), logits.values.shape[1])
     return Logits.of(mx.array(values)), found
+
+
+class PromptRows(StepPart):
+    """Takes the rows of prompts out of a step's logits.
+
+    Args:
+        keep: Keeps what they say, by request.
+    """
+
+    def __init__(self, keep: Callable[[Mapping[str, PromptLogprobs]], None]) -> None:
+        self._keep = keep
+
+    def stages(self, others: Mapping[str, Stage]) -> Mapping[str, Stage]:
+        """Take them out at the end of the forward pass."""
+        return {"forward": partial(self._forward, others["forward"])}
+
+    def _forward(self, forward: Stage, computed: Computed) -> tuple[str, Any] | None:
+        phase = forward(computed)
+        if not any(chunk.num_prompt_rows for chunk in computed.batch.chunks):
+            return phase
+        computed.logits, computed.prompt_logprobs = take_prompt_logprobs(computed.logits, computed.batch)
+        computed.lap("prompt_logprobs")
+        return "forward", computed.logits.values
+
+    def took(self, computed: Computed) -> None:
+        """Keep what the rows say."""
+        if computed.prompt_logprobs:
+            self._keep(computed.prompt_logprobs)

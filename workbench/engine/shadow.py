@@ -16,6 +16,7 @@ import numpy as np
 from workbench.base.connected import start_connected
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
+from workbench.engine.stages import Computed, StepPart
 from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.attention.metal import shadow_worker
 from workbench.trace import StepRecord, Supplement, Trace
@@ -43,7 +44,7 @@ def start_shadow(config: EngineConfig, runner: ModelRunner) -> ShadowLauncher | 
     return ShadowLauncher(runner, asked["layer"], asked["every"])
 
 
-class ShadowLauncher:
+class ShadowLauncher(StepPart):
     """Hands one layer's attention of every n-th step to a second process, which runs the Metal source on it.
 
     The engine does not wait: it copies the step's blocks, and everything else happens in the other process. A step is
@@ -79,6 +80,11 @@ class ShadowLauncher:
         if self._calls % self._every or not self._idle.is_set():
             return
         self._copied = copied_call(call)
+
+    def recorded(self, record: StepRecord, computed: Computed, trace: Trace) -> Trace:
+        """Launch the step again, see `launch`."""
+        self.launch(record, trace)
+        return trace
 
     def launch(self, record: StepRecord, trace: Trace) -> None:
         """Hand over the copies that were made in the step that has just run, if there are any.

@@ -5,31 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
+from functools import partial
 from itertools import chain
-from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from workbench.engine.forward.path import ForwardOutput
-from workbench.engine.forward.stopping import StoppingPath
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.packed_batch import PackedBatch, prepare_unified
-from workbench.engine.prompt_logprobs import PromptLogprobs, take_prompt_logprobs
-from workbench.engine.sampler import Logits, SampledToken, Sampler
-from workbench.engine.shadow import ShadowLauncher
-from workbench.engine.speculation.proposer import Drafts
-from workbench.engine.speculation.speculator import Speculator
+from workbench.engine.sampler import Sampler
+from workbench.engine.stages import STAGES, Computed, Stage, StepPart
 from workbench.models.paged_cache import Kept
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.scheduler import Scheduler
-from workbench.trace import KernelLaunch, Keyframe, StepRecord, Supplement, Trace
-from workbench.trace.readings.top_tokens import NAME as TOP_TOKENS
-from workbench.trace.size import size_of, size_of_step
+from workbench.trace import StepRecord, Trace
 from workbench.trace.step_span import StepSpan
+
+if TYPE_CHECKING:
+    from workbench.engine.shadow import ShadowLauncher
+    from workbench.engine.speculation.speculator import Speculator
+
 
 MIN_KEEP_STEPS = 16
 MIN_KEEP_BYTES = 1 << 20
@@ -46,20 +43,20 @@ Phases = Generator[tuple[str, Any], bool | None, None]
 """The phases of a step: they yield (name, result), and are sent whether to stop at layers from there on."""
 
 
-class Computed(NamedTuple):
-    """The output of a step's forward pass.
+def run_model(runner: ModelRunner, computed: Computed) -> tuple[str, Any]:
+    """The stage "forward"."""
+    computed.logits, computed.kernel = computed.output or runner.forward(computed.packed)
+    computed.lap("forward")
+    return "forward", computed.logits.values
 
-    Attributes:
-        kernel: The launch of the attention kernel.
-        sampled: One token or more for each chunk that samples.
-        drafts: Drafts for the next step, by request.
-        prompt_logprobs: Log-probabilities of tokens of prompts, by request.
-    """
 
-    kernel: KernelLaunch | None = None
-    sampled: Sequence[Sequence[SampledToken]] = ()
-    drafts: Mapping[str, Drafts] = MappingProxyType({})
-    prompt_logprobs: Mapping[str, PromptLogprobs] = MappingProxyType({})
+def sample(sampler: Sampler, computed: Computed) -> tuple[str, Any]:
+    """The stage "sample", a token for each chunk that reaches the last known one."""
+    requests = [chunk.request for chunk in computed.batch.chunks if chunk.samples]
+    tokens = sampler.sample(computed.logits, requests)
+    computed.sampled = [[token] for token in tokens]
+    computed.lap("sample")
+    return "sample", tokens
 
 
 class Step:
@@ -71,8 +68,6 @@ class Step:
         sampler: Chooses tokens.
         outputs: Turns tokens into the outputs of requests.
         trace: Holds the records.
-        keep_steps: Maximum number of steps in the trace; None keeps every step.
-        keep_bytes: Maximum size of the trace (`workbench.trace.size`); None for any size.
         shadow: Runs the Metal source beside the backend; None without.
         speculator: Makes drafts and verifies them; None without speculative decoding.
 
@@ -84,6 +79,8 @@ class Step:
         record_top_tokens: Number of most likely tokens that are recorded with each output token.
         inbox: Work to do before the next step: arrivals, aborts, and calls of ``before_step``.
         listeners: Functions that are called with the record of every step.
+        parts: The features that take part in every step, in the order in which they are asked.
+        stages: The stages of a computation in order.
     """
 
     def __init__(
@@ -94,8 +91,6 @@ class Step:
         outputs: OutputProcessor,
         trace: Trace,
         *,
-        keep_steps: int | None = None,
-        keep_bytes: int | None = None,
         shadow: ShadowLauncher | None = None,
         speculator: Speculator | None = None,
     ) -> None:
@@ -112,14 +107,19 @@ class Step:
         self.timed: Stopwatch | None = None
         self.inbox: deque[Callable[[], None]] = deque()
         self.listeners: list[Callable[[StepRecord], None]] = []
-        self._forget_interval = keep_steps // 2 if keep_steps is not None else None
-        self._forget_size = keep_bytes // 2 if keep_bytes is not None else None
-        self._forgets = keep_steps is not None or keep_bytes is not None
-        self._num_bytes = 0  # of what was added to the trace since the latest keyframe
-        self._keyframe: Keyframe | None = None
         self._end = 0.0  # of the latest step
         self._was_empty = False  # the latest step had no chunk
         self._has_states = not all(group.is_attention for group in runner.groups)
+        self.parts: tuple[StepPart, ...] = ()
+        # The stages do not refer to this object, so that an engine that is dropped is gone at once.
+        self._stages: dict[str, Stage] = {"forward": partial(run_model, runner), "sample": partial(sample, sampler)}
+        self.stages = tuple(self._stages.values())
+
+    def join(self, part: StepPart) -> None:
+        """Let a feature take part in every step from now on; between two steps."""
+        self.parts += (part,)
+        self._stages |= part.stages(self._stages)
+        self.stages = tuple([self._stages[name] for name in STAGES if name in self._stages])
 
     def begin(self) -> bool:
         """Do the work of the inbox; whether there is a step to take."""
@@ -166,9 +166,6 @@ class Step:
             self.fail(batch, problem, batch)
         else:
             self.take_output(batch, computed, batch)
-            if self.speculator is not None:
-                drafts = {name: self._allowed(name, drafts.token_ids) for name, drafts in computed.drafts.items()}
-                self.scheduler.set_drafts(drafts)
         timed.lap("update")
         yield "record", self.complete(batch, timed, computed)
 
@@ -195,39 +192,20 @@ class Step:
     ) -> Generator[tuple[str, Any], bool | None, Computed]:
         """The phases that run the model: "forward", "mask", "sample" and "draft", see `phases`."""
         self.computing = batch.step
-        if has_grammars := any(chunk.request.grammar is not None for chunk in batch.chunks):
-            self._ask_masks(batch)
-        stopping = self._run_stopping(packed, timed) if stops_at_layers else None
-        logits, kernel = self.runner.forward(packed) if stopping is None else (yield from stopping)
-        timed.lap("forward")
-        prompt_logprobs: Mapping[str, PromptLogprobs] = {}
-        if any(chunk.num_prompt_rows for chunk in batch.chunks):
-            logits, prompt_logprobs = take_prompt_logprobs(logits, batch)
-            timed.lap("prompt_logprobs")
-        yield "forward", logits.values
-        if has_grammars:
-            logits = self._constrain(logits, batch)
-            timed.lap("mask")
-            yield "mask", logits.masks
-        sampled: Sequence[Sequence[SampledToken]]
-        if self.speculator is not None:
-            sampled = self.speculator.sample(self.sampler, logits, batch)
-        else:
-            requests = [chunk.request for chunk in batch.chunks if chunk.samples]
-            sampled = [[token] for token in self.sampler.sample(logits, requests)]
-        timed.lap("sample")
-        yield "sample", list(chain.from_iterable(sampled))
-        if self.speculator is None:
-            return Computed(kernel, sampled, prompt_logprobs=prompt_logprobs)
-        drafts = self.speculator.propose(batch, packed, sampled)
-        timed.lap("draft")
-        yield "draft", drafts
-        return Computed(kernel, sampled, drafts, prompt_logprobs)
+        computed = Computed(batch=batch, packed=packed, lap=timed.lap)
+        if stops_at_layers:
+            computed.output = yield from self._run_stopping(packed, timed)
+        for stage in self.stages:
+            if (phase := stage(computed)) is not None:
+                yield phase
+        return computed
 
     def _run_stopping(
         self, packed: PackedBatch, timed: Stopwatch
     ) -> Generator[tuple[str, Any], bool | None, ForwardOutput]:
         """The forward pass with a stop after each layer, for as long as True is sent."""
+        from workbench.engine.forward.stopping import StoppingPath
+
         with closing(StoppingPath(self.runner, packed, self.computing)) as path:
             stops_at_layers: bool | None = True
             while stops_at_layers and (layer := path.advance()) is not None:
@@ -235,34 +213,13 @@ class Step:
                 stops_at_layers = yield f"layer {layer.layer}", layer
             return path.run(packed)
 
-    def _ask_masks(self, batch: ScheduledBatch) -> None:
-        """Begin to compute the masks of a batch, beside the forward pass."""
-        from workbench.engine.grammar import ask_masks
-
-        ask_masks(batch)
-
-    def _constrain(self, logits: Logits, batch: ScheduledBatch) -> Logits:
-        """The logits with the masks of a batch, when they are there."""
-        from workbench.engine.grammar import constrain
-
-        return constrain(logits, batch)
-
-    def _allowed(self, request_id: str, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """The drafts of a request up to the first that its grammar does not allow."""
-        request = self.scheduler.requests.get(request_id)
-        if request is None or request.grammar is None:
-            return drafts
-        from workbench.engine.grammar import allowed_drafts
-
-        return allowed_drafts(request, drafts)
-
     def complete(self, batch: ScheduledBatch, timed: Stopwatch, computed: Computed) -> StepRecord:
         """Record a step whose output has been taken in."""
         times = timed.fields(self._end)
         self._end = times["end"]
         self._was_empty = not batch.chunks
         record = batch.to_record(kernel=computed.kernel, **times)
-        self.keep(record, self.supplements(batch, computed) if self.record_top_tokens else ())
+        self.keep(record, computed)
         return record
 
     def take_output(self, batch: ScheduledBatch, computed: Computed, iteration: ScheduledBatch) -> None:
@@ -273,11 +230,13 @@ class Step:
             computed: Its output.
             iteration: The batch that was scheduled last, whose record names the requests that end here.
         """
-        if computed.prompt_logprobs:
-            self.outputs.add_prompt_logprobs(computed.prompt_logprobs)
+        for part in self.parts:
+            part.took(computed)
         tokens, finish = self.outputs.append_tokens(batch, computed.sampled, self.scheduler.max_model_len)
         self.scheduler.update(batch, tokens, finish=finish)
         self._finish(iteration)
+        for part in self.parts:
+            part.updated(computed)
 
     def fail(self, batch: ScheduledBatch, problem: Exception, iteration: ScheduledBatch) -> None:
         """End the requests of a batch with an error, see `take_output` for the arguments."""
@@ -288,53 +247,20 @@ class Step:
         self._finish(iteration)
 
     def _finish(self, iteration: ScheduledBatch) -> None:
+        for part in self.parts:
+            part.ending(iteration)
         self.outputs.finish(iteration.finish_reasons)
-        if self.speculator is not None:
-            for request_id in (*iteration.finish_reasons, *iteration.aborted):
-                self.speculator.forget(request_id)
 
-    def supplements(self, batch: ScheduledBatch, computed: Computed) -> list[Supplement]:
-        """Further facts about a step whose output has been taken in: the most likely tokens."""
-        chunks = [chunk for chunk in batch.chunks if chunk.samples]
-        found = [
-            msgspec.to_builtins(self.outputs.with_texts(token.top))
-            for chunk, tokens in zip(chunks, computed.sampled)
-            for token in tokens[: len(chunk.sampled_before) + (chunk.sampled is not None)]
-            if token.top is not None
-        ]
-        return [Supplement(batch.step, TOP_TOKENS, {"tokens": found})] if found else []
-
-    def keep(self, record: StepRecord, supplements: Sequence[Supplement] = ()) -> None:
-        """Add a record and further facts about its step to the trace, and show the record to the listeners."""
+    def keep(self, record: StepRecord, computed: Computed) -> None:
+        """Add a record to the trace, and show it to the parts and the listeners."""
         self.trace.append(record)
-        for supplement in supplements:
-            self.trace.add_supplement(supplement)
-        if self.shadow is not None:
-            self.shadow.launch(record, self.trace)
-        if self._forgets:
-            self._forget_old_steps(record, supplements)
+        for part in self.parts:
+            self.trace = part.recorded(record, computed, self.trace)
         for listener in list(self.listeners):
             try:
                 listener(record)
             except Exception:  # a failing listener must not stop the engine
                 log.exception("a listener failed in step %d", record.step)
-
-    def _forget_old_steps(self, record: StepRecord, supplements: Sequence[Supplement]) -> None:
-        """If enough was added since the latest keyframe, let the trace begin there, and take the next one.
-
-        The trace then holds between half of ``keep_steps`` or ``keep_bytes`` and all of them, and nothing that is
-        derived from it grows with the number of steps or of requests.
-        """
-        if self._forget_size is not None:
-            arrivals = map(self.trace.requests.__getitem__, record.arrived)
-            self._num_bytes += size_of_step(record) + sum(map(size_of, chain(arrivals, supplements)))
-        is_full = self._forget_size is not None and self._num_bytes > self._forget_size
-        if not is_full and (self._forget_interval is None or (record.step + 1) % self._forget_interval):
-            return
-        self._num_bytes = 0
-        previous, self._keyframe = self._keyframe, self.scheduler.keyframe()
-        if previous is not None:
-            self.trace = self.trace.continued_from(previous)
 
 
 class Stopwatch(StepSpan):

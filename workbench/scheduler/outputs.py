@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from workbench.scheduler.flight import Flight
 from workbench.scheduler.request import FinishReason, Request
 
 if TYPE_CHECKING:
     from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
     from workbench.scheduler.kv_cache_manager import KVCacheManager
+
+
+def flight_of(request: Request) -> Flight:
+    """The part of a request that runs ahead; made when it is asked for first."""
+    if request.flight is None:
+        request.flight = Flight()
+    return request.flight
+
+
+def expect_drafts(request: Request, drafts: Sequence[int]) -> None:
+    """Let the next chunk of a request verify drafts."""
+    flight = flight_of(request)
+    flight.drafts = drafts
+    request.num_ahead = flight.placeholders + len(drafts)
 
 
 def check_stop(request: Request, token: int, max_model_len: int) -> FinishReason | None:
@@ -50,12 +65,12 @@ def take_output(
     Returns:
         Why the request ends with these tokens; None when it does not.
     """
-    request = chunk.request
-    is_stale = request.num_stale_output_tokens > 0
+    request, flight = chunk.request, flight_of(chunk.request)
+    is_stale = flight.stale > 0
     if is_async:
-        request.num_in_flight_tokens -= chunk.num_tokens
+        flight.num_tokens -= chunk.num_tokens
         if is_stale:
-            request.num_stale_output_tokens -= chunk.num_tokens
+            flight.stale -= chunk.num_tokens
     if not chunk.samples or sampled is None:
         return None
     tokens = (sampled,) if isinstance(sampled, int) else sampled
@@ -64,7 +79,7 @@ def take_output(
     if num_rejected and not is_stale:
         request.num_kv_computed -= num_rejected
         if is_async:
-            request.num_output_placeholders -= num_rejected
+            _expect_fewer(request, flight, num_rejected)
             if (later := last.chunk_of(request)) is not None and later is not chunk:
                 later.ahead += num_rejected
     reason: FinishReason | None = None
@@ -79,7 +94,12 @@ def take_output(
     if not is_stale:
         request.num_kv_computed -= len(tokens) - num_appended
         if is_async:
-            request.num_output_placeholders -= len(tokens)
+            _expect_fewer(request, flight, len(tokens))
         if request.status == "running":
-            kv_cache.cache_full_blocks(request, request.num_kv_computed - request.num_in_flight_tokens)
+            kv_cache.cache_full_blocks(request, request.num_kv_computed - flight.num_tokens)
     return reason
+
+
+def _expect_fewer(request: Request, flight: Flight, num_tokens: int) -> None:
+    flight.placeholders -= num_tokens
+    request.num_ahead -= num_tokens

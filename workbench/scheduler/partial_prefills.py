@@ -24,16 +24,14 @@ have in first-come-first-served order, for any arrivals.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
-from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
-from workbench.scheduler.kv_cache_manager import KVCacheManager
-from workbench.scheduler.queues import Queues, ServiceOrder
+from workbench.scheduler.chain import OrderOver, Owner
+from workbench.scheduler.queues import Admit, Advance, Plan, ServiceOrder
 from workbench.scheduler.request import Request
-from workbench.trace.reasons import Reason, Rule
-from workbench.trace.records import LimitedBy
+from workbench.trace.reasons import UNKNOWN, Reason, Rule
 
 OVERTAKING_SHARE = 0.07
 """Fraction of the work up to a long prompt's own end by which later prompts may put it off.
@@ -46,33 +44,21 @@ MAX_SCANNED = 1024
 """Maximum number of waiting requests considered in a step, so that its cost is bounded for any length of the queue."""
 
 
-class PartialPrefills(ServiceOrder):
-    """Shares and slots of the prompts in progress: an order of service laid over another one.
-
-    Args:
-        config: A configuration with at least one of the two limits on.
-        queues: The requests.
-        kv_cache: Their KV blocks.
-        order: The order that the limits are laid over.
-        num_computed: Prefill tokens scheduled so far.
+class PartialPrefills(OrderOver):
+    """Shares and slots of the prompts in progress; the configuration has at least one of the two limits on.
 
     Attributes:
         share: Tokens of one prompt in the first round of this step.
         num_computed: Prefill tokens scheduled so far in all: the clock by which overtaking is measured.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        queues: Queues,
-        kv_cache: KVCacheManager,
-        order: ServiceOrder,
-        num_computed: int = 0,
-    ) -> None:
-        super().__init__(config, queues, kv_cache)
+    caps_chunks = False
+
+    def __init__(self, scheduler: Owner, order: ServiceOrder) -> None:
+        super().__init__(scheduler, order)
+        config = self.config
         self.share = sys.maxsize
-        self.num_computed = num_computed
-        self._order = order
+        self.num_computed = 0
         self._budget = config.token_budget
         self._max_num = config.max_num_partial_prefills
         self._max_long = config.max_long_partial_prefills
@@ -82,11 +68,9 @@ class PartialPrefills(ServiceOrder):
         self._projected = 0
         self._slack = sys.maxsize
 
-    def rehearsal(self, queues: Queues, kv_cache: KVCacheManager) -> Self:
-        """The same limits over a copy of the queues and of the KV blocks."""
-        clone = super().rehearsal(queues, kv_cache)
-        clone._order = self._order.rehearsal(queues, kv_cache)
-        return clone
+    def carry_on(self, before: Self) -> None:
+        """The same clock."""
+        self.num_computed = before.num_computed
 
     def running_order(self, batch: ScheduledBatch) -> Sequence[Request]:
         """Count the prompts in progress and fix their share.
@@ -94,14 +78,14 @@ class PartialPrefills(ServiceOrder):
         Returns:
             The running requests, prompts in progress first: a budget full of decodes leaves them their share.
         """
-        order, running = self._order.running_order(batch), self.queues.running
+        order, running = list(self._order.running_order(batch)), self.queues.running
         if len(order) < len(running):  # a policy may let decodes wait, not prompts in progress
             chosen = set(map(id, order))
-            order = [*order, *(r for r in running if r.is_prefill and id(r) not in chosen)]
+            order += [r for r in running if r.is_prefill and id(r) not in chosen]
         self._in_progress = [request for request in order if request.is_prefill]
         self._long = [request for request in self._in_progress if self._is_long(_num_left(request))]
         if self._max_num is None:
-            return list(order)
+            return order
         num_seats = max(0, (self.config.max_num_active_seqs or self.config.max_num_seqs) - len(running))
         num_prompts = len(self._in_progress)
         num_joining = min(num_seats, len(self.queues.waiting))
@@ -118,36 +102,25 @@ class PartialPrefills(ServiceOrder):
         self._slack = sys.maxsize
         return self._order.waiting_order(batch, budget, MAX_SCANNED)
 
-    def limit_chunk(
-        self, request: Request, num_tokens: int, limited_by: LimitedBy, batch: ScheduledBatch, budget: int
-    ) -> tuple[int, LimitedBy]:
+    def limit_chunk(self, plan: Plan, batch: ScheduledBatch) -> Reason | None:
         """Shorten a chunk to the share of one prompt."""
-        if self.share < num_tokens:
-            num_tokens, limited_by = self.share, "partial_prefill_slot"
-        return self._order.limit_chunk(request, num_tokens, limited_by, batch, budget)
+        plan.limit(self.share, "partial_prefill_slot")
+        return self._order.limit_chunk(plan, batch)
 
-    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, Rule]:
-        """The victim of the order below."""
-        return self._order.victim(batch, budget)
-
-    def refuse(self, request: Request, num_uncached: int, budget: int) -> Reason | None:
-        """Whether the next waiting request has to wait on; None when it may be admitted.
-
-        Args:
-            request: The next of the queue.
-            num_uncached: Its tokens that are not in the prefix cache.
-            budget: Tokens left in the budget.
-        """
+    def consider(self, plan: Plan, batch: ScheduledBatch) -> Reason | None:
+        """Refuse a request that finds no slot, or that would overtake another one too far."""
+        request, num_uncached = plan.request, plan.num_uncached
         if self._max_long is not None and self._is_long(num_uncached) and self._num(self._long) >= self._max_long:
             self._pass_over(request, num_uncached)
+            plan.may_be_overtaken = True
             return self._full("max_long_partial_prefills", self._max_long, "long_prompt", self._long)
-        stays_partial = num_uncached > min(budget, self.share)
+        stays_partial = num_uncached > min(plan.room, self.share)
         if self._max_num is not None and stays_partial and self._num(self._in_progress) >= self._max_num:
             return self._full("max_num_partial_prefills", self._max_num, "", self._in_progress)
         if num_uncached > self._slack:
             limit = "max_long_partial_prefills"
             return Reason("partial_prefills", limit, self._max_long, num_uncached, self._slack, rule="overtaken")
-        return None
+        return self._order.consider(plan, batch)
 
     @staticmethod
     def _full(limit: str, value: int, rule: Rule, in_progress: Sequence[Request]) -> Reason:
@@ -155,33 +128,31 @@ class PartialPrefills(ServiceOrder):
         names = tuple([request.request_id for request in in_progress if request.is_prefill])
         return Reason("partial_prefills", limit, value, 1, 0, rule=rule, requests=names)
 
-    def admit(self, request: Request, num_uncached: int) -> None:
-        """Take note of a request that is admitted, before its first chunk is."""
+    def admitted(self, plan: Plan, chunk: ScheduledChunk) -> None:
+        """Give a request its slot."""
+        request, num_uncached = plan.request, plan.num_uncached
         request.overtaking_limit = None
         self._projected += num_uncached
         self._slack -= num_uncached
         self._in_progress.append(request)
         if self._is_long(num_uncached):
             self._long.append(request)
+        self._order.admitted(plan, chunk)
 
-    def use_up(
-        self,
-        batch: ScheduledBatch,
-        budget: int,
-        advance: Callable[[ScheduledChunk], None],
-        admit: Callable[[ScheduledBatch, int], int],
-    ) -> int:
-        """Give what shares left over to the prompts that can use more, then to newcomers once those are complete.
+    def computed(self, chunk: ScheduledChunk, num_tokens: int) -> None:
+        """Let the clock run."""
+        if chunk.arm != "decode":
+            self.num_computed += num_tokens
+        self._order.computed(chunk, num_tokens)
 
-        Args:
-            batch: The step that is being scheduled.
-            budget: Tokens left in the budget.
-            advance: Moves a chunk's request to the end of the chunk.
-            admit: Admits waiting requests and returns what is left of the budget.
+    def not_reached(self) -> Reason:
+        """As many as a step may look at were looked at."""
+        reason = self._order.not_reached()
+        return Reason("partial_prefills", rule="not_considered") if reason is UNKNOWN else reason
 
-        Returns:
-            Tokens left in the budget.
-        """
+    def rest(self, batch: ScheduledBatch, budget: int, advance: Advance, admit: Admit) -> int:
+        """Give what shares left over to the prompts that can use more, then to newcomers once those are complete."""
+        budget = self._order.rest(batch, budget, advance, admit)
         while budget > 0:
             left = self._lengthen_chunks(batch, budget, advance)
             if left in (0, budget) or batch.preempted:
@@ -189,7 +160,7 @@ class PartialPrefills(ServiceOrder):
             budget = admit(batch, left)
         return budget
 
-    def _lengthen_chunks(self, batch: ScheduledBatch, budget: int, advance: Callable[[ScheduledChunk], None]) -> int:
+    def _lengthen_chunks(self, batch: ScheduledBatch, budget: int, advance: Advance) -> int:
         """Lengthen the chunks that their share cut, evenly, as far as budget and free blocks reach.
 
         Returns:

@@ -17,6 +17,7 @@ rule is used for the decision: a bug in a policy does not stop a running engine.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -24,10 +25,9 @@ from typing import Any, Literal, TypeVar, cast
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
-from workbench.scheduler.queues import Queues, ServiceOrder
+from workbench.scheduler.queues import Plan, Queues, ServiceOrder
 from workbench.scheduler.request import Request
-from workbench.trace.reasons import Rule
-from workbench.trace.records import LimitedBy
+from workbench.trace.reasons import Reason, Rule
 
 T = TypeVar("T")
 log = logging.getLogger("workbench")
@@ -170,6 +170,8 @@ class PolicyOrder(ServiceOrder):
         ValueError: The object is not a SchedulingPolicy.
     """
 
+    decodes_plainly = False
+
     def __init__(
         self, config: EngineConfig, queues: Queues, kv_cache: KVCacheManager, policy: SchedulingPolicy
     ) -> None:
@@ -190,21 +192,26 @@ class PolicyOrder(ServiceOrder):
         """The policy's order of the waiting requests."""
         return self._order("waiting", self.policy.waiting_order, self._view(batch, budget))
 
-    def limit_chunk(
-        self, request: Request, num_tokens: int, limited_by: LimitedBy, batch: ScheduledBatch, budget: int
-    ) -> tuple[int, LimitedBy]:
+    def limit_chunk(self, plan: Plan, batch: ScheduledBatch) -> Reason | None:
         """Shorten a chunk to the policy's limit."""
-        num_tokens, limited_by = super().limit_chunk(request, num_tokens, limited_by, batch, budget)
-        view = self._view(batch, budget)
+        plan.limit(batch.long_prefill_cap or sys.maxsize, "long_prefill_token_threshold")
+        view = self._view(batch, plan.room)
 
         def ask() -> int | None:
-            answer = self.policy.max_chunk(self._shown(request), view)
+            answer = self.policy.max_chunk(self._shown(plan.request), view)
             if answer is not None and (not isinstance(answer, int) or isinstance(answer, bool) or answer < 1):
                 raise ValueError(f"must be None or an integer >= 1, got {answer!r}")
             return answer
 
         limit = self._ask("max_chunk", ask, None)
-        return (num_tokens, limited_by) if limit is None or limit >= num_tokens else (limit, "policy")
+        if limit is not None and limit < plan.num_tokens:
+            plan.limit(limit, "policy")
+            plan.steady = limit
+        return super().limit_chunk(plan, batch)
+
+    def not_reached(self) -> Reason:
+        """The policy left them out."""
+        return Reason("policy", "policy", self.config.policy, text=repr(self.policy))
 
     def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, Rule]:
         """The policy's victim."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams
+    from workbench.scheduler.flight import Flight
     from workbench.trace.lines import RequestInfo
 
 RequestStatus = Literal["waiting", "running", "preempted", "finished"]
@@ -71,18 +72,12 @@ class Request:
         sampling: The parameters by which its tokens are chosen.
         num_preemptions: Number of times it lost its KV blocks.
         num_kv_lost: Positions ``[0, num_kv_lost)`` had KV before a preemption threw it away.
-        draft_token_ids: Draft tokens that its next chunk verifies; -1 for one that is not known yet.
-        num_output_placeholders: Output tokens that scheduled steps will give it, drafts included, and that are not
-            known yet. 0 with synchronous scheduling.
-        num_in_flight_tokens: Tokens of its chunks whose step has not been updated yet. Counted with asynchronous
-            scheduling only.
-        num_stale_output_tokens: Those of them that were scheduled before its latest preemption.
+        num_ahead: Tokens behind the known ones that its next chunk may compute: drafts, and output that is to come.
+        flight: Its drafts and its output that is to come; None if it never had any.
         overtaking_limit: Maximum number of prefill tokens that the scheduler may have computed in all when this prompt
             is complete, once it has been passed over (``workbench.scheduler.partial_prefills``); None before.
         frugal: It is computed without drafts and with as few blocks as possible, because it cannot be served otherwise
             (docs/limits.md).
-        furthest: The most tokens known, and computed, when it lost its blocks although no other request ran.
-        num_lost_in_vain: Times in a row that it has lost them so and had come no further.
         cache_salt: Only requests with the same salt find each other's blocks in the prefix cache.
         adapter: Name of the adapter (LoRA) that it is computed with; "" for the model alone.
         grammar: The rules of its output; None if it is free.
@@ -97,24 +92,20 @@ class Request:
         "block_hashes",
         "block_tables",
         "cache_salt",
-        "draft_token_ids",
         "finish_reason",
+        "flight",
         "frugal",
-        "furthest",
         "grammar",
         "is_prefill",
         "max_num_tokens",
         "max_tokens",
+        "num_ahead",
         "num_cached_blocks",
-        "num_in_flight_tokens",
         "num_kv_computed",
         "num_kv_lost",
-        "num_lost_in_vain",
-        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "num_removed_blocks",
-        "num_stale_output_tokens",
         "overtaking_limit",
         "priority",
         "request_id",
@@ -160,14 +151,10 @@ class Request:
         self.sampling = sampling
         self.num_preemptions = 0
         self.num_kv_lost = 0
-        self.draft_token_ids: Sequence[int] = ()
-        self.num_output_placeholders = 0
-        self.num_in_flight_tokens = 0
-        self.num_stale_output_tokens = 0
+        self.num_ahead = 0
+        self.flight: Flight | None = None
         self.overtaking_limit: int | None = None
         self.frugal = False
-        self.furthest = (0, 0)
-        self.num_lost_in_vain = 0
         self.cache_salt = cache_salt
         self.adapter = adapter
         self.grammar: Grammar | None = None
@@ -212,12 +199,33 @@ class Request:
         """The output so far."""
         return self.token_ids[self.num_prompt_tokens :]
 
+    @property
+    def draft_token_ids(self) -> Sequence[int]:
+        """Draft tokens that its next chunk verifies; -1 for one that is not known yet."""
+        return () if self.flight is None else self.flight.drafts
+
+    @property
+    def num_output_placeholders(self) -> int:
+        """Output tokens that scheduled steps will give it, drafts included; 0 in synchronous scheduling."""
+        return 0 if self.flight is None else self.flight.placeholders
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        """Tokens of its chunks whose step has not been updated yet; counted in asynchronous scheduling only."""
+        return 0 if self.flight is None else self.flight.num_tokens
+
+    @property
+    def num_stale_output_tokens(self) -> int:
+        """Those of them that were scheduled before its latest preemption."""
+        return 0 if self.flight is None else self.flight.stale
+
     def copy(self) -> Request:
         """A request in the same state that can be scheduled without changing this one. Tokens are shared."""
         clone = copy.copy(self)
         clone.block_tables = [table.copy() for table in self.block_tables]
         clone.num_cached_blocks = self.num_cached_blocks.copy()
         clone.num_removed_blocks = self.num_removed_blocks.copy()
+        clone.flight = self.flight and self.flight.copy()
         return clone
 
     def info(self, prompt: str = "") -> RequestInfo:

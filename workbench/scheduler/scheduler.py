@@ -4,12 +4,15 @@ Pure Python. The rules are vLLM 0.33's V1 scheduler, synchronous or asynchronous
 and its decisions are the same down to the block ids. There are no prefill and decode phases: every request simply has
 tokens that are known and tokens whose KV is computed, and a step moves the second number towards the first.
 
-Two features let the second number run ahead of the first:
+Two features let the second number run ahead of the first (`workbench.scheduler.in_flight`):
 
 - Speculative decoding: the draft tokens of a request count as tokens to compute. ``update()`` takes back the rejected
   ones; their KV blocks stay with the request, and their KV is overwritten.
 - Asynchronous scheduling: while a step is computed the next one is scheduled, with placeholders for the tokens that it
   will give. An end that comes with the earlier step is found out too late for the later one, whose output is discarded.
+
+They and all other features are links of a chain over the order of service, which this file asks at named places: see
+`workbench.scheduler.queues.ServiceOrder` for the places and `workbench.scheduler.chain` for the links.
 """
 
 from __future__ import annotations
@@ -18,26 +21,24 @@ import copy
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-from workbench.scheduler.batch import Sampled, ScheduledBatch, ScheduledChunk, only
+from workbench.scheduler.batch import Sampled, ScheduledBatch, ScheduledChunk
+from workbench.scheduler.chain import links_of, make_order, needed_for, with_links
 from workbench.scheduler.kv_cache_manager import KVCacheManager
-from workbench.scheduler.queues import Queues, ServiceOrder
+from workbench.scheduler.queues import Plan, Queues, ServiceOrder
 from workbench.scheduler.request import FinishReason, Request
-from workbench.scheduler.starvation import note_loss, num_fitting, starving
 from workbench.trace.fields import EMPTY
-from workbench.trace.reasons import UNKNOWN, Kind, Reason, Rule
-from workbench.trace.records import Arm, LimitedBy, TableChange
+from workbench.trace.reasons import Reason
+from workbench.trace.records import Arm, TableChange
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
-    from workbench.scheduler.partial_prefills import PartialPrefills
     from workbench.scheduler.policy import SchedulingPolicy
-    from workbench.scheduler.recurrent_state import StateBoundaries
-    from workbench.scheduler.second_tier import SecondTier
+    from workbench.scheduler.second_tier import SecondTier, TransferOrder
     from workbench.trace.lines import Keyframe
 
 
@@ -61,9 +62,7 @@ class Scheduler:
         step: Index of the next step.
         queues: The unfinished requests, waiting and running.
         kv_cache: The KV blocks.
-        order: The order of service: vLLM's, a policy's, or that of the limits on partial prefills.
-        partial_prefills: The limits on concurrent partial prefills; None with both of them off.
-        second_tier: The second tier of the prefix cache; None without one.
+        order: The order of service: vLLM's or a policy's, with the features that are on laid over it.
     """
 
     def __init__(
@@ -79,12 +78,10 @@ class Scheduler:
         self.queues = Queues(config.policy)
         self.kv_cache = KVCacheManager(config)
         self.policy = policy
-        self.partial_prefills: PartialPrefills | None = None
-        self.second_tier: SecondTier | None = None
         self.clock = clock
         self._in_flight: deque[ScheduledBatch] = deque()
-        self._overtakable: list[Request] = []
-        self._refused: list[Request] = []
+        self._linked: set[str] = set()  # kinds of links that requests have needed
+        self.order = ServiceOrder(config, self.queues, self.kv_cache)
         self._configure(config)
 
     def _configure(self, config: EngineConfig) -> None:
@@ -96,40 +93,26 @@ class Scheduler:
         self._budget_spent = Reason("token_budget", budget_field, self._token_budget, available=0)
         seats_field = "max_num_active_seqs" if config.max_num_active_seqs else "max_num_seqs"
         self._no_seat = Reason("seats", seats_field, self.max_running, 1, 0)
-        self._num_drafts = config.num_speculative_tokens
-        self._draft_slots = config.speculation.num_draft_slots
-        self._is_async = config.async_scheduling
-        self._max_in_flight = 2 if config.async_scheduling else 1
-        self._steps_ahead = config.async_scheduling or config.num_speculative_tokens > 0
         self._keeps_tables = config.async_scheduling or len(config.cache_groups) > 1
-        self._states: StateBoundaries | None = None
-        owned = (config, self.queues, self.kv_cache)
-        self.order = ServiceOrder(*owned)
-        # Features that are off are not even imported.
-        if self._steps_ahead:
-            from workbench.scheduler.outputs import take_output
-
-            self._take_output = take_output
-        if config.enable_prefix_caching and any(group.kind == "mamba" for group in config.cache_groups):
-            from workbench.scheduler.recurrent_state import StateBoundaries
-
-            self._states = StateBoundaries(config, config.token_budget if self.as_vllm else config.longest_chunk)
+        order = ServiceOrder(config, self.queues, self.kv_cache)
         if self.policy is not None:
             from workbench.scheduler.policy import PolicyOrder
 
-            self.order = PolicyOrder(*owned, self.policy)
-        if config.max_num_partial_prefills is None and config.max_long_partial_prefills is None:
-            self.partial_prefills = None
-        else:
-            from workbench.scheduler.partial_prefills import PartialPrefills
+            order = PolicyOrder(config, self.queues, self.kv_cache, self.policy)
+        self._use(make_order(self, order))
 
-            num_computed = self.partial_prefills.num_computed if self.partial_prefills is not None else 0
-            self.order = self.partial_prefills = PartialPrefills(*owned, self.order, num_computed)
-        if config.second_tier is not None:
-            from workbench.scheduler.second_tier import SecondTier, TransferOrder
+    def _use(self, order: ServiceOrder) -> None:
+        """Ask this order from now on."""
+        self.order = order
+        self._max_in_flight = order.max_in_flight()
+        # A step asks for the room of every chunk: no call if nobody answers.
+        self._room = None if getattr(order.room, "__func__", None) is ServiceOrder.room else order.room
 
-            self.second_tier = self.second_tier or SecondTier(config.second_tier, config.block_size)
-            self.order = TransferOrder(*owned, self.order, self.second_tier)
+    def _link(self, kinds: Collection[str]) -> None:
+        """Lay further features over the order of service, if they are not there yet."""
+        if not self._linked.issuperset(kinds):
+            self._linked |= set(kinds)
+            self._use(with_links(self, kinds))
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -163,14 +146,18 @@ class Scheduler:
         """KV blocks that no request holds."""
         return self.kv_cache.num_free_blocks
 
+    @property
+    def second_tier(self) -> SecondTier | None:
+        """The second tier of the prefix cache; None without one."""
+        link = links_of(self.order).get("TransferOrder")
+        return None if link is None else cast("TransferOrder", link).tier
+
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""
         return bool(self.queues.requests)
 
     def waits_for_grammars(self) -> bool:
         """Whether there are requests, and all of them wait for their grammars."""
-        if not self._overtakable:
-            return False
         grammars = [request.grammar for request in self.queues.requests.values()]
         return bool(grammars) and all(
             grammar is not None and not (grammar.is_ready or grammar.error) for grammar in grammars
@@ -186,11 +173,15 @@ class Scheduler:
             raise ValueError(f"request_id {request.request_id!r} is in use: wait until it ends, or choose another")
         if not request.token_ids:
             raise ValueError(f"request {request.request_id!r} has an empty prompt: give at least one token")
-        if len(self.kv_cache.groups) > 1:
-            request.reset_blocks(len(self.kv_cache.groups))
-        if request.grammar is not None or request.adapter:
-            self._overtakable.append(request)
+        self.kv_cache.expect(request)
+        if request.adapter or request.grammar is not None:
+            self.prepare_for(request)
         self.queues.add(request)
+
+    def prepare_for(self, request: Request) -> None:
+        """Lay the features over the order of service that a request needs, not a configuration."""
+        self._link(needed_for(request))
+        self.order.arrived(request)
 
     def abort_request(self, request_id: str) -> bool:
         """End a request and free its blocks at once.
@@ -208,11 +199,10 @@ class Scheduler:
         return True
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request and free its blocks, and what its grammar holds."""
+        """End a request and free its blocks."""
         self.queues.finish(request, reason)
         self.kv_cache.free(request, keep_cached=reason != "error")
-        if request.grammar is not None:
-            request.grammar.release()
+        self.order.ended(request)
 
     # -- schedule --------------------------------------------------------------------------------------------
 
@@ -242,22 +232,19 @@ class Scheduler:
         budget = self._schedule_running(batch, batch.token_budget)
         if not batch.preempted:  # blocks were short for running requests: nobody is admitted
             budget = self._schedule_waiting(batch, budget)
-        nothing_moves = queues.waiting and not (queues.running or batch.preempted or self.as_vllm)
-        if nothing_moves and (head := starving(self.order.waiting_order(batch, budget, 1 + len(self._overtakable)))):
-            head.frugal = True
-            budget = self._schedule_waiting(batch, budget)
-        if self.partial_prefills is not None:
-            budget = self.partial_prefills.use_up(batch, budget, self._advance, self._schedule_waiting)
+        if queues.waiting and not queues.running:  # perhaps nobody can be admitted any more
+            self._rescue()
+        budget = self.order.rest(batch, budget, self._advance, self._schedule_waiting)
         if queues.waiting:
             if batch.preempted:
                 batch.explain_preemption()
             elif batch.waiting_reason is None:
                 batch.waiting_reason = self._why_not_reached(batch, budget)
         batch.running, batch.waiting = queues.running_ids(), queues.waiting_ids()
-        batch.free_blocks = kv_cache.num_free_blocks
+        batch.free_blocks = batch.free_blocks_end = (
+            kv_cache.num_free_blocks
+        )  # in the first iteration nothing is updated
         batch.pool, batch.cached_block_ids = kv_cache.take_change()
-        if self._is_async:
-            batch.free_blocks_end = batch.free_blocks  # in the first iteration nothing is updated
         if self._keeps_tables:
             batch.tables = [[(table, len(table)) for table in chunk.request.block_tables] for chunk in batch.chunks]
         self.step += 1
@@ -273,7 +260,7 @@ class Scheduler:
         """Maximum number of tokens of one request in this step; 0 for no cap. A request that is alone has none."""
         cap = self.config.long_prefill_token_threshold
         num_requests = len(self.queues.running) + len(self.queues.waiting)
-        if num_requests <= 1 or self.partial_prefills is not None:
+        if num_requests <= 1 or not self.order.caps_chunks:
             return 0
         if self.config.long_prefill_token_threshold_adaptive:
             return max(cap, self.config.max_num_batched_tokens // num_requests)
@@ -285,83 +272,66 @@ class Scheduler:
         Returns:
             Tokens left in the budget.
         """
-        chunks, draft_slots, max_model_len = batch.chunks, self._draft_slots, self.max_model_len
+        chunks, room, max_model_len = batch.chunks, self._room, self.max_model_len
         for request in self.order.running_order(batch):
-            if budget <= 0 or (draft_slots and self._available(batch, budget) <= 0):
+            if budget <= 0 or (room is not None and room(batch, budget) <= 0):
                 break
             if request.status != "running":  # preempted for a request before it
                 continue
-            start, num_expected = request.num_kv_computed, request.num_output_placeholders
-            if num_expected and start + 2 - num_expected >= request.max_num_tokens:
-                continue  # the token that is on its way is the last one, whatever becomes of the drafts
-            num_tokens = num_wanted = len(request.token_ids) + len(request.draft_token_ids) + num_expected - start
-            limited_by: LimitedBy = "complete"
-            if num_wanted != 1 or start + 1 >= max_model_len:  # no other limit shortens the one token of a decode
-                num_tokens, limited_by = self._running_chunk_size(request, num_wanted, batch, budget)
-                if num_tokens <= 0:
+            start = request.num_kv_computed
+            num_wanted = len(request.token_ids) + request.num_ahead - start
+            if num_wanted == 1 and start + 1 < max_model_len:  # no limit shortens the one token of a decode
+                if start + 1 < request.block_boundary and not request.is_prefill:
+                    # Inside its last block nothing else changes.
+                    chunks.append(ScheduledChunk(request, start, 1, True, "decode"))
+                    request.num_kv_computed = start + 1
+                    budget -= 1
                     continue
-            if start + num_tokens < request.block_boundary and not request.is_prefill:
-                # Inside its last block nothing else changes.
-                chunks.append(ScheduledChunk(request, start, num_tokens, True, "decode"))
-                request.num_kv_computed = start + num_tokens
-                budget -= num_tokens
+                plan = Plan(request, start, budget, 1, 1)
             else:
-                budget = self._extend(request, num_tokens, num_wanted, limited_by, batch, budget)
+                plan = self._limited(request, num_wanted, batch, budget)
+                if plan.num_tokens <= 0:
+                    continue
+            budget = self._extend(plan, batch, budget)
         return budget
 
-    def _running_chunk_size(
-        self, request: Request, num_wanted: int, batch: ScheduledBatch, budget: int
-    ) -> tuple[int, LimitedBy]:
-        """Tokens of the chunk of a running request in its prompt or with drafts, and the limit that applied."""
+    def _limited(self, request: Request, num_wanted: int, batch: ScheduledBatch, budget: int) -> Plan:
+        """The chunk of a running request in its prompt or with drafts."""
         start = request.num_kv_computed
-        room = self.max_model_len - start - 1
+        plan = Plan(request, start, self.order.room(batch, budget), num_wanted, num_wanted)
+        plan.longest = self.max_model_len - start - 1
         if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
-            room = max(room, len(request.token_ids) - start)
-        available = self._available(batch, budget) if self._draft_slots else budget
-        return self._chunk_size(request, start, num_wanted, batch, available, room)
+            plan.longest = max(plan.longest, len(request.token_ids) - start)
+        self.order.limit_chunk(plan, batch)
+        return plan
 
-    def _extend(
-        self,
-        request: Request,
-        num_tokens: int,
-        num_wanted: int,
-        limited_by: LimitedBy,
-        batch: ScheduledBatch,
-        budget: int,
-    ) -> int:
+    def _extend(self, plan: Plan, batch: ScheduledBatch, budget: int) -> int:
         """Give a running request a chunk that needs or fills a block, is a part of its prompt, or has drafts.
 
         Returns:
             Tokens left in the budget.
         """
-        kv_cache, start = self.kv_cache, request.num_kv_computed
+        request, kv_cache, start = plan.request, self.kv_cache, plan.start
+        end = start + plan.num_tokens
         changes: Sequence[TableChange] = ()
-        if start + num_tokens > request.block_boundary:
-            if request.frugal and request.num_in_flight_tokens and not num_fitting(kv_cache, request, start, 1):
-                return budget  # its step in flight holds blocks that it does not need after that
-            removed = kv_cache.remove_skipped_blocks(request)
-            if request.frugal and (fitting := num_fitting(kv_cache, request, start, num_tokens)) < num_tokens:
-                num_tokens, limited_by = max(1, fitting), "kv_blocks"
-            while (allocated := kv_cache.allocate_slots(request, start + num_tokens, removed=removed)) is None:
-                num_new_blocks = kv_cache.num_new_blocks(request, start + num_tokens)
-                budget += self._make_room(batch, budget, request, num_new_blocks)
+        if end > request.block_boundary:
+            removed = plan.removed or kv_cache.remove_skipped_blocks(request)
+            while (allocated := kv_cache.allocate_slots(request, end, removed=removed)) is None:
+                budget += self._make_room(batch, budget, request, kv_cache.num_new_blocks(request, end))
                 if request.status != "running":
                     return budget
             changes = allocated
-        chunk = ScheduledChunk(request, start, num_tokens, True, "decode", None, limited_by)
+        chunk = ScheduledChunk(request, start, plan.num_tokens, True, "decode", None, plan.limited_by)
         if changes:
             chunk.new_block_ids, chunk.removed = changes[0].new_block_ids, changes[0].removed
             if len(changes) > 1:
                 chunk.other_groups = tuple(changes[1:])
         if request.is_prefill:
             chunk.arm, batch.prefill_continued = "cached_final", True
-        if request.draft_token_ids:  # as many as the limits left
-            num_drafts = max(0, len(request.draft_token_ids) - num_wanted + num_tokens)
-            chunk.drafts = tuple(request.draft_token_ids[:num_drafts])
-            request.draft_token_ids = ()
+        self.order.continued(plan, chunk)
         batch.chunks.append(chunk)
         self._advance(chunk)
-        return budget - num_tokens
+        return budget - plan.num_tokens
 
     def _schedule_waiting(self, batch: ScheduledBatch, budget: int) -> int:
         """Admit waiting requests; no request overtakes one that does not fit.
@@ -369,159 +339,79 @@ class Scheduler:
         Returns:
             Tokens left in the budget.
         """
-        queues, kv_cache, limits = self.queues, self.kv_cache, self.partial_prefills
+        queues, kv_cache, order = self.queues, self.kv_cache, self.order
         batch.waiting_reason = None
-        num_seats = max(0, self.max_running - len(queues.running))
-        any_continued = bool(batch.chunks)
-        if self._overtakable:
-            self._overtakable = [request for request in self._overtakable if request.status != "finished"]
-        for request in self.order.waiting_order(batch, budget, num_seats + len(self._overtakable)):
-            available = self._available(batch, budget) if self._draft_slots else budget
-            if available <= 0 or len(queues.running) >= self.max_running:
+        for request in order.waiting_order(batch, budget, max(0, self.max_running - len(queues.running))):
+            room = budget if self._room is None else self._room(batch, budget)
+            if room <= 0 or len(queues.running) >= self.max_running:
                 break
-            may_wait = request.grammar is not None or request.num_stale_output_tokens or request.adapter
-            if may_wait and (obstacle := self._obstacle(request)) is not None:
-                batch.passed_over[request.request_id] = obstacle
-                continue
-            hit = kv_cache.get_computed_blocks(request)
-            start, request.shared_prefix_boundary = hit.num_tokens, hit.shared_prefix_boundary
-            num_uncached = num_wanted = len(request.token_ids) - start
-            refusal = None if limits is None else limits.refuse(request, num_uncached, budget)
-            if num_uncached == 1 and self._num_drafts and (any_continued or start) and not request.frugal:
-                num_wanted += self._num_padding(batch, start)
-                if num_wanted > available and (queues.running or self.as_vllm):
-                    refusal = self._over_budget(num_wanted, available, "padding_drafts")
-            is_whole = not (self.config.enable_chunked_prefill or request.frugal)
-            if is_whole and refusal is None and num_wanted > available:
-                refusal = self._over_budget(num_uncached, available, "whole_prompt")
+            plan = Plan.of_admission(request, kv_cache.get_computed_blocks(request), room)
+            refusal = order.consider(plan, batch) or self._refuse(plan, batch)
             if refusal is None:
-                num_tokens, limited_by = self._chunk_size(request, start, num_wanted, batch, available)
-                if request.frugal:
-                    fitting = num_fitting(kv_cache, request, start, num_tokens, hit, others_run=bool(queues.running))
-                    if fitting < num_tokens:
-                        num_tokens, limited_by = max(1, fitting), "kv_blocks"
-                elif self._states is not None and num_tokens < num_wanted and num_uncached == 1:
-                    num_wanted, num_tokens = 1, min(num_tokens, 1)
-                if num_tokens <= 0:
-                    refusal = self._over_budget(num_wanted, available, kind="state_boundary")
-                else:
-                    refusal = kv_cache.refuse(request, hit, start + num_tokens, others_run=bool(queues.running))
-            if refusal is not None:
-                batch.passed_over[request.request_id] = refusal
-                if refusal.rule == "long_prompt":  # others may overtake it
-                    continue
+                budget -= self._admit(plan, batch)
+                continue
+            batch.passed_over[request.request_id] = refusal
+            if not plan.may_be_overtaken:
                 batch.waiting_reason = refusal.for_those_behind(request.request_id)
                 break
-            kv_cache.allocate_slots(request, start + num_tokens, hit)
-            resumed = request.status == "preempted"
-            if resumed:
-                batch.resumed += (request.request_id,)
-            else:
-                batch.admitted += (request.request_id,)
-            batch.passed_over.pop(request.request_id, None)
-            if limits is not None:
-                limits.admit(request, num_uncached)
-            queues.admit(request)
-            arm: Arm = "cached_final" if resumed else "new_final"
-            table, *others = map(tuple, request.block_tables)
-            chunk = ScheduledChunk(request, start, num_tokens, True, arm, None, limited_by, table, start)
-            if others:
-                chunk.other_groups = tuple(map(TableChange, others))
-            if num_wanted > num_uncached:
-                if num_tokens < num_wanted and self.as_vllm:
-                    raise RuntimeError("assert num_new_tokens == 1 + self.num_spec_tokens")
-                chunk.drafts, chunk.is_padded = (-1,) * (num_tokens - num_uncached), True
-            batch.chunks.append(chunk)
-            self._advance(chunk)
-            budget -= num_tokens
         return budget
 
-    def _obstacle(self, request: Request) -> Reason | None:
-        """The reason of a waiting request that others may overtake; None if nothing but a limit of the step is left."""
-        if request.grammar is not None and not request.grammar.is_ready:
-            if error := request.grammar.error:
-                self._refused.append(request)
-            return Reason("grammar", text=error)
-        if request.num_stale_output_tokens:
-            return Reason("output_in_flight", "async_scheduling", True)
-        limit = self.config.max_loras
-        if not request.adapter or not limit:
-            return None
-        users = {other.adapter: other.request_id for other in self.queues.running if other.adapter}
-        if request.adapter in users or len(users) < limit:
-            return None
-        return Reason("adapter", "max_loras", limit, 1, 0, requests=tuple(users.values()))
+    def _refuse(self, plan: Plan, batch: ScheduledBatch) -> Reason | None:
+        """Find the length of an admission's first chunk; the reason if it has none, or no blocks."""
+        assert plan.hit is not None
+        return self.order.limit_chunk(plan, batch) or self.kv_cache.refuse(
+            plan.request, plan.hit, plan.start + plan.num_tokens, others_run=bool(self.queues.running)
+        )
 
-    def _over_budget(self, needed: int, available: int, rule: Rule = "", kind: Kind = "token_budget") -> Reason:
-        """The reason of a request that the rest of the budget is too small for."""
-        spent = self._budget_spent
-        return Reason(kind, spent.limit, spent.value, needed, available, rule=rule)
+    def _admit(self, plan: Plan, batch: ScheduledBatch) -> int:
+        """Give a waiting request its blocks and its first chunk; returns the tokens of it."""
+        request, start, num_tokens = plan.request, plan.start, plan.num_tokens
+        self.kv_cache.allocate_slots(request, start + num_tokens, plan.hit)
+        arm: Arm = "new_final"
+        if request.status == "preempted":
+            batch.resumed += (request.request_id,)
+            arm = "cached_final"
+        else:
+            batch.admitted += (request.request_id,)
+        batch.passed_over.pop(request.request_id, None)
+        self.queues.admit(request)
+        table, *others = map(tuple, request.block_tables)
+        chunk = ScheduledChunk(request, start, num_tokens, True, arm, None, plan.limited_by, table, start)
+        if others:
+            chunk.other_groups = tuple(map(TableChange, others))
+        self.order.admitted(plan, chunk)
+        batch.chunks.append(chunk)
+        self._advance(chunk)
+        return num_tokens
+
+    def _rescue(self) -> None:
+        """From now on look for requests that would wait forever, unless vLLM's decisions are asked for."""
+        if not self.as_vllm:
+            self._link({"Frugal"})
 
     def _why_not_reached(self, batch: ScheduledBatch, budget: int) -> Reason:
         """The reason of the waiting requests that the admissions of a step did not come to."""
-        if (self._available(batch, budget) if self._draft_slots else budget) <= 0:
+        if self.order.room(batch, budget) <= 0:
             return self._budget_spent
         if len(self.queues.running) >= self.max_running:
             return self._no_seat
-        if self.policy is not None:
-            return Reason("policy", "policy", self.config.policy, text=repr(self.policy))
-        return UNKNOWN if self.partial_prefills is None else Reason("partial_prefills", rule="not_considered")
-
-    def _available(self, batch: ScheduledBatch, budget: int) -> int:
-        """Tokens that the next chunk may have: the rest of the budget, less a draft model's rows, one per request."""
-        unused = self.config.max_num_batched_tokens - self._token_budget
-        return min(budget, budget + unused - self._draft_slots * (len(batch.chunks) + 1))
-
-    def _num_padding(self, batch: ScheduledBatch, start: int) -> int:
-        """Padding drafts of an admission with one token left, which makes the batch one of equal decodes in vLLM."""
-        fits = start + 1 + self._num_drafts + 1 <= self.max_model_len
-        return self._num_drafts if fits and not batch.prefill_continued else 0
-
-    def _chunk_size(
-        self,
-        request: Request,
-        start: int,
-        num_wanted: int,
-        batch: ScheduledBatch,
-        budget: int,
-        room: int = sys.maxsize,
-    ) -> tuple[int, LimitedBy]:
-        """Tokens of a chunk, and the limit that applied."""
-        num_tokens: int = num_wanted
-        limited_by: LimitedBy = "complete"
-        if not request.frugal or self._states is None:  # with a single state, the whole prompt has to be one chunk
-            num_tokens, limited_by = self.order.limit_chunk(request, num_wanted, "complete", batch, budget)
-        longest = num_tokens if limited_by == "policy" else sys.maxsize
-        if budget < num_tokens:
-            num_tokens, limited_by = budget, "token_budget"
-        if room < num_tokens:
-            num_tokens, limited_by = room, "max_model_len"
-        if self._states is not None and not request.frugal:
-            shorter = self._states.shorten(request, start, num_tokens, longest)
-            if shorter < num_tokens:
-                return shorter, "state_boundary"
-        return num_tokens, limited_by
+        return self.order.not_reached()
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         """Move a chunk's request to the end of the chunk. A chunk that leaves tokens over samples nothing."""
         request, end = chunk.request, chunk.start + chunk.num_tokens
-        samples = end >= len(request.token_ids) + request.num_output_placeholders
+        num_tokens = end - max(chunk.start, request.num_kv_computed)
+        samples = end >= len(request.token_ids) + request.num_ahead
         is_prefill = request.is_prefill
         if is_prefill or not samples:
             chunk.samples, request.is_prefill = samples, not samples
             if not samples:
                 chunk.arm = "intermediate"
             chunk.num_recomputed_tokens = max(0, min(end, request.num_kv_lost) - chunk.start)
-            if self.partial_prefills is not None:
-                self.partial_prefills.num_computed += end - max(chunk.start, request.num_kv_computed)
         request.num_kv_computed = end
         if is_prefill or end >= request.block_boundary:
             self.kv_cache.cache_full_blocks(request, end)
-        if self._is_async:
-            request.num_in_flight_tokens += chunk.num_tokens
-            if samples:
-                request.num_output_placeholders += 1 + len(chunk.drafts)
-                request.draft_token_ids = () if request.frugal else (-1,) * self._num_drafts
+        self.order.computed(chunk, num_tokens)
 
     def _make_room(self, batch: ScheduledBatch, budget: int, request: Request, num_blocks: int) -> int:
         """Preempt a running request, and take its chunk out of the batch if it has one already.
@@ -555,17 +445,14 @@ class Scheduler:
             withdrawn = self.kv_cache.evict_newly_cached(chain.from_iterable(victim.block_tables))
             batch.withdrawn_block_ids += tuple(sorted(withdrawn))
             victim.num_kv_computed = chunk.start
-            if self._is_async:
-                victim.num_in_flight_tokens -= chunk.num_tokens
             refund = chunk.num_tokens
-            if self.partial_prefills is not None and chunk.arm != "decode":
-                self.partial_prefills.num_computed -= refund
+            self.order.computed(chunk, -refund)
             batch.unscheduled_block_ids[victim.request_id] = chunk.new_block_ids
             if chunk.other_groups:
                 batch.unscheduled_changes[victim.request_id] = chunk.other_groups
             batch.chunks.remove(chunk)
-        if len(self.queues.running) == 1 and not self.as_vllm:
-            note_loss(victim)
+        if len(self.queues.running) == 1:  # it loses them to itself
+            self._rescue()
         self._preempt(victim)
         batch.preempted += (victim.request_id,)
         batch.preempt_reasons[victim.request_id] = reason
@@ -573,16 +460,14 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Take all blocks from a running request and let it wait; it keeps its output and computes it again."""
+        self.order.preempted(victim)
         self.kv_cache.free(victim)
         num_computed = min(victim.num_kv_computed, len(victim.token_ids))
         victim.num_kv_lost = max(victim.num_kv_lost, num_computed)
         victim.num_kv_computed = 0
         victim.is_prefill = True
-        victim.reset_blocks(len(self.kv_cache.groups))  # new lists, because records refer to the old ones
+        self.kv_cache.begin_tables(victim)  # new lists, because records refer to the old ones
         victim.num_preemptions += 1
-        victim.draft_token_ids = ()
-        victim.num_output_placeholders = 0
-        victim.num_stale_output_tokens = victim.num_in_flight_tokens
         self.queues.preempt(victim)
 
     # -- update ----------------------------------------------------------------------------------------------
@@ -606,50 +491,20 @@ class Scheduler:
         """
         self._check_in_flight(batch)
         batch.check_outputs(sampled, finish)
-        iteration, max_model_len, steps_ahead = self._in_flight[-1], self.max_model_len, self._steps_ahead
-        for chunk, tokens in zip(batch.chunks, sampled):
-            request = chunk.request
-            if request.status == "finished":  # ended since schedule()
-                chunk.discarded = True
-                continue
-            reason = finish.get(request.request_id) if finish else None
-            if steps_ahead:
-                taken = None if reason == "error" else tokens
-                stops = self._take_output(
-                    chunk, taken, iteration, self.kv_cache, max_model_len, is_async=self._is_async
-                )
-                reason = reason or stops
-            elif tokens is not None and reason != "error":
-                chunk.sampled = token = tokens if type(tokens) is int else only(tokens)
-                token_ids = request.token_ids
-                token_ids.append(token)
-                length = len(token_ids)
-                # check_stop(), whose call takes longer than this test.
-                if length >= request.max_num_tokens or length >= max_model_len or token in request.stop_token_ids:
-                    reason = reason or ("stop" if token in request.stop_token_ids else "length")
-            if reason is not None:
-                iteration.finish_reasons[request.request_id] = reason
-                self._finish(request, reason)
-        if self._refused:
-            self._end_refused(iteration)
+        iteration = self._in_flight[-1]
+        for request, reason in self.order.take_output(batch, sampled, finish, iteration):
+            iteration.finish_reasons[request.request_id] = reason
+            self._finish(request, reason)
         if iteration.finish_reasons:
             self.queues.drop_finished()
         iteration.free_blocks_end = self.kv_cache.num_free_blocks
         change, newly_cached = self.kv_cache.take_change()
         iteration.pool_end = iteration.pool_end.then(change)
-        if newly_cached:  # drafts and asynchronous steps: their tokens became known
+        if newly_cached:  # their tokens became known
             iteration.cached_block_ids += newly_cached
             iteration.num_cached_end += len(newly_cached)
         self._in_flight.popleft()
         return batch
-
-    def _end_refused(self, iteration: ScheduledBatch) -> None:
-        """End the requests whose grammars cannot be compiled in the iteration that found out, as vLLM does."""
-        for request in self._refused:
-            if request.status != "finished":
-                iteration.finish_reasons[request.request_id] = "error"
-                self._finish(request, "error")
-        self._refused.clear()
 
     def set_drafts(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Give requests the drafts that their next chunk verifies; for synchronous scheduling, after ``update()``.
@@ -664,18 +519,7 @@ class Scheduler:
         Raises:
             ValueError: Too many drafts, or drafts with asynchronous scheduling; nothing has changed then.
         """
-        if drafts and self._is_async:
-            raise ValueError("drafts cannot be set with async_scheduling: its drafts are placeholders until they run")
-        for request_id, tokens in drafts.items():
-            if len(tokens) > self._num_drafts:
-                raise ValueError(
-                    f"request {request_id!r} gets {len(tokens)} draft tokens, num_speculative_tokens allows "
-                    f"{self._num_drafts}"
-                )
-        for request_id, tokens in drafts.items():
-            request = self.queues.requests.get(request_id)
-            if request is not None and request.status == "running" and not (request.is_prefill or request.frugal):
-                request.draft_token_ids = tokens
+        self.order.set_drafts(drafts)
 
     def fail(self, batch: ScheduledBatch) -> ScheduledBatch:
         """End every request of a batch whose forward pass raised; for all others nothing has happened.
@@ -718,8 +562,7 @@ class Scheduler:
         """
         self._check_nothing_in_flight("peek_next_batch()")
         running = self.queues.running
-        nobody_admitted = self.policy is None and (not self.queues.waiting or len(running) >= self.max_running)
-        is_plain = nobody_admitted and not self._steps_ahead
+        is_plain = self.order.decodes_plainly and (not self.queues.waiting or len(running) >= self.max_running)
         room = min(self._token_budget, self.num_free_blocks)  # a decode takes one token and needs no more than a block
         if is_plain and len(running) <= room and not any(request.is_prefill for request in running):
             return False, len(running)
@@ -729,11 +572,9 @@ class Scheduler:
     def _rehearsal(self) -> Scheduler:
         """A scheduler in the same state that can be stepped without changing this one."""
         clone = copy.copy(self)
-        clone._in_flight, clone._refused = deque(), []
+        clone._in_flight, clone._linked = deque(), self._linked.copy()
         clone.queues, clone.kv_cache = self.queues.copy(), self.kv_cache.copy()
-        clone.order = self.order.rehearsal(clone.queues, clone.kv_cache)
-        if self.partial_prefills is not None:
-            clone.partial_prefills = cast("PartialPrefills", clone.order)
+        clone._use(self.order.rehearsal(clone.queues, clone.kv_cache))
         return clone
 
     def reconfigure(self, config: EngineConfig) -> None:

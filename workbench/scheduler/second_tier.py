@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, Self
 
-from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
+from workbench.scheduler.chain import OrderOver, Owner
 from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.queues import Queues, ServiceOrder
 from workbench.scheduler.request import Request
-from workbench.trace.reasons import Reason, Rule
-from workbench.trace.records import LimitedBy, Load
+from workbench.trace.reasons import Reason
+from workbench.trace.records import Load
 
 
 class Transfer(NamedTuple):
@@ -91,25 +91,25 @@ class SecondTier:
         return transfer
 
 
-class TransferOrder(ServiceOrder):
-    """Another order, in which requests wait for their content of the second tier.
+class TransferOrder(OrderOver):
+    """Lets requests wait for their content of the second tier."""
 
-    Args:
-        config: The configuration.
-        queues: The queues.
-        kv_cache: The KV blocks.
-        order: The other order.
-        tier: The second tier.
-    """
-
-    def __init__(
-        self, config: EngineConfig, queues: Queues, kv_cache: KVCacheManager, order: ServiceOrder, tier: SecondTier
-    ) -> None:
-        super().__init__(config, queues, kv_cache)
-        self._order, self._tier = order, tier
+    def __init__(self, scheduler: Owner, order: ServiceOrder) -> None:
+        super().__init__(scheduler, order)
+        assert self.config.second_tier is not None
+        self._tier = SecondTier(self.config.second_tier, self.config.block_size)
         self._before: ScheduledBatch | None = None
 
-    def running_order(self, batch: ScheduledBatch) -> Sequence[Request]:
+    @property
+    def tier(self) -> SecondTier:
+        """The second tier."""
+        return self._tier
+
+    def carry_on(self, before: Self) -> None:
+        """The same tier."""
+        self._tier = before._tier
+
+    def running_order(self, batch: ScheduledBatch) -> Iterable[Request]:
         """The order below; the content of the step before is stored first."""
         if self._before is not None:
             pool = self.kv_cache.block_pool
@@ -155,18 +155,8 @@ class TransferOrder(ServiceOrder):
         tier.use(prefix)
         return tier.load(request.request_id, first, last, now)
 
-    def limit_chunk(
-        self, request: Request, num_tokens: int, limited_by: LimitedBy, batch: ScheduledBatch, budget: int
-    ) -> tuple[int, LimitedBy]:
-        """The limit of the order below."""
-        return self._order.limit_chunk(request, num_tokens, limited_by, batch, budget)
-
-    def victim(self, batch: ScheduledBatch, budget: int) -> tuple[Request, Rule]:
-        """The victim of the order below."""
-        return self._order.victim(batch, budget)
-
     def rehearsal(self, queues: Queues, kv_cache: KVCacheManager) -> Self:
         """The same order over a copy of the queues, of the KV blocks and of the tier."""
         clone = super().rehearsal(queues, kv_cache)
-        clone._order, clone._tier = self._order.rehearsal(queues, kv_cache), self._tier.copy()
+        clone._tier = self._tier.copy()
         return clone

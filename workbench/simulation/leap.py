@@ -77,8 +77,10 @@ class LeapingRun(SimulatedRun):
         scheduler = self.scheduler
         self._can_leap = (
             [group.kind for group in config.cache_groups] == ["full_attention"]
-            and not (config.num_speculative_tokens or scheduler.policy or scheduler.partial_prefills)
-            and scheduler.second_tier is None
+            and not (config.num_speculative_tokens or scheduler.policy)
+            and config.max_num_partial_prefills is None
+            and config.max_long_partial_prefills is None
+            and config.second_tier is None
             and scheduler.kv_cache.block_pool.eviction is None
         )
 
@@ -101,8 +103,7 @@ class LeapingRun(SimulatedRun):
         for request in running:
             num_tokens = len(request.token_ids)
             is_decode = not request.is_prefill and request.num_kv_computed == num_tokens - 1 + ahead
-            is_behind = request.num_output_placeholders != ahead or request.num_stale_output_tokens
-            if not is_decode or is_behind or request.frugal:
+            if not is_decode or request.num_ahead != ahead or request.frugal:
                 return 0
             left = min(request.max_num_tokens - ahead, longest) - num_tokens
             if left < most:

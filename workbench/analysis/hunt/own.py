@@ -105,8 +105,8 @@ class OwnScheduler:
             Exception: The policy failed. A scheduler alone would use vLLM's rule instead.
         """
         self._latest = self.scheduler.schedule()
-        order = self.scheduler.order
-        if isinstance(order, PolicyOrder) and order.failure is not None:
+        order = self.scheduler.order.find(PolicyOrder)
+        if order is not None and order.failure is not None:
             raise order.failure if isinstance(order.failure, Exception) else RuntimeError(repr(order.failure))
         self._num_admitted += len(self._latest.admitted)
         if self._judged is not None:

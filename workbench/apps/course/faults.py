@@ -50,7 +50,7 @@ FAULTS = {
     "G": Fault("kv_cache_groups", "GroupManager.num_admission_blocks", "(cached[skipped:])", "(())"),
     "H": Fault("kv_cache_manager", "KVCacheManager.free", "in request.block_tables:", "in request.block_tables[:1]:"),
     "I": Fault("kv_cache_manager", "KVCacheManager._extend_hashes", "request.cache_salt", '""'),
-    "J": Fault("scheduler", "Scheduler._preempt", "victim.num_output_placeholders = 0", "pass"),
+    "J": Fault("in_flight", "InFlight.preempted", "flight.placeholders = 0", "pass"),
     "K": Fault("sliding_window", "SlidingWindow.num_skipped_blocks", "- self._window + 1", "- self._window + 2"),
     "L": Fault("queues", "Queues.abort", "self.running.remove(request)", "pass"),
 }  # fmt: skip

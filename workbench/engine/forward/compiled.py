@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Self
 import mlx.core as mx
 
 from workbench.engine.forward.layer_by_layer import LayerByLayer
-from workbench.engine.forward.path import ChosenPath, ForwardOutput
+from workbench.engine.forward.path import SLICE_BYTES, ChosenPath, ForwardOutput, SlicedLogits
 from workbench.engine.packed_batch import PackedBatch
-from workbench.engine.prompt_logprobs import SLICE_BYTES, SlicedLogits
 from workbench.engine.sampler import Logits
 from workbench.models.adapters import AdapterTables
 from workbench.models.served_model import ServedModel

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
+
+import mlx.core as mx
 
 from workbench.engine.packed_batch import PackedBatch
 from workbench.engine.sampler import Logits
@@ -12,6 +16,20 @@ from workbench.trace.records import KernelLaunch
 
 ForwardOutput = tuple[Logits, KernelLaunch]
 """Logits of the rows that sample, evaluated, and the launch of the attention kernel."""
+
+SLICE_BYTES = 64 << 20
+"""Size of a slice of logits; two are in memory at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedLogits(Logits):
+    """Logits of the rows of prompts, which are projected when they are read, once.
+
+    Attributes:
+        slices: The rows in order.
+    """
+
+    slices: Iterator[mx.array] = field(default_factory=lambda: iter(()))
 
 
 class ForwardPath(ABC):

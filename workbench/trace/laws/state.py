@@ -23,9 +23,21 @@ class RequestState(Protocol):
     token_ids: list[int]
     status: Any
     num_kv_computed: int
-    num_output_placeholders: int
-    num_in_flight_tokens: int
-    num_stale_output_tokens: int
+
+    @property
+    def num_output_placeholders(self) -> int:
+        """See `workbench.scheduler.request.Request`."""
+        ...
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        """See `workbench.scheduler.request.Request`."""
+        ...
+
+    @property
+    def num_stale_output_tokens(self) -> int:
+        """See `workbench.scheduler.request.Request`."""
+        ...
 
 
 Step = Any
