@@ -147,7 +147,7 @@ def test_too_many_logits_are_refused(model):
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(ValueError, match=r"prompt_logprobs projects every row .* lower it to 8"),
     ):
-        patch.setattr("workbench.engine.input_processor.MAX_LOGITS_BYTES", 4 * 120 * 8)
+        patch.setattr("workbench.engine.prompt_logprobs.MAX_LOGITS_BYTES", 4 * 120 * 8)
         engine.add_request([5, 6], SamplingParams(prompt_logprobs=1))
 
 

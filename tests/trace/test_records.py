@@ -25,6 +25,7 @@ import workbench
 from workbench import Engine
 from workbench.analysis.tune import Tuning
 from workbench.base.on_demand import ATTACHED, AttachedMethod
+from workbench.engine.outputs import Outputs
 from workbench.trace import (
     Chunk,
     Event,
@@ -240,7 +241,7 @@ def test_every_attached_function_is_there_and_has_its_type():
         if kind in ("Crossover", "Finding", "FleetRun", "Sizing"):  # pictures that a method of theirs asks for
             continue
         owner = next(
-            cls for cls in (Engine, Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind
+            cls for cls in (Engine, Outputs, Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind
         )
         assert callable(getattr(owner, method))
         if not method.startswith("_"):
