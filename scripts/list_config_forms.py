@@ -190,6 +190,7 @@ def keys_table() -> str:
             config_tables.SIZES,
             config_tables.OTHER_INPUTS,
         ),
+        "config.json, if transformers' class lacks the key": (config_tables.PUBLISHED,),
         "config.json, if transformers has no class": (*config_tables.WITHOUT_CLASS, *config_tables.CHANGES_LOGITS),
         "generation_config.json": side_files.GENERATION,
         "tokenizer_config.json": side_files.TOKENIZER,

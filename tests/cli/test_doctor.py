@@ -4,6 +4,7 @@ import re
 
 import mlx.core as mx
 import pytest
+from door_folders import fields_of, write_folder
 
 import workbench
 from workbench.apps.cli import main
@@ -55,3 +56,14 @@ def test_one_part_that_fails_does_not_hide_the_others(capsys, monkeypatch):
     status, text = report(capsys)
     assert status == 1
     assert "FAILED: RuntimeError: no answer from the driver" in text and "environment" in text
+
+
+def test_a_model_s_files(capsys, tmp_path):
+    folder = write_folder(tmp_path / "m", fields_of("llama") | {"use_cache": True, "frobnicate": 3})
+    assert main(["doctor", str(folder)]) != 0
+    assert "--ignore-config-key frobnicate" in capsys.readouterr().err
+    assert main(["doctor", str(folder), "--ignore-config-key", "frobnicate"]) == 0
+    said = capsys.readouterr().out
+    assert "config.json: read: " in said and "rope_theta" in said
+    assert "config.json: harmless, because ignored as asked: frobnicate" in said
+    assert "thinking, if a request does not say: the template decides alone" in said

@@ -41,6 +41,7 @@ REFUSED = [
     ({"use_dora": True}, "use_dora True"),
     ({"lora_bias": True}, "lora_bias True"),
     ({"bias": "lora_only"}, "bias 'lora_only'"),
+    ({"rank_pattern": {"(a+)+$": 2}}, "the pattern .* is not supported"),
     ({"frobnicate": 2}, "frobnicate 2 is not supported: it is unknown"),
 ]  # fmt: skip
 
@@ -69,9 +70,12 @@ def test_what_peft_writes_by_default_is_a_plain_lora(tmp_path):
             np.testing.assert_array_equal(one, other)
 
 
-def test_a_pattern_of_alphas_scales_the_layers_that_it_names(tmp_path):
+@pytest.mark.parametrize(
+    "pattern", ["layers.1.self_attn.q_proj", r".*\.1\..*q_proj", "^model.layers.1.self_attn.q_proj$"]
+)
+def test_a_pattern_of_alphas_scales_the_layers_that_it_names(pattern, tmp_path):
     plain = read_adapter("x", changed(tmp_path / "a"))
-    scaled = read_adapter("x", changed(tmp_path / "b", alpha_pattern={"layers.1.self_attn.q_proj": 24.0}))
+    scaled = read_adapter("x", changed(tmp_path / "b", alpha_pattern={pattern: 24.0}))
     first, second = SIZES
     np.testing.assert_array_equal(scaled[first][1], plain[first][1])
     np.testing.assert_allclose(scaled[second][1], plain[second][1] * 2, rtol=1e-6)  # the others have 12

@@ -54,6 +54,7 @@ _PARAMETERS = (
     OFF,
 )
 _LIMIT = 1e6
+_MOST_STARS = 3
 
 
 class Layers(NamedTuple):
@@ -186,16 +187,17 @@ def _items(config: Mapping[str, Any], field: str) -> Iterable[tuple[str, Any]]:
 
 
 def _of_pattern(pattern: Mapping[str, Any] | None, path: str, usual: Any) -> Any:
-    """The value for a layer, as PEFT finds it: of the first key that is the layer's name or its end.
+    """The value for a layer, as PEFT finds it: of the first key that matches the layer's name or its end.
 
     Raises:
-        ValueError: A key is an expression, which is not tried on names.
+        ValueError: A key is an expression that could take long.
     """
     for key, value in (pattern or {}).items():
-        if not re.fullmatch(r"\^?[\w.]+\$?", key):
-            raise ValueError(f"the pattern {shown(key)} is an expression; names of layers are supported")
-        name = key.strip("^$")
-        if path == name or (not key.startswith("^") and path.endswith(f".{name}")):
+        if not re.fullmatch(r"(?:[\w.^$]|\\\.|\.[*+])+", key) or len(re.findall("[*+]", key)) > _MOST_STARS:
+            raise ValueError(
+                f"the pattern {shown(key)} is not supported: it may have names, dots and {_MOST_STARS} '.*'"
+            )
+        if re.fullmatch(rf"(?:.*\.)?(?:{key})", path):
             return value
     return usual
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from workbench.models.config_tables import IMPLIED
@@ -90,7 +90,8 @@ def missing(
             value = config.get(field.name, value)
         if value is None:
             value = IMPLIED.get((architecture, field.name))
-        if value is None and field.name == "head_dim" and text.get("num_attention_heads"):
+        sizes = text.get("hidden_size"), text.get("num_attention_heads")
+        if value is None and field.name == "head_dim" and all(type(size) is int and size > 0 for size in sizes):
             value = text["hidden_size"] // text["num_attention_heads"]
         if value is not None:
             found[field.name] = value
@@ -113,13 +114,17 @@ def judge_windows(
     config: Mapping[str, Any],
     read: set[str],
     default: TransformersValues,
+    accepted: Collection[str],
 ) -> tuple[int | None, int | None, list[Rule]]:
     """The window that every layer gets, the context that windows which mlx-lm lacks leave, and rules about them."""
     layer_types = config.get("layer_types")
     unread = [
         name
         for name in _WINDOWS
-        if name not in read and type(config.get(name)) is int and config[name] > 0 and default.may_read(name)
+        if name not in read | set(accepted)
+        and type(config.get(name)) is int
+        and config[name] > 0
+        and default.may_read(name)
     ]
     window = config.get("sliding_window")
     if model_type == "mistral" and layer_types is None and "sliding_window" in read and isinstance(window, int):
@@ -155,4 +160,5 @@ def _has_windows(model_type: str, config: Mapping[str, Any], layer_types: Any) -
     if isinstance(layer_types, list):
         return any("sliding" in str(kind) or "chunked" in str(kind) for kind in layer_types)
     last = config.get("max_window_layers")
-    return not isinstance(last, int) or last < config.get("num_hidden_layers", 0)
+    layers = config.get("num_hidden_layers")
+    return not isinstance(last, int) or not isinstance(layers, int) or last < layers

@@ -26,13 +26,15 @@ from workbench.models.config_tables import (
     DESCRIPTIVE,
     NEUTRAL,
     OTHER_INPUTS,
+    PUBLISHED,
     SIZES,
     TEXT_PARTS,
     UNREAD,
     WITHOUT_CLASS,
 )
 from workbench.models.key_table import OFF, Finding, Rule, UnknownKeyError, judge
-from workbench.models.rope import Rope, RopeError, match_rope, read_rope
+from workbench.models.rope import Rope, RopeError, read_rope
+from workbench.models.rope_layers import match_rope
 from workbench.models.transformers_values import TransformersValues
 
 _ADVICE = (
@@ -97,7 +99,9 @@ def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()
     except RopeError as problem:
         raise UnknownKeyError(f"{place}: {problem}") from None
     folded = {**text, **changes}
-    window, max_position, about_windows = judge_windows(place, architecture, model_type, folded, read, default)
+    window, max_position, about_windows = judge_windows(
+        place, architecture, model_type, folded, read, default, accepted
+    )
     rules = [
         *about_windows,
         *own_rules(architecture, text, read, folded),
@@ -143,7 +147,7 @@ def _judge(
                     more.append(Rule("refused", key, because))
                 more.append(Rule("harmless", key, "it is not set", (None,)))
             else:
-                more += [*(() if default.exists else WITHOUT_CLASS), OFF, *CHANGES_LOGITS]
+                more += [*((PUBLISHED,) if default.exists else WITHOUT_CLASS), OFF, *CHANGES_LOGITS]
                 if key in vocabulary():
                     more.append(Rule("harmless", key, "it is for other architectures"))
         findings += judge(place, {key: value}, more, ignored, _ADVICE.format(key=key))

@@ -62,6 +62,7 @@ DESCRIPTIVE = (
 """Keys of all architectures that change nothing here, whatever their values."""
 
 NEUTRAL = (
+    Rule("harmless", "scale_attn_weights", "attention is scaled", (True,)),
     Rule("harmless", "is_encoder_decoder tie_encoder_decoder", "the model is a decoder", (False, None)),
     Rule("harmless", "use_bidirectional_attention", "attention looks back alone", (False, None)),
     Rule("refused", "use_bidirectional_attention", "attention of mlx-lm's architectures looks back alone"),
@@ -140,6 +141,7 @@ ALSO_COMPUTED: dict[tuple[str, str], tuple[Any, ...]] = {
     ("gpt_neox", "hidden_act"): ("gelu", "gelu_fast", "gelu_new"),
     ("phi", "hidden_act"): ("gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
     ("starcoder2", "hidden_act"): ("gelu_pytorch_tanh", "gelu"),
+    ("starcoder2", "activation_function"): ("gelu", "gelu_pytorch_tanh"),
     ("gpt_bigcode", "activation_function"): ("gelu_pytorch_tanh", "gelu"),
     ("gpt2", "activation_function"): ("gelu_new", "gelu_pytorch_tanh"),
     ("mixtral", "head_dim"): (None,),
@@ -173,3 +175,14 @@ IMPLIED: dict[tuple[str, str], Any] = {
     ("qwen3_moe", "norm_topk_prob"): True,
 }
 """Arguments that mlx-lm needs and transformers' model has in its code."""
+
+PUBLISHED = Rule(
+    "harmless",
+    "max_window_layers full_attn_mod interpolate_factor mlp_type norm_type norm_epsilon "
+    "use_embedding_sharing use_gated_activation use_parallel_block use_parallel_embedding layer_switch num_heads theta "
+    "order_of_interleaved_layers position_embedding_type rotary_pct rotary_dim block_* conv_dim* conv_use_* "
+    "use_pos_enc "
+    "initial_context_length experts_per_token rotary_emb_base use_mrope ffn_dim_multiplier",
+    "published files have it, and transformers' class does not read it",
+)
+"""Keys in published files that transformers' class of their model does not know. Other unknown keys are refused."""
