@@ -218,8 +218,10 @@ class Plan(msgspec.Struct, gc=False):
 
     def limit_to_step(self) -> None:
         """Shorten the chunk to the rest of the budget, and to the longest sequence."""
-        self.limit(self.room, "token_budget")
-        self.limit(self.longest, "max_model_len")
+        if self.room < self.num_tokens:
+            self.num_tokens, self.limited_by = self.room, "token_budget"
+        if self.longest < self.num_tokens:
+            self.num_tokens, self.limited_by = self.longest, "max_model_len"
 
 
 def over_budget(config: EngineConfig, needed: int, room: int, rule: Rule = "", kind: Kind = "token_budget") -> Reason:

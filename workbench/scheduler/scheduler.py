@@ -298,7 +298,8 @@ class Scheduler:
     def _limited(self, request: Request, num_wanted: int, batch: ScheduledBatch, budget: int) -> Plan:
         """The chunk of a running request in its prompt or with drafts."""
         start = request.num_kv_computed
-        plan = Plan(request, start, self.order.room(batch, budget), num_wanted, num_wanted)
+        room = budget if self._room is None else self._room(batch, budget)
+        plan = Plan(request, start, room, num_wanted, num_wanted)
         plan.longest = self.max_model_len - start - 1
         if not self.as_vllm:  # a prompt of a simulation may be longer than max_model_len
             plan.longest = max(plan.longest, len(request.token_ids) - start)
