@@ -39,7 +39,7 @@ class Judged:
 
 
 def run(seed: int, kind: str, folder: Path, clock: str = "real") -> tuple[dict[str, Any], Trace]:
-    """A run's own account of its times by the machine's clock or by a made one, and its recording in an empty folder."""
+    """A run's own account of its times, by the real or a made clock, and its recording in an empty folder."""
     search = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
     environ = {**os.environ, "WORKBENCH_TRACE_DIR": str(folder), "PYTHONPATH": search}
     command = [sys.executable, str(SUPPORT / "stalled_process.py"), str(seed), kind, clock]

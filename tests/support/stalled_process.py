@@ -1,4 +1,4 @@
-"""A process that serves made-up requests, records itself, and stands still once: ``stalled_process.py SEED KIND CLOCK``.
+"""A process that serves made-up requests, records itself and stands still once: ``stalled_process.py SEED KIND CLOCK``.
 
 The scheduler is the double of vLLM's, the recorder is the one for vLLM, and a step takes as long as a roofline says. By
 the machine's clock (CLOCK is "real") it sleeps that long. By a made clock ("made"), which the recorder reads too, only

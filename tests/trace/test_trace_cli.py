@@ -28,7 +28,7 @@ def test_info(saved, capsys):
     assert tokens.endswith("35 sampled, 64 found in the prefix cache, 3 computed again (1 preemption)")
     assert throughput == "throughput: 5.833 output and 10 scheduled tokens per second"
     assert use == "use: token budget 44.1%, KV blocks 56.9% (peak 100.0%)"
-    assert latencies[0].split() == "latency in s mean p50 p95 p99 max count".split()
+    assert latencies[0].split() == ["latency", "in", "s", "mean", "p50", "p95", "p99", "max", "count"]
     assert [line.rsplit(maxsplit=6)[0] for line in latencies[1:]] == [
         "time to first token", "  until scheduled", "  in prefill", "inter-token latency", "end to end"
     ]  # fmt: skip
