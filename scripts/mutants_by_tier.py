@@ -3,7 +3,7 @@
 
     python scripts/mutants_by_tier.py [--room scheduler] [--tier check]
 
-A fault is run with the test file that finds it, in the first tier that has the file, until a test fails. It takes three
+A fault is run with the test file that finds it, in the first tier that has the file, until a test fails. It takes five
 minutes of processor time for all faults. The exit status is 1 if a fault is not found.
 """
 
