@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from workbench.base.field_checks import shown
 from workbench.base.outside_files import read_json
+from workbench.base.text import shown
 from workbench.models.weight_headers import Header, read_headers
 
 Check = Callable[[str, int, int, int], None]

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.field_checks import counted
+from workbench.base.text import counted
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.narrate import shown
 from workbench.trace.readings.pool_state import PoolState

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import Commands, add_command
-from workbench.base.field_checks import integer, printable
+from workbench.base.field_checks import integer
+from workbench.base.text import printable
 
 if TYPE_CHECKING:
     from workbench.analysis.hunt.search import Found, Search
