@@ -1,6 +1,6 @@
 """Stalls planted into a process that records: each is named as one, with its cause if the machine counts it.
 
-The process has a clock of its own, so a busy machine stalls nothing. benchmarks/bench_stalls.py takes the machine's.
+The process makes its clock, so a busy machine stalls nothing. benchmarks/bench_stalls.py takes the machine's.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """The course of a request: the causes of each piece of its time, and the parts of any stretch of that time.
 
-A piece is a step, or the time before one. What it is made of was asked of records, reasons and costs before
-(`workbench.analysis.explain`); here is arithmetic alone. Nothing is counted twice and nothing is left over.
+A piece is a step, or the time before one. `workbench.analysis.explain` asks records, reasons and costs about it; the rest
+is arithmetic, in which nothing is counted twice and nothing is left over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """What happened to one request, in the unit of its explanation.
+    """The time of one request, piece by piece, in the unit of its explanation.
 
     Attributes:
         request_id: The request.
@@ -51,7 +51,7 @@ class Course:
         end: When it ended, or the last that is known of it.
         tokens: The times of its tokens.
         has_ttft: Whether the first of them is the first that it got.
-        pieces: Its time, piece by piece.
+        pieces: That time.
         first_step: The first step of the trace.
     """
 
