@@ -1,7 +1,7 @@
 """The course of a request: the causes of each piece of its time, and the parts of any stretch of that time.
 
-A piece is a step, or the time before one. `workbench.analysis.explain` asks records, reasons and costs about it; the rest
-is arithmetic, in which nothing is counted twice and nothing is left over.
+A piece is a step, or the time before one. `workbench.analysis.explain` asks records, reasons and costs about it. The
+rest is arithmetic, in which nothing is counted twice and nothing is left over.
 """
 
 from __future__ import annotations
