@@ -70,6 +70,14 @@ def test_a_batch_for_another_pool_is_rejected():
         decode(encode(packed), num_blocks=9)
 
 
+@pytest.mark.parametrize("wanted", [-1, 4, 2**31 - 1])
+def test_rows_that_a_sequence_does_not_have_are_rejected(wanted):
+    numbers = np.frombuffer(encode(pack([([1], 0, 3, [7, 8, 9], 1, "r")], 4)), np.int32).copy()
+    numbers[6] = wanted
+    with pytest.raises(ValueError, match="wants logits of more rows than it has"):
+        decode(numbers.tobytes())
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(packed_batches(), st.data())
 def test_damaged_bytes_are_rejected_or_harmless(packed, data):
