@@ -26,8 +26,8 @@ from workbench.base.field_checks import (
     items,
     json_object,
     number,
-    shown,
 )
+from workbench.base.text import shown
 from workbench.speculation import Speculation
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups

@@ -63,7 +63,7 @@ def test_an_incident_finds_the_causes_of_the_slowest_without_copies_of_the_run(m
     monkeypatch.setattr("workbench.analysis.incident.MAX_SLOW", 7)
     trace = run(Random(0), long=(3, 50))
     explainer = explainer_of(trace)
-    explainer._pieces = Pieces(explainer._pieces)
+    explainer._stretches = Pieces(explainer._stretches)
     asked = []
     first_token = explainer.first_token
     monkeypatch.setattr(explainer, "first_token", lambda name: asked.append(name) or first_token(name))

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+from tiers import examples
 
 from workbench import Trace, simulate
 from workbench.analysis.causes import (
@@ -30,7 +31,7 @@ from workbench.trace import TraceError
 ROOT = Path(__file__).parents[2]
 SLOT = "waiting for a slot for its adapter (max_loras)"
 COST = CostModel(fixed=0.004, per_sequence=5e-5, per_prefill_token=1e-4, per_kv_token=1e-7, per_attention_cell=1e-9)
-NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", "36"))
+NUM_CASES = int(os.environ.get("WORKBENCH_EXPLAIN_CASES", examples(36)))
 """Random cases in a normal run of the tests: three of each kind. Set the variable for more; 360 have passed."""
 
 

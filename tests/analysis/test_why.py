@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tiers import examples
 
 from workbench import Trace, simulate
 from workbench.analysis.run_on import LastState, run_on
@@ -337,6 +338,7 @@ def random_run(seed):
     return rng, {"config": config, "requests": requests}
 
 
+@pytest.mark.repeats(step=4)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_rebuilt_scheduler_repeats_the_rest_of_the_run(seed):
     rng, workload = random_run(seed)
@@ -358,7 +360,7 @@ def test_the_rebuilt_scheduler_repeats_the_rest_of_the_run(seed):
 
 
 def test_a_scheduler_that_can_serve_everyone_is_never_said_to_repeat():
-    for seed in range(40):
+    for seed in range(examples(40)):
         _, workload = random_run(seed)
         whole = simulate(workload, as_vllm=True, max_steps=300)
         outcome = run_on(LastState(whole[: len(whole) // 2]).scheduler(), ends_early=False, seconds=9.0)

@@ -361,7 +361,15 @@ def test_dense_computes_a_large_batch_in_parts(max_rows, left, monkeypatch):
     assert relative_error(attend("dense", batch), batch.reference()) <= 2e-6
 
 
-def test_dense_takes_more_rows_than_its_largest_mask():
-    batch = build(Case(((dense.MAX_ROWS - 300, dense.MAX_ROWS), (500, 600), (1, 40)), 1, 1, head_dim=8))
-    assert batch.metadata.num_tokens > dense.MAX_ROWS
+def test_dense_takes_more_rows_than_its_largest_mask(monkeypatch):
+    sizes, make = [], dense.block_diagonal_mask
+
+    def watched(*given):
+        mask = make(*given)
+        sizes.append(len(mask))
+        return mask
+
+    monkeypatch.setattr(dense, "block_diagonal_mask", watched)
+    batch = build(Case(((3796, 4096), (500, 600), (1, 40)), 1, 1, head_dim=8))
     assert relative_error(attend("dense", batch), as_float64(attend("gather", batch))) <= 4e-6
+    assert sizes == [4096, 201]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.kernels.attention.metadata import AttentionMetadata, filled_up
+from workbench.kernels.attention.metal.plan import LaunchPlan
 from workbench.kernels.attention.work_list import WORK_ITEM_COLUMNS, build_work_list
 from workbench.trace.records import WorkItem
 
@@ -53,6 +54,25 @@ def test_splits_are_cut_at_multiples_of_the_split_size():
     cu_seqlens_q, seqused_k = arrays([(2, 20)])
     items = build_work_list(cu_seqlens_q, seqused_k, block_q=2, window=15, kv_split=8)
     assert items[:, 3:].tolist() == [[5, 8, 0, 3], [8, 16, 1, 3], [16, 22, 2, 3]]
+
+
+def test_each_batch_has_work_lists_of_its_own():
+    table = np.ones((1, 4), np.int32)
+    batches = [AttentionMetadata(*arrays([(length, 0)]), table, None, 4) for length in (3, 9)]
+    assert [batch.work_list(16)[:, 2].tolist() for batch in batches] == [[3], [9]]
+
+
+@pytest.mark.parametrize(("shape", "filled"), [((1, 1), (8, 1)), ((2, 3), (3, 3)), ((1, 8), (1, 8)), ((5, 2), (5, 2))])
+def test_a_small_table_is_filled_up_with_rows_of_0(shape, filled):
+    """MLX compiles another variant of a kernel for an input of fewer than 8 elements."""
+    table = np.full(shape, 7, np.int32)
+    result = filled_up(table)
+    assert result.shape == filled and result.dtype == np.int32
+    assert (result[: shape[0]] == 7).all() and not result[shape[0] :].any()
+    metadata = AttentionMetadata(*arrays([(1, 0)] * shape[0]), table, None, 4)
+    assert metadata.mlx_block_table.shape == filled
+    plan = LaunchPlan(table, table, table, table[:, 0], 0)
+    assert plan.mlx_merge_rows.shape == filled
 
 
 @settings(max_examples=examples(150), deadline=None)

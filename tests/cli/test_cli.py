@@ -1,4 +1,4 @@
-"""The command line as a user sees it: a real process, its output and its exit status."""
+"""The command line as a user sees it: its output and its exit status, once of each kind of a real process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from workbench import Engine, Trace, simulate
-from workbench.apps.cli import build_parser
+from workbench.apps.cli import build_parser, main
 from workbench.apps.cli.bench import serve_requests
 from workbench.apps.cli.demo import open_browser
 from workbench.trace import TraceWriter
@@ -28,10 +28,30 @@ def run(*arguments, **options):
     )
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["simulate"], ["trace"], ["bench"], ["kernel"], ["notebooks"]])
-def test_every_command_has_help(command):
-    finished = run(*command, "--help")
-    assert finished.returncode == 0 and "usage: workbench" in finished.stdout
+@pytest.fixture
+def run_here(capsys):
+    """As `run`, in this process: an interpreter and its imports take longer than most commands."""
+
+    def run_it(*arguments):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            status = stop.code
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run_it
+
+
+def test_a_process_ends_with_the_status_of_its_command(tmp_path):
+    shown, wrong = run("--help"), run("simulate", tmp_path / "none.json")
+    assert shown.returncode == 0 and shown.stdout.startswith("usage: workbench") and shown.stderr == ""
+    assert wrong.returncode == 2 and wrong.stdout == "" and "No such file" in wrong.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["demo", "simulate", "trace", "bench", "kernel", "notebooks"])
+def test_every_command_has_help(run_here, command):
+    finished = run_here(command, "--help")
+    assert finished.returncode == 0 and finished.stdout.startswith(f"usage: workbench {command}")
 
 
 def test_help_imports_nothing_heavy():
@@ -55,26 +75,26 @@ def test_help_imports_nothing_heavy():
         (["fly"], "invalid choice"),
     ],
 )
-def test_bad_input_is_an_error_on_stderr_with_status_2(arguments, words):
-    finished = run(*arguments)
+def test_bad_input_is_an_error_on_stderr_with_status_2(run_here, arguments, words):
+    finished = run_here(*arguments)
     assert finished.returncode == 2 and words in finished.stderr.splitlines()[-1]
     assert "Traceback" not in finished.stderr
 
 
 @pytest.mark.parametrize("content", ["{", '{"requests": [{"id": "a"}]}', '{"requests": [], "config": {"blocks": 3}}'])
-def test_a_bad_workload_is_one_line(tmp_path, content):
+def test_a_bad_workload_is_one_line(run_here, tmp_path, content):
     path = tmp_path / "workload.json"
     path.write_text(content)
-    finished = run("simulate", path)
+    finished = run_here("simulate", path)
     assert finished.returncode == 2 and len(finished.stderr.splitlines()) == 1
 
 
-def test_simulate_writes_a_trace_that_trace_info_reads(tmp_path):
+def test_simulate_writes_a_trace_that_trace_info_reads(run_here, tmp_path):
     workload, saved = tmp_path / "workload.json", tmp_path / "trace.jsonl.gz"
     workload.write_text(json.dumps({"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}))
-    assert run("simulate", workload, "--trace", saved).returncode == 0
+    assert run_here("simulate", workload, "--trace", saved).returncode == 0
     assert len(Trace.load(saved)) == 3
-    shown = run("trace", "info", saved)
+    shown = run_here("trace", "info", saved)
     assert shown.returncode == 0 and "time to first token" in shown.stdout
 
 
@@ -117,12 +137,12 @@ def test_a_bench_whose_trace_is_cut_off_fails(bench, monkeypatch):
         bench[0]()
 
 
-def test_a_port_in_use_is_said_before_anything_else(smollm2):
+def test_a_port_in_use_is_said_before_anything_else(run_here, smollm2):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        finished = run("demo", "--no-browser", "--port", port)
+        finished = run_here("demo", "--no-browser", "--port", port)
     assert finished.returncode == 2 and finished.stdout == ""
     assert finished.stderr.splitlines()[-1].startswith(f"workbench demo: port {port} of 127.0.0.1 cannot be used: ")
 
@@ -131,8 +151,8 @@ def test_a_port_in_use_is_said_before_anything_else(smollm2):
     ("port", "words"),
     [("http", "invalid int value: 'http'"), ("70000", "must be from 1 to 65535"), ("-1", "from 1 to")],
 )
-def test_a_port_that_is_none_is_refused_in_public_words(port, words):
-    finished = run("demo", "--no-browser", f"--port={port}")
+def test_a_port_that_is_none_is_refused_in_public_words(run_here, port, words):
+    finished = run_here("demo", "--no-browser", f"--port={port}")
     last = finished.stderr.splitlines()[-1]
     assert finished.returncode == 2 and finished.stdout == ""
     assert "--port" in last and words in last and "_port" not in last
@@ -149,10 +169,10 @@ def test_the_demo_opens_the_browser_that_there_is(monkeypatch):
     assert open_browser("http://127.0.0.1:5006") and opened == ["http://127.0.0.1:5006"]
 
 
-def test_narrate_tells_every_step(tmp_path):
+def test_narrate_tells_every_step(run_here, tmp_path):
     workload = {"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}
     simulate(workload).save(tmp_path / "trace.jsonl")
-    shown = run("trace", "narrate", tmp_path / "trace.jsonl")
+    shown = run_here("trace", "narrate", tmp_path / "trace.jsonl")
     assert shown.stdout.splitlines() == [
         "Step 0: all 40 prompt tokens of a take one pass.",
         "Step 1: the reply to a grows by one token.",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from workbench.apps.cli import main
-from workbench.base.field_checks import printable, shown
+from workbench.base.text import printable, shown
 from workbench.config import EngineConfig, SamplingParams
 
 

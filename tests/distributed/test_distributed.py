@@ -24,12 +24,13 @@ from workbench.engine.distributed import job as jobs
 from workbench.engine.distributed import link as links
 from workbench.engine.distributed.job import ShardedEngine
 from workbench.engine.distributed.link import EXIT_STATUS, Kind, Link, Message
-from workbench.engine.distributed.lockstep import LockstepEngine, dummy_batch
+from workbench.engine.distributed.lockstep import Agreement, LockstepEngine, dummy_batch
 from workbench.engine.distributed.ranks import LeadingRunner
 from workbench.engine.distributed.wire import decode, encode
 from workbench.engine.packed_batch import pack
 from workbench.engine.speculation.custom import CustomProposer
 from workbench.models.sharding import check_heads_divide, shard
+from workbench.trace.kv_groups import KVCacheGroup
 
 # -- a packed batch as bytes ---------------------------------------------------------------------------------
 
@@ -67,6 +68,14 @@ def test_a_batch_for_another_pool_is_rejected():
     packed = pack([([1, 9], 2, 3, [5, 6, 7], True, "a")], 4)
     with pytest.raises(ValueError, match="leave the pool"):
         decode(encode(packed), num_blocks=9)
+
+
+@pytest.mark.parametrize("wanted", [-1, 4, 2**31 - 1])
+def test_rows_that_a_sequence_does_not_have_are_rejected(wanted):
+    numbers = np.frombuffer(encode(pack([([1], 0, 3, [7, 8, 9], 1, "r")], 4)), np.int32).copy()
+    numbers[6] = wanted
+    with pytest.raises(ValueError, match="wants logits of more rows than it has"):
+        decode(numbers.tobytes())
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -431,6 +440,19 @@ def test_a_grammar_is_ready_before_its_request_is_part_of_an_agreement(monkeypat
 
 
 # -- the dummy step ------------------------------------------------------------------------------------------
+
+
+def test_a_rank_without_work_runs_as_many_tokens_as_the_busiest_rank():
+    assert Agreement((0, 7, 3), (False, True, False)).num_dummy_tokens == 7
+    assert Agreement((0, 0), (False, False)).num_dummy_tokens == 0
+
+
+def test_a_dummy_batch_has_a_table_for_each_kv_cache_group():
+    groups = [KVCacheGroup(block_size=4), KVCacheGroup("sliding_window", 2, 8), KVCacheGroup("mamba", 4)]
+    tables = dummy_batch(5, groups).by_group
+    assert [group.block_table.shape for group in tables] == [(1, 2), (1, 3), (1, 2)]
+    assert [len(group.slot_mapping) for group in tables] == [5, 5, 0]
+    assert dummy_batch(5, groups[:1]).by_group == ()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])

@@ -32,6 +32,15 @@ def segment(block_ids, num_tokens, start=0, **fields):
         ),
         pytest.param([segment([5, 6], 5)], [20, 21, 22, 23, 24], [0, 5], [0], [5], [[5, 6]], id="multiblock"),
         pytest.param([segment([10, 11], 3, 4)], [44, 45, 46], [0, 3], [4], [7], [[10, 11]], id="continuation"),
+        pytest.param(
+            [segment([5, 6], 3, 2), segment([7, 8, 9], 4, 7)],
+            [22, 23, 24, 35, 36, 37, 38],
+            [0, 3, 7],
+            [2, 7],
+            [5, 11],
+            [[5, 6, 0], [7, 8, 9]],
+            id="inside a block",
+        ),
         pytest.param([segment([5, 6], 1, 7)], [27], [0, 1], [7], [8], [[5, 6]], id="decode"),
         pytest.param(
             [segment([5, 6], 1, 7), segment([10, 11], 5)],
@@ -138,6 +147,14 @@ def test_a_scheduled_batch_is_packed_in_its_order():
 
 def same(a, b):
     return all(np.array_equal(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a)[:7])
+
+
+def test_a_table_that_shrank_in_place_is_read_again():
+    """The scheduler gives a table that loses blocks another list."""
+    table = [1, 2, 3]
+    before = pack([segment(table, 1, 9)], 4)
+    table[1:] = [7]
+    assert pack([segment(table, 1, 5)], 4, previous=before).block_table.tolist() == [[1, 7]]
 
 
 def test_reusing_the_previous_step_changes_nothing():

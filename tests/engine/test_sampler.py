@@ -36,6 +36,13 @@ def test_greedy_takes_the_largest_logit(rng):
     assert tokens == logits.argmax(axis=1).tolist()
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}], ids=str)
+def test_a_distribution_adds_up_to_1(rng, filters):
+    asked = request(SamplingParams(temperature=0.7, **filters))
+    found = Sampler().distribution(mx.array(rng.normal(size=VOCAB).astype(np.float32)), asked)
+    assert found.sum() == pytest.approx(1) and (found > 0).sum() < VOCAB + (not filters)
+
+
 def test_no_rows_give_no_tokens():
     assert Sampler().sample(Logits.of(mx.zeros((0, VOCAB))), []) == []
 

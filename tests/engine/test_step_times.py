@@ -143,7 +143,7 @@ def test_everything_tells_the_same_durations(name, tmp_path):
         assert [phase["seconds"] for phase in phases] == pytest.approx(list(trace[3].timings.values()), abs=MICROSECOND)
 
     explainer = Explainer(trace)
-    pieces = {piece.record.step: piece.end - piece.begin for piece in explainer._pieces if piece.is_step}
+    pieces = {piece.record.step: piece.end - piece.begin for piece in explainer._stretches if piece.is_step}
     assert [pieces.get(record.step, 0.0) for record in trace] == durations
     for request_id, request in metrics.requests.items():
         if request.e2e is not None and request.token_times:

@@ -3,9 +3,11 @@
 import random
 from collections import Counter, defaultdict
 
+from tiers import examples
+
 from workbench import Engine, SamplingParams
 
-NUM_WORKLOADS = 24
+NUM_WORKLOADS = examples(24)
 
 
 def random_stop(rng):

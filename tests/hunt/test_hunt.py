@@ -47,7 +47,7 @@ def test_the_next_hunt_tries_what_it_remembers_first(tmp_path):
 
 
 def test_a_step_that_does_not_end_is_found(monkeypatch):
-    monkeypatch.setattr(target, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(target, "MAX_SECONDS", 0.1)
     (finding, *_) = hunt("planted:endless", seconds=None, workloads=60)
     assert finding.law == "crash" and finding.place == "a step does not end"
 
@@ -160,6 +160,7 @@ def test_a_finding_is_replayed(tmp_path, capsys):
     (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
     folder = tmp_path / finding.name
     assert main(["hunt", "replay", str(folder), "--scheduler", "planted:generous"]) == 1
+    assert main(["hunt", "--scheduler", "planted:generous", "replay", str(folder)]) == 1
     assert "still happens" in capsys.readouterr().out
     facts = json.loads((folder / "finding.json").read_text())
     (folder / "finding.json").write_text(json.dumps(facts | {"scheduler": "workbench"}))
@@ -187,3 +188,16 @@ def test_an_exception_has_a_name_and_is_switched():
     assert hunt("workbench", **options, allow=["priority_waits_at_full_seats", "preempted_behind_newcomers"]) == []
     with pytest.raises(ValueError, match="--allow names 'speed'; the exceptions are finished_rows_keep_seats"):
         hunt("workbench", allow=["speed"])
+
+
+def test_each_help_has_the_options_of_its_command(capsys):
+    found = {}
+    for command in (["hunt"], ["hunt", "replay"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        found[len(command)] = set(re.findall(r"--\w+", capsys.readouterr().out)) - {"--help"}
+    assert found[1] >= {"--for", "--workloads", "--out", "--jobs"} and "--against" not in found[1]
+    assert found[2] == {"--against", "--scheduler", "--policy"}
+    for command in (["hunt", "replay"], ["hunt", "found/a"], ["hunt", "replay", "found/a", "--for", "3s"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(command)

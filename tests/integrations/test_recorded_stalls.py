@@ -1,4 +1,7 @@
-"""Stalls planted into a real process that records: each is named as one, with its cause if the machine counts it."""
+"""Stalls planted into a process that records: each is named as one, with its cause if the machine counts it.
+
+The process makes its clock, so a busy machine stalls nothing. benchmarks/bench_stalls.py takes the machine's.
+"""
 
 import pytest
 from planted_stalls import judge, run
@@ -12,12 +15,11 @@ CASES = [(seed, kind) for seed in range(5) for kind in (*KINDS, "none")]
 @pytest.mark.repeats(step=9)
 @pytest.mark.parametrize(("seed", "kind"), CASES)
 def test_a_planted_stall_is_named_and_nobody_is_blamed(seed, kind, tmp_path):
-    """benchmarks/bench_stalls.py takes 400 cases."""
-    said, trace = run(seed, kind, tmp_path)
+    said, trace = run(seed, kind, tmp_path, "made")
     judged = judge(said, trace)
     assert judged.named and not judged.blamed, judged
     assert ("garbage was collected for" in judged.cause) is (kind == "gc")
-    assert all(is_real for _, is_real in judged.claimed), judged.claimed  # a busy machine stalls by itself
+    assert not judged.claimed
     assert bool(judged.num_hit) is (kind != "none")
 
 

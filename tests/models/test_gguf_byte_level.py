@@ -6,6 +6,7 @@ import unicodedata
 
 import pytest
 from byte_level_bpe import numbered, reference_bpe
+from tiers import examples
 
 from workbench.models.gguf.file import GGUFError, GGUFFile
 from workbench.models.gguf.pre_tokenizers import PRE_TOKENIZERS
@@ -59,7 +60,7 @@ def vocabulary(draw, name):
 
 @pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"])
 def test_random_vocabularies_equal_the_definition(name):
-    for seed in range(60):
+    for seed in range(examples(60)):
         draw = random.Random(seed)
         metadata = vocabulary(draw, name)
         tokenizer, expected = GGUFTokenizer(metadata), reference(metadata)

@@ -117,7 +117,7 @@ def test_a_changed_source_is_noticed(tmp_path):
         "models/preflight.py",
         "kernels/cpu/attention/decode.py",
         "kernels/cpu/threads.py",
-        "base/field_checks.py",
+        "base/text.py",
     ):
         source = copy / name
         text = source.read_text()

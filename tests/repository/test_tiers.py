@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -151,3 +152,11 @@ def test_every_fault_of_the_table_is_in_the_code_once():
     """Otherwise scripts/mutants_by_tier.py stops, after minutes, at the first that a change has moved."""
     counts = {fault: (ROOT / "workbench" / fault.file).read_text().count(fault.old) for fault in mutants_by_tier.FAULTS}
     assert [fault for fault, count in counts.items() if count != 1] == []
+
+
+def test_every_fault_of_the_table_names_its_test():
+    assert [fault for fault in mutants_by_tier.FAULTS if fault.path and not (ROOT / fault.path).is_file()] == []
+    for tier in ("check", "test"):
+        rooms = Counter(fault.room for fault in mutants_by_tier.FAULTS if fault.tier == tier)
+        told = ", ".join(f"{count} in `{room}/`" for room, count in rooms.items())
+        assert f": {told} | the " in (ROOT / "CONTRIBUTING.md").read_text(), f"CONTRIBUTING.md has to say {told!r}"

@@ -1,9 +1,8 @@
-"""Faults other engines had below the scheduler: merging, causal ranges, shared positions, caches cleared in flight.
+"""Faults other engines had below the scheduler: causal ranges, shared positions, caches cleared in flight.
 
-The numbers continue those of ``test_scheduler_bugs.py``.
+The numbers continue those of ``test_scheduler_bugs.py``. b16, the merging of parts, is in test_metal_kernel_cases.py.
 """
 
-import math
 import re
 from pathlib import Path
 
@@ -15,44 +14,11 @@ from reference import reference_attention
 import workbench
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.kernels.attention import paged_varlen_attention
-from workbench.kernels.attention.metal.launch import kernel_text
-from workbench.kernels.msl import MslCompilerMissing, metal_kernel
 
 
 @pytest.fixture
 def rng():
     return np.random.default_rng(3)
-
-
-def test_b16_merging_a_part_that_saw_nothing_gives_no_nan(rng):
-    """A part without a visible key has maximum -inf and sum 0; -inf - -inf is NaN."""
-    parts = rng.normal(size=(3, 2, 32)).astype(np.float32)
-    sums = np.stack([rng.normal(size=(3, 2)), rng.uniform(1, 4, size=(3, 2))], axis=-1).astype(np.float32)
-    sums[1] = (-math.inf, 0.0)
-    parts[1] = 0.0
-    kernel = metal_kernel(name="merge_splits", **kernel_text("merge_splits"))
-
-    def merge(first, count):
-        (out,) = kernel(
-            inputs=[mx.array(parts), mx.array(sums), mx.array([[first, 1, count]], mx.int32)],
-            output_shapes=[(1, 2, 32)],
-            output_dtypes=[mx.float32],
-            grid=(64, 1, 1),
-            threadgroup=(32, 1, 1),
-            template=[("T", mx.float32), ("HEAD_DIM", 32)],
-        )
-        return np.array(out)[0]
-
-    try:
-        merged = merge(0, 3)
-    except MslCompilerMissing as problem:
-        pytest.skip(str(problem))
-    seen = [0, 2]
-    rescale = np.exp2(sums[seen, :, 0])
-    expected = (parts[seen] * rescale[..., None]).sum(axis=0) / (rescale * sums[seen, :, 1]).sum(axis=0)[:, None]
-    assert np.isfinite(merged).all()
-    np.testing.assert_allclose(merged, expected, rtol=1e-5)
-    assert not merge(1, 1).any()  # nothing seen by any part: zeros, not NaN
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gather", "dense"])

@@ -189,6 +189,17 @@ def test_long_means_uncached():
     assert set(record.not_scheduled) == {"uncached"}
 
 
+def test_long_means_over_the_threshold():
+    """The budget is larger: without the threshold no prompt here would be long."""
+    fields = {"max_num_batched_tokens": 256, "num_blocks": 400, "long_prefill_token_threshold": 50}
+    scheduler = make_scheduler(max_num_partial_prefills=4, max_long_partial_prefills=1, **fields)
+    for name, length in (("long", 500), ("equal", 50), ("over", 51)):
+        add(scheduler, name, length)
+    record = step(scheduler)
+    assert set(record.not_scheduled) == {"over"} and record.not_scheduled["over"].rule == "long_prompt"
+    assert set(sizes(record)) == {"long", "equal"}
+
+
 def test_a_long_prompt_is_short_near_its_end():
     scheduler = make_scheduler(
         max_num_partial_prefills=2, max_long_partial_prefills=1, long_prefill_token_threshold=50, num_blocks=400

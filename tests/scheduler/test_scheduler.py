@@ -111,6 +111,23 @@ def test_preemption_gives_its_reasons_and_counts_the_waste():
     assert [event.kind for event in preemption.events] == ["preempt"]
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_num_partial_prefills": 2}, {"max_long_partial_prefills": 1}], ids=str)
+def test_a_resumed_request_takes_a_seat_like_any_other(limits):
+    """Its seat goes to a more urgent arrival. There are blocks for both."""
+    fields = {"policy": "priority", "max_num_seqs": 2, "num_blocks": 13, "scheduler_reserve_full_isl": False}
+    scheduler = make_scheduler(**fields, max_num_batched_tokens=12, **limits)
+    add(scheduler, "first", 8, max_tokens=30)
+    add(scheduler, "victim", 36, max_tokens=8, priority=1)
+    while not (record := step(scheduler)).preempted:
+        assert scheduler.step < 50
+    assert record.preempted == ("victim",)
+    add(scheduler, "urgent", 4, max_tokens=3)
+    records = run(scheduler)
+    assert records[0].admitted == ("urgent",) and all(len(record.running) <= 2 for record in records)
+    assert records[0].not_scheduled["victim"].kind == "seats" and records[0].free_blocks > 0
+    assert next(record.resumed for record in records if record.resumed) == ("victim",)
+
+
 def test_a_resumed_request_begins_a_new_block_table_and_old_records_keep_theirs():
     scheduler = make_scheduler(num_blocks=5)
     add(scheduler, "a", 8, max_tokens=4)
@@ -293,6 +310,15 @@ def test_peek_changes_nothing():
         assert peeked == (any(not chunk.is_decode for chunk in record.chunks), record.num_tokens)
         seen.append(peeked)
     assert (True, 10) in seen and (False, 2) in seen
+
+
+def test_peek_does_not_count_tokens_that_the_prefix_cache_has():
+    scheduler = make_scheduler(enable_prefix_caching=True)
+    add(scheduler, "first", tokens(12), max_tokens=1)
+    run(scheduler)
+    add(scheduler, "again", tokens(12) + tokens(3, "more"), max_tokens=1)
+    assert scheduler.peek_next_batch() == (True, 3)
+    assert sizes(step(scheduler)) == {"again": 3}
 
 
 def test_peek_of_an_idle_scheduler():

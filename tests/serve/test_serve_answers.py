@@ -131,6 +131,7 @@ class SlowTokenizer(ChatTokenizer):
         return super().encode(text)
 
 
+@pytest.mark.repeats(of="test_a_request_that_is_being_prepared_is_not_a_hang_of_the_engine")
 def test_a_tokenizer_that_takes_seconds_is_not_a_stopped_engine(model):
     from workbench import Engine, EngineConfig
 

@@ -80,6 +80,7 @@ def both_ways(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome | str
     return found[0], found[1], num_leaps
 
 
+@pytest.mark.repeats(step=3)
 @pytest.mark.parametrize("first", range(0, 120, 40))
 def test_leaps_change_no_value(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     num_leaps = 0

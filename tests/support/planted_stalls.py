@@ -38,11 +38,11 @@ class Judged:
     blamed: tuple[str, ...]
 
 
-def run(seed: int, kind: str, folder: Path) -> tuple[dict[str, Any], Trace]:
-    """A run's own account of its times, and its recording in an empty folder."""
+def run(seed: int, kind: str, folder: Path, clock: str = "real") -> tuple[dict[str, Any], Trace]:
+    """A run's own account of its times, by the real or a made clock, and its recording in an empty folder."""
     search = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
     environ = {**os.environ, "WORKBENCH_TRACE_DIR": str(folder), "PYTHONPATH": search}
-    command = [sys.executable, str(SUPPORT / "stalled_process.py"), str(seed), kind]
+    command = [sys.executable, str(SUPPORT / "stalled_process.py"), str(seed), kind, clock]
     done = subprocess.run(command, env=environ, check=True, timeout=120, capture_output=True, text=True)
     (path,) = folder.iterdir()
     return json.loads(done.stdout), Trace.load(path)

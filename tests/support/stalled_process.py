@@ -1,11 +1,12 @@
-"""A process that serves made-up requests, records itself, and stands still once: ``stalled_process.py SEED KIND``.
+"""A process that serves made-up requests, records itself and stands still once: ``stalled_process.py SEED KIND CLOCK``.
 
-The scheduler is the double of vLLM's, the recorder is the one for vLLM, and a step sleeps as long as a roofline says.
-The process prints what happened by its own clock, as JSON.
+The scheduler is the double of vLLM's, the recorder is the one for vLLM, and a step takes as long as a roofline says. By
+the machine's clock (CLOCK is "real") it sleeps that long. By a made clock ("made"), which the recorder reads too, only
+the steps and the stall take time, however busy the machine is. The process prints what happened by its clock, as JSON.
 
     planted: {"step", "seconds", "place"} of the stall; null for the kind "none"
     priced: the seconds that the roofline gives to each step
-    took: the seconds of each step, from the end of the one before: more on a busy machine
+    took: the seconds of each step, from the end of the one before: more on a busy machine, by its clock
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import vllm_double
 from vllm_recordings import RecordingDouble
 
 from workbench.simulation.workload import read_workload
+from workbench.trace.recorders import recorder as recorder_module
+from workbench.trace.recorders import vllm as vllm_module
 
 KINDS = ("sleep", "gc", "stop")
 PLACES = ("before", "schedule", "forward", "update")
@@ -54,20 +57,54 @@ def workload(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def stand_still(kind: str, seconds: float) -> None:
-    """Sleep, collect garbage, or stop the process until another one continues it."""
-    if kind == "sleep":
-        time.sleep(seconds)
-    elif kind == "gc":
+class RealClock:
+    """The machine's clock."""
+
+    now = staticmethod(time.perf_counter)
+    sleep = staticmethod(time.sleep)
+
+    def collect(self, seconds: float) -> None:
+        """Collect garbage for a time."""
         garbage = [[] for _ in range(500_000)]
-        until = time.perf_counter() + seconds
-        while time.perf_counter() < until:
+        until = self.now() + seconds
+        while self.now() < until:
             gc.collect()
         del garbage
-    else:
+
+    def stop(self, seconds: float) -> None:
+        """Stop the process until another one continues it."""
         waker = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
         waker.wait()
+
+
+class MadeClock(RealClock):
+    """A clock that only `sleep`, `collect` and `stop` move; the recorder reads it in place of the machine's."""
+
+    def __init__(self) -> None:
+        self._seconds = time.perf_counter()
+        recorder_module.perf_counter = vllm_module.perf_counter = self.now
+
+    def now(self) -> float:
+        return self._seconds
+
+    def sleep(self, seconds: float) -> None:
+        self._seconds += seconds
+
+    def collect(self, seconds: float) -> None:
+        """Collect garbage once; it takes ``seconds`` by this clock."""
+
+        def take_long(phase: str, _: dict[str, int]) -> None:
+            self._seconds += seconds * (phase == "stop")
+
+        gc.callbacks.insert(0, take_long)  # before the recorder looks at the clock
+        gc.collect()
+        gc.callbacks.remove(take_long)
+
+    def stop(self, seconds: float) -> None:
+        """Stop the process for a moment, which takes ``seconds`` by this clock."""
+        super().stop(0.01)
+        self._seconds += seconds
 
 
 class Machine:
@@ -76,15 +113,17 @@ class Machine:
     Args:
         rng: Draws the roofline, the noise, and the step, the place and the length of the stall.
         kind: One of KINDS, or "none".
+        clock: Tells the time, and lets it pass.
     """
 
-    def __init__(self, rng: random.Random, kind: str) -> None:
+    def __init__(self, rng: random.Random, kind: str, clock: RealClock) -> None:
+        self.clock = clock
         self.fixed, self.per_row = rng.uniform(0.005, 0.015), rng.uniform(1e-5, 4e-5)
         self.noise, self.rng, self.kind = rng.uniform(0.0, 0.1), rng, kind
         self.at, self.place, self.length = rng.randint(30, 55), rng.choice(PLACES), rng.uniform(0.3, 0.8)
         self.num_steps, self.stalled = 0, 0.0
         self.priced: list[float] = []
-        self.ends = [time.perf_counter()]
+        self.ends = [clock.now()]
 
     def attach(self, scheduler: Any) -> None:
         """Let the steps of a scheduler take their time."""
@@ -99,7 +138,7 @@ class Machine:
             self._forward(output.total_num_scheduled_tokens)
             self._stall_in("forward")
             update(output, result)
-            self.ends.append(time.perf_counter())
+            self.ends.append(self.clock.now())
 
         scheduler.schedule, scheduler.update_from_output = step, take
         self._wrap(scheduler.inner, "schedule", "schedule")
@@ -117,14 +156,14 @@ class Machine:
     def _forward(self, rows: int) -> None:
         seconds = (self.fixed + self.per_row * rows) * math.exp(self.rng.gauss(0.0, self.noise))
         self.priced.append(seconds)
-        time.sleep(seconds)
+        self.clock.sleep(seconds)
 
     def _stall_in(self, place: str) -> None:
         if self.kind == "none" or self.num_steps != self.at or self.place != place:
             return
-        before = time.perf_counter()
-        stand_still(self.kind, self.length)
-        self.stalled = time.perf_counter() - before
+        before = self.clock.now()
+        {"sleep": self.clock.sleep, "gc": self.clock.collect, "stop": self.clock.stop}[self.kind](self.length)
+        self.stalled = self.clock.now() - before
 
     def what_happened(self) -> dict[str, Any]:
         """The stall and the durations of the steps, by this process's clock."""
@@ -132,11 +171,11 @@ class Machine:
         return {"planted": planted, "priced": self.priced, "took": [end - begin for begin, end in pairwise(self.ends)]}
 
 
-def main(seed: int, kind: str) -> None:
+def main(seed: int, kind: str, clock: str) -> None:
     """Serve, stand still once, and say so."""
     rng = random.Random(seed)
     config, arrivals = read_workload(workload(rng))
-    machine = Machine(rng, kind)
+    machine = Machine(rng, kind, MadeClock() if clock == "made" else RealClock())
     gc.disable()
     scheduler = RecordingDouble(config)
     machine.attach(scheduler)
@@ -146,4 +185,4 @@ def main(seed: int, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

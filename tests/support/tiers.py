@@ -44,6 +44,7 @@ CHECK = (
     "tests/attention/test_attention_validate.py",
     "tests/attention/test_work_list.py",
     "tests/attention/metal/test_metal_kernel_triangle.py",
+    "tests/attention/metal/test_tile_shape.py",
     "tests/engine/test_packed_batch.py",
     "tests/engine/test_sampler.py",
     "tests/viz/test_viz_layout.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from trace_helpers import one_trace
@@ -21,8 +22,17 @@ def saved(tmp_path):
 def test_info(saved, capsys):
     assert main(["trace", "info", str(saved)]) == 0
     printed = capsys.readouterr().out
-    assert "Trace(engine: 25 steps, 5 requests" in printed
-    assert "time to first token" in printed
+    first, second, tokens, throughput, use, *latencies = [line for line in printed.splitlines() if line]
+    assert first == "Trace(engine: 25 steps, 5 requests, 60 tokens scheduled, done)"
+    assert second == "5 of 5 requests ended in 25 steps, 6.000 s"
+    assert tokens.endswith("35 sampled, 64 found in the prefix cache, 3 computed again (1 preemption)")
+    assert throughput == "throughput: 5.833 output and 10 scheduled tokens per second"
+    assert use == "use: token budget 44.1%, KV blocks 56.9% (peak 100.0%)"
+    assert latencies[0].split() == ["latency", "in", "s", "mean", "p50", "p95", "p99", "max", "count"]
+    assert [line.rsplit(maxsplit=6)[0] for line in latencies[1:]] == [
+        "time to first token", "  until scheduled", "  in prefill", "inter-token latency", "end to end"
+    ]  # fmt: skip
+    assert latencies[1].split()[-6:] == ["0.6834", "0.3755", "1.513", "1.67", "1.709", "5"]
 
 
 def test_perfetto(saved, capsys):
@@ -100,9 +110,21 @@ def test_traces_of_different_workloads(saved, tmp_path, capsys):
     assert "different requests" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["html"], ["perfetto"], ["diff"]])
-def test_help(capsys, command):
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ([], "info narrate explain why diff perfetto html"),
+        (["info"], "trace --from --to"),
+        (["html"], "trace out --from --to"),
+        (["perfetto"], "trace out"),
+        (["diff"], "a b"),
+    ],
+    ids=lambda value: value[0] if value and isinstance(value, list) else None,
+)
+def test_help(capsys, command, named):
     with pytest.raises(SystemExit) as stop:
         main(["trace", *command, "--help"])
     assert stop.value.code == 0
-    assert "usage: " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.startswith(" ".join(["usage: workbench trace", *command]))
+    assert set(named.split()) <= set(re.findall(r"[\w-]+", shown))

@@ -26,6 +26,7 @@ from workbench.trace import (
     TraceWriter,
     file,
 )
+from workbench.trace.reasons import Reason
 
 
 @settings(same_folder, max_examples=40)
@@ -103,3 +104,11 @@ def test_lines_are_encoded_as_they_are_decoded():
     chunk = Chunk("a", 0, 1, False, "decode", None, "complete")
     record = StepRecord(3, chunks=(chunk,), timings={"forward": 0.25})
     assert msgspec.json.decode(file.encode_line(record), type=StepRecord) == record
+
+
+def test_a_line_leaves_out_defaults_at_the_end_of_an_array():
+    chunk = Chunk("a", 0, 1, False, "decode", None, "complete")
+    record = StepRecord(3, chunks=(chunk,), waiting_reason=Reason("seats", needed=2), passed_over={"b": Reason()})
+    line = json.loads(file.encode_line(record))
+    assert line["chunks"] == [["a", 0, 1, False, "decode", None, "complete"]]
+    assert line["waiting_reason"] == ["seats", "", None, 2] and line["passed_over"] == {"b": []}

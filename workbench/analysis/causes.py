@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.analysis.check import MAX_ERROR
-from workbench.base.field_checks import printable
+from workbench.base.text import printable
 from workbench.simulation.costs.fit import FitReport
 from workbench.simulation.costs.stalls import Stall
 from workbench.trace.readings.metrics import amount

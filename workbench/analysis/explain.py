@@ -2,21 +2,20 @@
 
 Time from arrival to the end is cut at the ends of the steps. In each piece the request either waited, and the record
 says for which limit, or it was computed together with others; then the piece is divided by what the cost model (or the
-number of tokens) says about the chunks. Nothing is counted twice and nothing is left over: the amounts add up to the
-recorded latency. A simulation of the run without the largest cause says what that cause was worth.
+number of tokens) says about the chunks. Each piece is asked about once (`Explainer`); all amounts follow from the
+answers (`Course`), and add up to the recorded latency. A simulation of the run without the largest cause says what that
+cause was worth.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterator
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
+from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
@@ -33,14 +32,8 @@ from workbench.trace.reasons import UNKNOWN, Reason
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 """Reasons for a short chunk that are settings, not a lack of anything."""
 
-LONG_GAP = 2.0
-"""A gap between two tokens is long if it is this many times the median gap of its request."""
-
 NO_CHANGE = 0.005
 """A simulation that differs by a smaller fraction confirms nothing."""
-
-MAX_GAPS = 5
-"""Maximum number of long gaps that an explanation lists."""
 
 
 def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) -> Explanation:
@@ -81,8 +74,8 @@ def explainer_of(trace: Trace) -> Explainer:
     return explainer
 
 
-class _Piece(NamedTuple):
-    """A piece of a request's time: a step, or the time before one.
+class _Stretch(NamedTuple):
+    """A stretch of the run: a step, or the time before one.
 
     Attributes:
         explained: The share of it that the step's contents explain; the rest is a stall.
@@ -123,69 +116,47 @@ class Explainer:
         self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
-        self._pieces = list(self._cut())
+        self._stretches = list(self._cut())
         self._ends = {step: trace[step - trace[0].step].end for step in self.stalls}
         self._states = _States.of_all(trace)
 
-    def _cut(self) -> Iterator[_Piece]:
+    def _cut(self) -> Iterator[_Stretch]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
         previous_end = 0.0
         for record in self.trace:
             if self.unit == "steps":
-                yield _Piece(float(record.step), float(record.step + 1), record, True)
+                yield _Stretch(float(record.step), float(record.step + 1), record, True)
                 continue
             end = max(previous_end, record.end)
             begin = min(end, max(previous_end, record.time))
             stall = self.stalls.get(record.step)
             if begin > previous_end:
-                yield _Piece(previous_end, begin, record, False, 0.0 if stall is not None and stall.before else 1.0)
+                yield _Stretch(previous_end, begin, record, False, 0.0 if stall is not None and stall.before else 1.0)
             if end > begin:
-                yield _Piece(begin, end, record, True, 1.0 if stall is None else stall.share_of_step)
+                yield _Stretch(begin, end, record, True, 1.0 if stall is None else stall.share_of_step)
             previous_end = end
 
     # -- one request -----------------------------------------------------------------------------------------------
 
     def explain(self, request_id: str) -> Explanation:
         """See `explain`."""
-        request_id = find_request(self.trace.requests, request_id)
-        of_request = self.metrics.requests[request_id]
-        arrival, tokens = self._times(request_id)
-        if of_request.e2e is not None:
-            end = arrival + _in_unit(of_request.e2e, self.unit)
-        elif tokens:
-            end = tokens[-1]
-        elif len(self.trace):
-            end = self._pieces[-1].end if self._pieces else arrival
-        else:
-            raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
-        states = self._states[request_id]
-        parts = self._parts(states, arrival, end)
+        course = self._course(find_request(self.trace.requests, request_id))
+        arrival, end = course.arrival, course.end
         return Explanation(
-            request_id,
+            course.request_id,
             self.unit,
             end - arrival,
-            parts,
-            self.first_token(request_id),
-            self._long_gaps(states, tokens),
+            course.parts(arrival, end),
+            course.ttft(),
+            course.long_gaps(),
             tuple([stall for stall in self.stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
             self._report,
-            self._confirmer(request_id),
+            self._confirmer(course.request_id),
         )
-
-    def _times(self, request_id: str) -> tuple[float, tuple[float, ...]]:
-        """The arrival of a request, and the times of its tokens."""
-        info, of_request = self.trace.requests[request_id], self.metrics.requests[request_id]
-        if self.unit == "s":
-            return info.arrival_time, of_request.token_times
-        return float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
 
     def first_token(self, request_id: str) -> Span | None:
         """The time to first token of a request, by its full id, with its parts; None if it is not in the trace."""
-        arrival, tokens = self._times(request_id)
-        if self.metrics.requests[request_id].ttft is None or not tokens:
-            return None
-        parts = self._parts(self._states[request_id], arrival, tokens[0])
-        return Span("time to first token", tokens[0] - arrival, parts)
+        return self._course(request_id, is_ttft=True).ttft()
 
     def slowest(self, by: str = "ttft") -> list[str]:
         """The requests that have a latency, "ttft" or "e2e", the slowest first."""
@@ -197,78 +168,62 @@ class Explainer:
         known.sort(key=itemgetter(0))
         return [request_id for _, request_id in known]
 
-    def _long_gaps(self, states: _States, tokens: tuple[float, ...]) -> tuple[Span, ...]:
-        gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(tokens), start=1)]
-        if not gaps:
-            return ()
-        usual = sorted(length for length, _ in gaps)[len(gaps) // 2]
-        long = sorted((gap for gap in gaps if gap[0] >= LONG_GAP * usual and gap[0] > 0), reverse=True)[:MAX_GAPS]
-        return tuple(
-            Span(f"gap before token {index}", length, self._parts(states, tokens[index - 1], tokens[index]))
-            for length, index in long
-            if length > usual
-        )
+    # -- what is asked about a request -----------------------------------------------------------------------------
 
-    def _parts(self, states: _States, begin: float, end: float) -> tuple[Part, ...]:
-        """The parts of a stretch of time; their amounts add up to its length."""
-        amounts: dict[Cause, float] = defaultdict(float)
-        culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        steps: dict[Cause, list[int]] = defaultdict(list)
-        first = bisect_right(self._pieces, begin, key=attrgetter("end"))
-        for index in range(first, len(self._pieces)):  # a slice would copy the rest of the run
-            piece = self._pieces[index]
-            if piece.begin >= end:
+    def _course(self, request_id: str, is_ttft: bool = False) -> Course:
+        """The course of a request, with its pieces up to its first token or its end.
+
+        Raises:
+            TraceError: It was never computed, in a trace without steps.
+        """
+        info, of_request = self.trace.requests[request_id], self.metrics.requests[request_id]
+        arrival, tokens = info.arrival_time, of_request.token_times
+        if self.unit == "steps":
+            arrival, tokens = float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
+        if of_request.e2e is not None:
+            end = arrival + _in_unit(of_request.e2e, self.unit)
+        elif tokens:
+            end = tokens[-1]
+        elif len(self.trace):
+            end = self._stretches[-1].end if self._stretches else arrival
+        else:
+            raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
+        last = tokens[0] if is_ttft and tokens else max((end, *tokens[-1:]))
+        pieces = tuple(self._gathered(self._states[request_id], arrival, last))
+        first_step = self.trace[0].step if len(self.trace) else 0
+        return Course(request_id, arrival, end, tokens, of_request.ttft is not None, pieces, first_step)
+
+    def _gathered(self, states: _States, begin: float, end: float) -> Iterator[Piece]:
+        """The pieces of a request's time that are in a stretch of it."""
+        first = bisect_right(self._stretches, begin, key=attrgetter("end"))
+        for index in range(first, len(self._stretches)):  # a slice would copy the rest of the run
+            stretch = self._stretches[index]
+            if stretch.begin >= end:
                 break
-            length = min(end, piece.end) - max(begin, piece.begin)
-            if length <= 0:
-                continue
-            for cause, share, who in self._with_stall(states, piece):
-                if share <= 0:
-                    continue
-                amounts[cause] += share * length
-                if not steps[cause] or steps[cause][-1] != piece.record.step:
-                    steps[cause].append(piece.record.step)
-                whole = sum(who.values()) or 1.0
-                for request_id, weight in who.items():
-                    culprits[cause][request_id] += share * length * weight / whole
-        outside = (end - begin) - math.fsum(amounts.values())
-        if amounts and abs(outside) > 0:  # before the first step or after the last one of the trace, and rounding
-            cause = Cause("between") if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
-            amounts[cause] += outside
-            steps[cause] = steps[cause] or [self.trace[0].step]
-        return tuple(
-            Part.of(
-                cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause])
-            )
-            for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
-        )
+            stall = Share(Cause("stall"), 1.0 - stretch.explained, {})  # nobody is behind it
+            causes = self._causes(states, stretch)
+            shares = [stall, *(Share(cause, share * stretch.explained, who) for cause, share, who in causes)]
+            yield Piece(stretch.begin, stretch.end, stretch.record.step, [each for each in shares if each.share > 0])
 
-    def _with_stall(self, states: _States, piece: _Piece) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
-        """The causes of a piece of time, and the time that nobody is behind."""
-        if piece.explained < 1.0:
-            yield Cause("stall"), 1.0 - piece.explained, {}
-        for cause, share, who in self._causes(states, piece):
-            yield cause, share * piece.explained, who
-
-    def _causes(self, states: _States, piece: _Piece) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
-        """The causes of a piece of time: cause, share of the piece, and the weight of each request behind it."""
-        record = piece.record
-        if not piece.is_step:
-            yield Cause("between"), 1.0, {}
+    def _causes(self, states: _States, stretch: _Stretch) -> Iterator[Share]:
+        """The causes of a stretch of the run for a request, without a stall."""
+        record = stretch.record
+        if not stretch.is_step:
+            yield Share(Cause("between"), 1.0, {})
             return
         chunk = states.chunks.get(record.step)
         if chunk is not None:
             yield from self._shares_of(chunk, record)
         elif states.is_preempted_in(record.step):
             since = states.last_preemption(record.step)
-            yield Cause("preempted"), 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id)
+            yield Share(Cause("preempted"), 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id))
         elif record.step < states.first_seen:
-            yield Cause("in_progress"), 1.0, self._weights(record.chunks)
+            yield Share(Cause("in_progress"), 1.0, self._weights(record.chunks))
         elif states.request_id in record.running:
-            yield Cause("passed_over"), 1.0, self._weights(record.chunks)
+            yield Share(Cause("passed_over"), 1.0, self._weights(record.chunks))
         else:
             reason = record.passed_over.get(states.request_id) or record.waiting_reason or UNKNOWN
-            yield Cause.of(reason), 1.0, self._in_the_way(states.request_id, reason, record)
+            yield Share(Cause.of(reason), 1.0, self._in_the_way(states.request_id, reason, record))
 
     def _weights(self, chunks: tuple[Chunk, ...]) -> dict[str, float]:
         """The share of each request in a step's work."""
@@ -289,7 +244,7 @@ class Explainer:
             return _holders(record, request_id)
         return self._weights(record.chunks)
 
-    def _shares_of(self, own: Chunk, record: StepRecord) -> Iterator[tuple[Cause, float, Mapping[str, float]]]:
+    def _shares_of(self, own: Chunk, record: StepRecord) -> Iterator[Share]:
         """A step that computed the request, divided between its chunk, prompts of others and decodes of others."""
         others = [chunk for chunk in record.chunks if chunk.request_id != own.request_id]
         prompts = {chunk.request_id: float(chunk.num_tokens) for chunk in others if not chunk.is_decode}
@@ -312,12 +267,12 @@ class Explainer:
         if own.is_partial_prefill and own.limited_by in CAPS:
             cut = min(mine, of_each_step)
             mine -= cut
-            yield Cause("cut", own.limited_by), cut, {}
+            yield Share(Cause("cut", own.limited_by), cut, {})
         again = mine * min(1.0, own.num_recomputed_tokens / own.num_tokens)
-        yield Cause("own"), mine - again, {}
-        yield Cause("recomputed"), again, {}
-        yield Cause("prompts"), of_prompts, prompts
-        yield Cause("decodes"), of_decodes, decodes
+        yield Share(Cause("own"), mine - again, {})
+        yield Share(Cause("recomputed"), again, {})
+        yield Share(Cause("prompts"), of_prompts, prompts)
+        yield Share(Cause("decodes"), of_decodes, decodes)
 
     # -- without the cause -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.run_on import Outcome
-from workbench.base.field_checks import counted, printable
+from workbench.base.text import counted, printable
 from workbench.trace.reasons import Reason
 
 Verdict = Literal["idle", "runs", "early", "outside", "never", "differs"]

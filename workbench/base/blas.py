@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.base.cache_folder import cached, keep, kept, make_folder
-from workbench.base.field_checks import counted
+from workbench.base.text import counted
 from workbench.base.threads import num_threads, requested_threads
 
 # The level 3 functions that libmlx imports, and the fourth of the family, so that all four come from one library.

@@ -7,7 +7,7 @@ import secrets
 from functools import cache
 from typing import Any
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 
 MAX_SALT = 256
 """Maximum number of characters of a salt."""

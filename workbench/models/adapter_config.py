@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 from workbench.models.key_table import OFF, Finding, Rule, judge
 
 PEFT = (

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from workbench.base.field_checks import shown
 from workbench.base.outside_files import open_bytes, read_json
+from workbench.base.text import shown
 from workbench.models.adapter_config import read_adapter_config
 from workbench.models.weight_headers import Header, read_headers
 

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 from workbench.models.config_forms import fold, judge_windows, missing, own_rules
 from workbench.models.config_tables import (
     ALSO_COMPUTED,

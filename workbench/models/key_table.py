@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 
 Verdict = Literal["read", "harmless", "refused"]
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _THETAS = ("rope_theta", "rotary_emb_base", "rope_embedding_base", "rope_freq_constant")

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 from workbench.models.rope import ORIGINAL, Rope, RopeError
 
 _WITHOUT_POSITIONS = {"nemotron_h", "jamba", "kimi_linear", "mamba", "mamba2"}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.base.field_checks import counted, shown
 from workbench.base.outside_files import check_regular, open_bytes
+from workbench.base.text import counted, shown
 
 MAX_LAYERS = 2048
 """Largest number of layers of a model."""

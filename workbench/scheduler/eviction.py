@@ -14,7 +14,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from workbench.base.field_checks import integer, number, shown
+from workbench.base.field_checks import integer, number
+from workbench.base.text import shown
 
 
 class Eviction(ABC):

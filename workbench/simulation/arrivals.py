@@ -15,8 +15,9 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
-from workbench.base.field_checks import MAX_INT32, integer, items, json_object, number, shown
+from workbench.base.field_checks import MAX_INT32, integer, items, json_object, number
 from workbench.base.outside_files import json_value, open_bytes
+from workbench.base.text import shown
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request

@@ -30,8 +30,9 @@ from typing import Any
 from zlib import crc32
 
 from workbench.base.cache_salt import check_adapter, check_salt
-from workbench.base.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number, shown
+from workbench.base.field_checks import MAX_INT32, FieldError, choice, flag, integer, json_object, number
 from workbench.base.outside_files import read_json
+from workbench.base.text import shown
 from workbench.config import EngineConfig, SamplingParams
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
 from workbench.simulation.costs.cost_model import CostModel

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups

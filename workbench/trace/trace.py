@@ -9,8 +9,8 @@ from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
-from workbench.base.field_checks import counted, printable, shown
 from workbench.base.on_demand import find, picture, with_attached_methods
+from workbench.base.text import counted, printable, shown
 from workbench.trace import storage
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError

@@ -16,9 +16,10 @@ from statistics import quantiles
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from workbench.base.field_checks import choice, shown
+from workbench.base.field_checks import choice
 from workbench.base.field_checks import number as number_field
 from workbench.base.on_demand import extra_for
+from workbench.base.text import shown
 
 ROLES = ("visitor", "follower", "teacher")
 

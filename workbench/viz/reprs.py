@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.field_checks import counted
+from workbench.base.text import counted
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.computed_by import computed_by
 from workbench.trace.readings.latency import Latency

@@ -7,7 +7,7 @@ from kernel_cases import Batch, Case, as_float64, assert_close, build
 from msl_runs import skip_without_compiler
 
 from workbench import msl
-from workbench.kernels.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels, kernel_text
 
 skip_without_compiler()
 
@@ -174,3 +174,31 @@ def test_a_bad_block_id_is_reported_not_read():
     for attend in (KERNELS[0].attend, KERNELS[0].attend_v1):
         with pytest.raises(msl.MslError, match="k_cache"):
             attend(*batch.inputs, batch.options)
+
+
+def test_merging_a_part_that_saw_nothing_gives_no_nan():
+    """A part without a visible key has maximum -inf and sum 0; -inf - -inf is NaN."""
+    rng = np.random.default_rng(3)
+    parts = rng.normal(size=(3, 2, 32)).astype(np.float32)
+    sums = np.stack([rng.normal(size=(3, 2)), rng.uniform(1, 4, size=(3, 2))], axis=-1).astype(np.float32)
+    sums[1] = (-np.inf, 0.0)
+    parts[1] = 0.0
+    kernel = msl.metal_kernel(name="merge_splits", **kernel_text("merge_splits"))
+
+    def merge(first, count):
+        (out,) = kernel(
+            inputs=[mx.array(parts), mx.array(sums), mx.array([[first, 1, count]], mx.int32)],
+            output_shapes=[(1, 2, 32)],
+            output_dtypes=[mx.float32],
+            grid=(64, 1, 1),
+            threadgroup=(32, 1, 1),
+            template=[("T", mx.float32), ("HEAD_DIM", 32)],
+        )
+        return np.array(out)[0]
+
+    merged, seen = merge(0, 3), [0, 2]
+    rescale = np.exp2(sums[seen, :, 0])
+    expected = (parts[seen] * rescale[..., None]).sum(axis=0) / (rescale * sums[seen, :, 1]).sum(axis=0)[:, None]
+    assert np.isfinite(merged).all()
+    np.testing.assert_allclose(merged, expected, rtol=1e-5)
+    assert not merge(1, 1).any()  # nothing seen by any part: zeros, not NaN

@@ -8,7 +8,7 @@ from msl_runs import skip_without_compiler
 from workbench import msl
 from workbench.kernels.attention.metal.launch import PagedVarlenKernels
 from workbench.kernels.attention.metal.plan import LaunchPlan
-from workbench.kernels.attention.metal.tile_shape import THREADGROUP_MEMORY, TileShape
+from workbench.kernels.attention.metal.tile_shape import TileShape
 
 skip_without_compiler()
 
@@ -70,14 +70,6 @@ def test_a_window_bounds_the_reads_at_both_ends():
     block_q = TileShape.choose(64, 2).block_q(2)
     minimum = kv_bytes(128 + sum(127 + min(block_q, 30 - first) for first in range(0, 30, block_q)), case)
     assert traffic["k_cache"].bytes_read == traffic["v_cache"].bytes_read == minimum
-
-
-@pytest.mark.parametrize("head_dim", range(16, 257, 16))
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_every_variant_fits_into_threadgroup_memory(head_dim, itemsize):
-    shape = TileShape.choose(head_dim, itemsize)
-    assert shape.threadgroup_bytes <= THREADGROUP_MEMORY
-    assert shape.tile_kv >= 8 and head_dim % (8 * shape.width) == 0
 
 
 @pytest.mark.repeats(step=3)

@@ -12,8 +12,8 @@ from pathlib import Path
 from workbench.analysis.fleet.fork import Fork, SecondChoice, second_choice
 from workbench.analysis.fleet.router import Router
 from workbench.analysis.fleet.split import HandOver
-from workbench.base.field_checks import shown
 from workbench.base.on_demand import find
+from workbench.base.text import shown
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from workbench.analysis.fleet.hashing import session_hashes
 from workbench.analysis.fleet.prefix_tree import PrefixTree
 from workbench.analysis.fleet.router import Decision, ReplicaView, Router
-from workbench.base.field_checks import number, shown
+from workbench.base.field_checks import number
+from workbench.base.text import shown
 from workbench.simulation.arrivals import Arrival
 
 

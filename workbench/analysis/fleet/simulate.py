@@ -14,8 +14,9 @@ from workbench.analysis.fleet.router import Router
 from workbench.analysis.fleet.routers import make_router
 from workbench.analysis.fleet.sessions import Sessions
 from workbench.analysis.fleet.split import Split
-from workbench.base.field_checks import integer, shown
+from workbench.base.field_checks import integer
 from workbench.base.progress import progress_bar
+from workbench.base.text import shown
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request

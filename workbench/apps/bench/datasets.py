@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.field_checks import json_object, shown
+from workbench.base.field_checks import json_object
 from workbench.base.outside_files import read_json, read_text
+from workbench.base.text import shown
 
 SONNET_PREFIX = 200
 """Tokens that sonnet's prompts share at their beginning, unless they are shorter: vLLM's default."""

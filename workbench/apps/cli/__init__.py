@@ -25,8 +25,8 @@ from workbench.apps.cli import (
     trace,
     why,
 )
-from workbench.base.field_checks import printable
 from workbench.base.on_demand import missing_extra
+from workbench.base.text import printable
 
 COMMANDS = (demo, simulate, fleet, hunt, playground, serve, trace, why, bench, kernel, notebooks, course, doctor)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import workbench
 from workbench.apps.cli.notebooks import COURSE
 from workbench.apps.cli.options import Commands, add_command, add_number
-from workbench.base.field_checks import integer, printable
+from workbench.base.field_checks import integer
+from workbench.base.text import printable
 
 if TYPE_CHECKING:
     from workbench.apps.course.grade import Grade

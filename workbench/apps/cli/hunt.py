@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import Commands, add_command
-from workbench.base.field_checks import integer, printable
+from workbench.base.field_checks import integer
+from workbench.base.text import printable
 
 if TYPE_CHECKING:
     from workbench.analysis.hunt.search import Found, Search
@@ -21,8 +22,16 @@ _EXAMPLES = """\
   workbench hunt --scheduler vllm -j 2 --out found
   workbench hunt --scheduler mine:make_scheduler --only progress,blocks --out found
   workbench hunt replay found/crash-scheduler-py-assert
-  workbench hunt replay found/limits-more-run --scheduler mine:make_scheduler
 """
+
+_REPLAYS = """\
+  workbench hunt replay found/crash-scheduler-py-assert
+  workbench hunt replay found/limits-more-run --scheduler mine:make_scheduler
+  workbench hunt replay found/*/ --against 0.32.0..0.33.0
+"""
+
+
+_POLICY = "a policy for Workbench's scheduler"
 
 
 def add_parser(commands: Commands) -> None:
@@ -30,17 +39,9 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(
         commands, "hunt", run, "search a scheduler for deadlocks, stale caches and crashes", examples=_EXAMPLES
     )
-    parser.add_argument("replay", nargs="?", choices=["replay"], help="run the cases of findings again")
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="the folders of those findings")
-    against = "replay on a release, or the packages in a folder; A..B: tell since which release"
-    parser.add_argument("--against", metavar="VERSION|FOLDER|A..B", help=against)
-    parser.add_argument(
-        "--scheduler",
-        metavar="NAME",
-        help="workbench (default), engine, vllm, vllm:module:Class or module:factory; a replay takes the first three "
-        "from the finding",
-    )
-    parser.add_argument("--policy", metavar="module:Class", help="a policy for Workbench's scheduler")
+    schedulers = "workbench, engine, vllm, vllm:module:Class or module:factory"
+    parser.add_argument("--scheduler", metavar="NAME", help=f"{schedulers} (default: workbench)")
+    parser.add_argument("--policy", metavar="module:Class", help=_POLICY)
     parser.add_argument("--for", dest="seconds", metavar="TIME", help="time limit, such as 60s or 10m (default: 60s)")
     parser.add_argument("--workloads", type=int, metavar="N", help="number of workloads, instead of --for")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the workloads (default: 0)")
@@ -49,6 +50,18 @@ def add_parser(commands: Commands) -> None:
     allowed = "exceptions that are not findings (default: each of Workbench's, none of others)"
     parser.add_argument("--allow", metavar="NAME,...", help=allowed)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the findings")
+    _add_replay(parser.add_subparsers(title="after a hunt", metavar="COMMAND"), schedulers)
+
+
+def _add_replay(commands: Commands, schedulers: str) -> None:
+    parser = add_command(commands, "replay", _replay, "run the cases of findings again", examples=_REPLAYS)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="the folder of a finding")
+    against = "replay on a release, or on the packages in a folder; A..B: name the first release of the fault"
+    parser.add_argument("--against", metavar="VERSION|FOLDER|A..B", help=against)
+    chosen = f"{schedulers}; the first three are taken from the finding"
+    kept = argparse.SUPPRESS  # an option before "replay" counts too
+    parser.add_argument("--scheduler", metavar="NAME", default=kept, help=chosen)
+    parser.add_argument("--policy", metavar="module:Class", default=kept, help=_POLICY)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,8 +73,6 @@ def run(options: argparse.Namespace) -> int:
     from workbench.analysis.hunt import hunt
     from workbench.trace.window import read_time
 
-    if options.replay:
-        return _replay(options)
     if options.out is None:
         raise ValueError("--out DIR is missing: give a folder for the findings")
     if options.workloads is not None:
@@ -91,8 +102,6 @@ def _replay(options: argparse.Namespace) -> int:
     """Run the cases of findings again; the exit status is 1 if one of them still breaks a law."""
     from workbench.analysis.hunt.replay import replay, replay_against
 
-    if not options.folders:
-        raise ValueError("replay needs the FOLDER of a finding")
     if options.against:
         return replay_against(options.folders, options.against, options.scheduler, options.policy)
     num_faults = 0

@@ -20,7 +20,8 @@ from workbench.apps.cli.options import (
     load_trace,
     parts_of,
 )
-from workbench.base.field_checks import integer, printable
+from workbench.base.field_checks import integer
+from workbench.base.text import printable
 
 if TYPE_CHECKING:
     from workbench.analysis.predict import Predictor

@@ -18,8 +18,8 @@ from typing import Any
 from workbench.apps.course.exercise import Exercise, told
 from workbench.apps.course.judge import judge_apart
 from workbench.apps.course.verdict import Verdict
-from workbench.base.field_checks import shown
 from workbench.base.outside_files import read_json
+from workbench.base.text import shown
 
 TIMEOUT = 120.0
 """Seconds that an answer may take, the import of its libraries included."""

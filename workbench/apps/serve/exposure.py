@@ -10,7 +10,7 @@ from workbench.apps.serve.dashboard import DASHBOARD
 from workbench.apps.serve.guard import OPEN_PATHS
 from workbench.apps.serve.openapi import OPERATIONS
 from workbench.apps.serve.settings import ServeSettings
-from workbench.base.field_checks import printable
+from workbench.base.text import printable
 
 PAGES = (
     ("GET", DASHBOARD, "A live view of the traffic, prompts and answers of everyone; it cannot change anything"),

@@ -36,7 +36,7 @@ from workbench.apps.serve.log_limit import limit_repeats
 from workbench.apps.serve.priority import go_first, go_last
 from workbench.apps.serve.settings import ServeSettings
 from workbench.apps.serve.trace_stream import TraceStream
-from workbench.base.field_checks import printable
+from workbench.base.text import printable
 from workbench.viz.app import make_app
 from workbench.viz.classroom import Classroom
 

@@ -58,6 +58,8 @@ def decode(data: bytes, num_blocks: int | None = None) -> PackedBatch:
     token_ids, block_ids = np.split(body[_COLUMNS * num_seqs :], [num_tokens])
     if counts.sum() != num_tokens or table_lengths.sum() != num_block_ids or min(counts.min(), table_lengths.min()) < 0:
         raise ValueError(f"the sequences of a packed batch do not add up to {num_tokens} tokens and their blocks")
+    if (samples < 0).any() or (samples > counts).any():  # gigabytes of rows would be made of them
+        raise ValueError("a sequence of a packed batch wants logits of more rows than it has, or of less than none")
     tokens = np.split(token_ids, np.cumsum(counts)[:-1])
     tables = np.split(block_ids, np.cumsum(table_lengths)[:-1])
     segments = zip(tables, starts, counts, tokens, samples, [""] * num_seqs)

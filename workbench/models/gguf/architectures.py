@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 from workbench.models.gguf import fields
 from workbench.models.gguf.fields import GGUFError
 from workbench.models.gguf.file import GGUFFile

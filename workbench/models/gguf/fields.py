@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.base.field_checks import shown
 from workbench.base.short_traceback import ShortTraceback
+from workbench.base.text import shown
 
 
 class GGUFError(ShortTraceback, ValueError):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.base.field_checks import shown
 from workbench.base.outside_files import open_bytes
+from workbench.base.text import shown
 from workbench.models.gguf.fields import GGUFError, whole_number
 from workbench.models.gguf.types import ggml_type
 from workbench.models.weight_headers import check_filled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from workbench.base.field_checks import shown
+from workbench.base.text import shown
 from workbench.models.gguf import fields
 from workbench.models.gguf.fields import MAX_SIZE, GGUFError
 from workbench.models.gguf.file import GGUFFile

@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, fields
 from random import Random
 from typing import Any, Protocol
 
-from workbench.base.field_checks import number, shown
+from workbench.base.field_checks import number
+from workbench.base.text import shown
 from workbench.simulation.costs.coefficients import SEARCHED_ON, Regression
 from workbench.simulation.costs.drift import stretches
 from workbench.simulation.costs.fit import FitReport, fit

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import add, truediv
 from statistics import fmean, median
 
-from workbench.base.field_checks import counted
+from workbench.base.text import counted
 from workbench.simulation.costs.coefficients import SEARCHED_ON, Coefficients, Regression, relative_coefficients
 from workbench.simulation.costs.drift import Drift, find_drift
 from workbench.simulation.costs.least_squares import Vector

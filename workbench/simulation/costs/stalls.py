@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.base.field_checks import counted
+from workbench.base.text import counted
 from workbench.simulation.costs.cost_model import step_costs
 from workbench.simulation.costs.fit import STALL_FACTOR, find_stalls
 from workbench.trace import Trace

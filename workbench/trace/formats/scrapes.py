@@ -23,9 +23,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from workbench.base.field_checks import shown
 from workbench.base.on_demand import extra_for
 from workbench.base.outside_files import open_text
+from workbench.base.text import shown
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import MAX_SECONDS
 from workbench.trace.readings.metrics import amount

@@ -8,7 +8,7 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from workbench.base.field_checks import counted, printable
+from workbench.base.text import counted, printable
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.divergence import (
     Divergence,

@@ -18,8 +18,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.field_checks import counted
 from workbench.base.on_demand import np, picture, with_attached_methods
+from workbench.base.text import counted
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 

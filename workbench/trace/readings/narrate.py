@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from workbench.base.field_checks import counted
+from workbench.base.text import counted
 from workbench.trace.reasons import Reason, describe
 
 if TYPE_CHECKING:

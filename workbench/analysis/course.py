@@ -1,0 +1,113 @@
+"""The course of a request: the causes of each piece of its time, and the parts of any stretch of that time.
+
+A piece is a step, or the time before one. `workbench.analysis.explain` asks records, reasons and costs about it. The
+rest is arithmetic, in which nothing is counted twice and nothing is left over.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from workbench.analysis.causes import Cause, Part, Span
+
+LONG_GAP = 2.0
+"""A gap between two tokens is long if it is this many times the median gap of its request."""
+
+MAX_GAPS = 5
+"""Maximum number of long gaps that an explanation lists."""
+
+
+class Share(NamedTuple):
+    """The share of a cause in a piece of time, and the weight of each request behind it."""
+
+    cause: Cause
+    share: float
+    who: Mapping[str, float]
+
+
+class Piece(NamedTuple):
+    """A piece of a request's time, with its causes; their shares are over 0."""
+
+    begin: float
+    end: float
+    step: int
+    shares: Sequence[Share]
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The time of one request, piece by piece, in the unit of its explanation.
+
+    Attributes:
+        request_id: The request.
+        arrival: When it arrived.
+        end: When it ended, or the last that is known of it.
+        tokens: The times of its tokens.
+        has_ttft: Whether the first of them is the first that it got.
+        pieces: That time.
+        first_step: The first step of the trace.
+    """
+
+    request_id: str
+    arrival: float
+    end: float
+    tokens: Sequence[float]
+    has_ttft: bool
+    pieces: Sequence[Piece]
+    first_step: int
+
+    def ttft(self) -> Span | None:
+        """The time to first token; None if the trace does not have it."""
+        if not (self.has_ttft and self.tokens):
+            return None
+        first = self.tokens[0]
+        return Span("time to first token", first - self.arrival, self.parts(self.arrival, first))
+
+    def long_gaps(self) -> tuple[Span, ...]:
+        """The gaps between tokens that are long for this request, the longest first."""
+        gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(self.tokens), start=1)]
+        if not gaps:
+            return ()
+        usual = sorted(length for length, _ in gaps)[len(gaps) // 2]
+        long = sorted((gap for gap in gaps if gap[0] >= LONG_GAP * usual and gap[0] > 0), reverse=True)[:MAX_GAPS]
+        return tuple(
+            Span(f"gap before token {index}", length, self.parts(self.tokens[index - 1], self.tokens[index]))
+            for length, index in long
+            if length > usual
+        )
+
+    def parts(self, begin: float, end: float) -> tuple[Part, ...]:
+        """The parts of a stretch of time; their amounts add up to its length."""
+        amounts: dict[Cause, float] = defaultdict(float)
+        culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        steps: dict[Cause, list[int]] = defaultdict(list)
+        for index in range(bisect_right(self.pieces, begin, key=attrgetter("end")), len(self.pieces)):
+            piece = self.pieces[index]
+            if piece.begin >= end:
+                break
+            length = min(end, piece.end) - max(begin, piece.begin)
+            for cause, share, who in piece.shares:
+                amounts[cause] += share * length
+                if not steps[cause] or steps[cause][-1] != piece.step:
+                    steps[cause].append(piece.step)
+                whole = sum(who.values()) or 1.0
+                for request_id, weight in who.items():
+                    culprits[cause][request_id] += share * length * weight / whole
+        outside = (end - begin) - math.fsum(amounts.values())
+        if amounts and abs(outside) > 0:  # before the first step or after the last one of the trace, and rounding
+            cause = Cause("between") if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
+            amounts[cause] += outside
+            steps[cause] = steps[cause] or [self.first_step]
+        return tuple(
+            Part.of(
+                cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause])
+            )
+            for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
+        )

@@ -1,0 +1,36 @@
+"""Values, numbers and names as a message or a page shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_SHOWN = 200
+"""Maximum number of characters of a value in an error message."""
+
+
+def shown(value: Any) -> str:
+    """The value's repr for an error message, shortened in the middle if it is long."""
+    if isinstance(value, str) and len(value) > MAX_SHOWN:
+        value = value[:MAX_SHOWN] + value[-MAX_SHOWN:]  # the repr of a megabyte takes a while, too
+    elif isinstance(value, list | tuple) and len(value) > MAX_SHOWN:
+        value = [*value[:MAX_SHOWN], *value[-MAX_SHOWN:]]
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write very long ones
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} ... {text[-MAX_SHOWN // 4 :]}"
+
+
+def counted(value: int, noun: str, plural: str = "") -> str:
+    """A number of things, for example "1 request" and "2,000 requests".
+
+    Args:
+        value: The number.
+        noun: The word for one of them.
+        plural: The word for several, if it is not the noun with an s.
+    """
+    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
+def printable(text: str) -> str:
+    """A text without line breaks, control characters and other characters that steer a terminal, which are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
