@@ -57,7 +57,8 @@ FAULTS = (
     Fault("scheduler/block_pool.py", "if count > len(free):", "if count > len(free) + 1:", "scheduler/test_block_pool"),
     Fault("scheduler/kv_cache_manager.py", "request.block_hashes[: (num_tokens - 1) // size]", "request.block_hashes[: num_tokens // size]", "scheduler/test_scheduler"),
     Fault("scheduler/kv_cache_manager.py", "num_lacking > self.num_free_blocks and hit is None", "num_lacking >= self.num_free_blocks and hit is None", "scheduler/test_scheduler"),
-    Fault("scheduler/kv_cache_groups.py", "lacking = -(-num_slots // self.block_size) -", "lacking = -(-(num_slots - 1) // self.block_size) -", "scheduler/test_scheduler"),
+    Fault("scheduler/kv_cache_groups.py", "lacking = -(-num_slots // self.block_size) -", "lacking = -(-(num_slots - 1) // self.block_size) -", "scheduler/test_kv_cache_managers"),
+    Fault("scheduler/kv_cache_manager.py", "num_lacking = -(-num_tokens // self.block_size) - len(table)", "num_lacking = -(-(num_tokens - 1) // self.block_size) - len(table)", "scheduler/test_scheduler"),
     Fault("scheduler/admission.py", "- 1 + in_flight) // group.block_size) + 1", "- 1 + in_flight) // group.block_size)", "scheduler/test_admission"),
     Fault("scheduler/queues.py", "plan.limit(batch.long_prefill_cap,", "plan.limit(batch.long_prefill_cap + 1,", "laws/test_laws"),
     Fault("scheduler/scheduler.py", "len(queues.running) >= self.max_running:\n", "len(queues.running) > self.max_running:\n", "scheduler/test_scheduler"),
@@ -121,6 +122,12 @@ FAULTS = (
     Fault("viz/layout/packed_batch.py", "floor = min(least, width / len(sizes))", "floor = least", "viz/test_viz_layout"),
     Fault("viz/layout/pool.py", "while columns * columns < num_blocks", "while columns * columns <= num_blocks", "viz/test_viz_layout"),
     Fault("viz/layout/packet.py", "offset += -(-count * dtype.itemsize // 8) * 8", "offset += count * dtype.itemsize", "viz/test_viz_packet"),
+    Fault("viz/layout/mask.py", "end = left + self.first_position + place + 1", "end = self.columns.stop", "viz/test_viz_static"),
+    Fault("viz/layout/mask.py", "left, top, bottom = self.columns.start,", "left, top, bottom = 0,", "viz/test_viz_static"),
+    Fault("viz/svg.py", "str(block), ink", "str(logical), ink", "viz/test_viz_static"),
+    Fault("viz/js/rectangle.js", "k <= position; k++", "k < chunk.end; k++", "ui/test_marks"),
+    Fault("viz/js/rectangle.js", "LEFT + (column + k) * dx, y", "LEFT + k * dx, y", "ui/test_marks"),
+    Fault("viz/js/block_tables.js", "String(block), x + width", "String(logical), x + width", "ui/test_marks"),
     Fault("viz/layout/explanation.py", "len(part.culprits) - MAX_CULPRITS", "len(part.culprits)", "viz/test_viz_explanation"),
 )  # fmt: skip
 
