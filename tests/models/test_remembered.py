@@ -195,7 +195,7 @@ def test_a_start_with_kept_code_does_not_import_numba(file, tmp_path):
         "import sys\n"
         "from workbench import Engine\n"
         f"with Engine({str(file)!r}) as engine:\n"
-        "    print(engine.generate([3, 1, 4], max_tokens=3), engine.runner.path.name, end=' ')\n"
+        "    print([one.text for one in engine.generate([3, 1, 4], max_tokens=3)], engine.runner.path.name, end=' ')\n"
         "print(*sorted({'numba', 'numba.core', 'gguf', 'transformers'} & set(sys.modules)))\n"
     )
     environment = os.environ | {"WORKBENCH_CACHE": str(tmp_path / "cache"), "WORKBENCH_PREFLIGHT": "remembered"}

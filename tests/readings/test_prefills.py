@@ -48,9 +48,9 @@ def test_they_are_those_that_the_scheduler_counted(seed, monkeypatch):
                 counted.add((request.request_id, left, request in self._long))
             return order
 
-        def admit(self, request, num_uncached):
-            super().admit(request, num_uncached)
-            counted.add((request.request_id, num_uncached, request in self._long))
+        def admitted(self, plan, chunk):
+            super().admitted(plan, chunk)
+            counted.add((plan.request.request_id, plan.num_uncached, plan.request in self._long))
 
     monkeypatch.setattr(partial_prefills, "PartialPrefills", Watched)
     trace = simulate(made_up(seed))

@@ -543,8 +543,8 @@ class Engine(Shortcuts):
             ValueError: It is not the newest step, or cannot be run again; the message gives the reason.
 
         Example:
-            >>> engine.step()
-            >>> engine.shadow(layer=3).agrees
+            >>> step = engine.step()
+            >>> engine.shadow(step, layer=3).agrees
             True
         """
         from workbench.engine.shadow_once import shadow_once, why_no_shadow
