@@ -166,6 +166,7 @@ ATTACHED.update(
         "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
         "Engine.__panel__": "workbench.viz.panes:page_of",
         "Engine._repr_html_": "workbench.viz.reprs:engine_html",
+        "StepPicture.view": "workbench.viz.step_picture:view",
         "Outputs._repr_html_": "workbench.viz.reprs:outputs_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
         "StepRecord._repr_html_": "workbench.viz.reprs:step_html",

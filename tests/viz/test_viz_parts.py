@@ -1,15 +1,20 @@
 """Parts of the dashboard by themselves: widgets, Panel components and figures, under one cursor."""
 
+import re
+from pathlib import Path
+
 import panel
 import pytest
 from bokeh.models import Column
-from viz_traces import random_trace
+from viz_traces import pictures, random_trace
 
+import workbench
 from workbench.viz.app import TracePage
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
+from workbench.viz.panel_names import PANELS
 from workbench.viz.panes import AttentionMask, Pane, Pool, Timeline
-from workbench.viz.widget import PANELS, view, watch
+from workbench.viz.widget import view, watch
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +87,7 @@ def test_panes_are_panel_components_under_the_same_cursor(trace):
     assert AttentionMask(trace, cursor=(own := Cursor())).cursor is own
     with pytest.raises(ValueError, match="theme"):
         Pool(trace, theme="pink")
-    assert {kind.panel_name for kind in Pane.__subclasses__()} <= set(PANELS)
+    assert {kind.panel_name for kind in Pane.__subclasses__()} <= set(PANELS.values())
 
 
 def test_figures_hold_the_numbers_of_the_metrics(trace):
@@ -117,3 +122,35 @@ def test_a_notebook_shows_a_figure_without_set_up(trace, monkeypatch):
     panel.extension._loaded = True
     assert display(trace.metrics().figure()) is True and loads == [True] and len(shown) == 2
     assert display(Column()) is None, "any other layout leaves it to Bokeh"
+
+
+def test_a_panel_has_one_name_everywhere(trace):
+    """That of its title; the browser's words are accepted too."""
+    folder = Path(workbench.__file__).parent / "viz" / "js"
+    titles = {}
+    for file in folder.glob("*.js"):
+        for found in re.finditer(r'super\(view, \{\s*id: "(\w+)",\s*title: "([^"]+)"', file.read_text()):
+            titles[found[1]] = found[2].lower().replace(" ", "_")
+    assert titles == {shown: name for name, shown in PANELS.items()}
+    for name, shown in PANELS.items():
+        assert (
+            watch(trace, panels=(name,)).options["panels"] == watch(trace, panels=(shown,)).options["panels"] == [shown]
+        )
+    with pytest.raises(ValueError, match="unknown 'pole'; known are step_timeline, chunks"):
+        view(trace, "pole")
+
+
+def test_a_step_draws_one_panel(trace):
+    step = next(record for record in trace if len(record.chunks) > 1)
+    for name, title in (
+        ("attention_mask", "Attention mask"),
+        ("packed", "Packed batch"),
+        ("block_tables", "Block tables"),
+    ):
+        picture = step.view(name)
+        assert (
+            repr(picture) == f"StepPicture('{title} of step {step.step}')" and len(pictures(picture._repr_html_())) == 1
+        )
+    assert "arrive" in trace[0].view("events")._repr_html_()
+    with pytest.raises(ValueError, match="a step draws packed_batch, attention_mask, block_tables, events"):
+        step.view("kv_pool")

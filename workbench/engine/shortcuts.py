@@ -165,7 +165,7 @@ class Shortcuts:
         return find("Trace.watch")(self, **options)
 
     def view(self, name: str, **options: Any) -> Any:
-        """One panel of the live view as a widget, such as ``engine.view("pool")``; see `workbench.viz.widget.view`."""
+        """One panel of the live view as a widget, such as ``engine.view("kv_pool")``; see `viz.widget.view`."""
         return find("Trace.view")(self, name, **options)
 
 

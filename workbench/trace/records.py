@@ -584,6 +584,10 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     def _repr_html_(self) -> str | None:
         return picture("StepRecord", self)
 
+    def view(self, name: str) -> Any:
+        """One panel as a picture, such as ``step.view("attention_mask")``; see `workbench.viz.step_picture.view`."""
+        return find("StepPicture.view")(self, name)
+
     def chunk(self, request_id: str) -> Chunk:
         """The chunk of a request in this step.
 

@@ -17,24 +17,8 @@ from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
+from workbench.viz.panel_names import panel_id
 from workbench.viz.reprs import trace_html
-
-PANELS = (
-    "timeline",
-    "gantt",
-    "compare",
-    "packed",
-    "rectangle",
-    "weights",
-    "kernel",
-    "texts",
-    "pool",
-    "tables",
-    "events",
-    "metrics",
-    "incident",
-)
-"""Names of the panels, as ``watch`` takes them."""
 
 THEMES = ("auto", "light", "dark")
 
@@ -134,7 +118,7 @@ def watch(
     Args:
         source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
         other: A second trace of the same workload, to compare with.
-        panels: Names of the panels to show; all by default.
+        panels: Names of the panels to show, such as "chunks" or "kv_pool" (`panel_names.PANELS`); all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
         view: The view to begin with: "story", "scheduler", "kernel", "all" or "incident".
         bare: Leave the controls out.
@@ -144,12 +128,10 @@ def watch(
     """
     if view not in VIEWS:
         raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {view!r}")
-    unknown = set(panels) - set(PANELS)
-    if unknown:
-        raise ValueError(f"panels: unknown {sorted(unknown)}; known are {', '.join(PANELS)}")
+    ids = list(map(panel_id, panels))
     if theme not in THEMES:
         raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
-    options: dict[str, Any] = {"panels": list(panels), "theme": theme}
+    options: dict[str, Any] = {"panels": ids, "theme": theme}
     options |= {name: value for name, value in (("view", view), ("bare", bare)) if value not in ("story", False)}
     shown = TraceView(Feed(source, other), options)
     if HAS_THREADS and os.environ.get("WORKBENCH_HEADLESS") != "1":
@@ -159,13 +141,13 @@ def watch(
 
 
 def view(source: Any, name: str, *, theme: str = "auto") -> TraceView:
-    """One panel as a widget of its kind, to be put beside others: ``HBox([trace.view("pool"), my_plot])``.
+    """One panel as a widget of its kind, to be put beside others: ``HBox([trace.view("kv_pool"), my_plot])``.
 
     All views of one trace share ``cursor_of(trace)``.
 
     Args:
         source: A Trace or an Engine.
-        name: Name of a panel, such as "timeline", "pool" or "texts".
+        name: Name of a panel, such as "chunks", "kv_pool" or "texts".
         theme: "auto", "light" or "dark".
 
     Raises:

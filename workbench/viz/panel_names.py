@@ -1,0 +1,37 @@
+"""The names of panels: one for each, that of its title on the page."""
+
+from __future__ import annotations
+
+PANELS = {
+    "step_timeline": "timeline",
+    "chunks": "gantt",
+    "compare": "compare",
+    "packed_batch": "packed",
+    "attention_mask": "rectangle",
+    "attention_weights": "weights",
+    "attention_work_list": "kernel",
+    "texts": "texts",
+    "kv_pool": "pool",
+    "block_tables": "tables",
+    "events": "events",
+    "metrics": "metrics",
+    "what_happened": "incident",
+}
+"""By the name of a panel, its title in lower case with underscores, the shorter word of the browser's code."""
+
+
+def panel_id(name: str) -> str:
+    """The browser's word for a panel, by its name, its title or that word itself.
+
+    Raises:
+        ValueError: There is no such panel.
+
+    >>> panel_id("kv_pool"), panel_id("KV pool"), panel_id("pool")
+    ('pool', 'pool', 'pool')
+    """
+    if name in PANELS.values():
+        return name
+    try:
+        return PANELS[name.lower().replace(" ", "_")]
+    except (KeyError, AttributeError):
+        raise ValueError(f"panels: unknown {name!r}; known are {', '.join(PANELS)}") from None

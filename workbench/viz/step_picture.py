@@ -1,0 +1,58 @@
+"""One panel of a step as a static picture: ``step.view("attention_mask")``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from workbench.trace.records import StepRecord
+from workbench.viz import svg
+from workbench.viz.image import image
+from workbench.viz.panel_names import panel_id
+from workbench.viz.reprs import events_table, focus_of, fragment
+
+DRAWN = ("packed_batch", "attention_mask", "block_tables", "events")
+"""Panels that a step alone can draw."""
+
+
+@dataclass(frozen=True)
+class StepPicture:
+    """A picture of a step.
+
+    Attributes:
+        title: Title of the picture.
+        html: The picture as HTML.
+    """
+
+    title: str
+    html: str
+
+    def __repr__(self) -> str:
+        return f"StepPicture({self.title!r})"
+
+    def _repr_html_(self) -> str:
+        return fragment(f"<h5>{escape(self.title)}</h5>", self.html)
+
+
+def view(record: StepRecord, name: str) -> StepPicture:
+    """A panel of a step as a picture.
+
+    Args:
+        record: The step.
+        name: "packed_batch", "attention_mask", "block_tables" or "events".
+
+    Raises:
+        ValueError: A step has no such picture.
+    """
+    shown, focus = panel_id(name), focus_of(chunk.request_id for chunk in record.chunks)
+    if shown == "packed":
+        title, html = "Packed batch", image(svg.packed_batch(record, focus))
+    elif shown == "rectangle":
+        title, html = "Attention mask", image(svg.mask(record, focus))
+    elif shown == "tables":
+        title, html = "Block tables", image(svg.block_tables(record, focus)) if record.has_block_tables else ""
+    elif shown == "events":
+        title, html = "Events", events_table(record.events)
+    else:
+        raise ValueError(f"name is {name!r}: a step draws {', '.join(DRAWN)}; trace.view({name!r}) draws the others")
+    return StepPicture(f"{title} of step {record.step}", html or "<p>Nothing was scheduled in this step.</p>")
