@@ -292,7 +292,7 @@ def test_engines_that_are_made_and_closed_leave_nothing_behind(tiny_llama, right
             assert engine.run(progress=False)[0].token_ids == right[0]
         gc.collect()
         counts.append(len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count())
-    assert counts[-1] == counts[1]
+    assert counts[-1] <= counts[1], counts  # threads of tests before may still end
 
 
 # -- clocks jump ---------------------------------------------------------------------------------------------------
