@@ -224,7 +224,7 @@ def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
         OSError: The file cannot be read.
     """
     rest = b""
-    for block in _read_blocks(path):
+    for block in read_blocks(path):
         lines = (rest + block).split(b"\n")
         rest = lines.pop()
         if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
@@ -235,7 +235,7 @@ def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
         yield rest, False
 
 
-def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The file's bytes, decompressed; of a gzip stream that is cut off, everything that can be decompressed."""
     total = 0
     with open_bytes(path) as file:
