@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workbench.simulation.request_log import RequestLog
     from workbench.trace.formats.kv_events import KVEvents
     from workbench.trace.formats.scrapes import Scrapes
+    from workbench.trace.formats.server_log import ServerLog
 
 _KV_EVENTS = """\
   workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
@@ -43,7 +44,10 @@ def add_parser(commands: Commands) -> None:
 
     help = "summarise the contents and latencies of a trace, or of what other tools recorded"
     info = add_command(actions, "info", _info, help)
-    others = "a folder of them, an access log, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, or KV events"
+    others = (
+        "a folder of them, an access log, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, KV events, or a "
+        "server's log"
+    )
     info.add_argument("trace", type=Path, help=f"{TRACE_FILE}, {others}")
     add_unit_options(info)
 
@@ -125,13 +129,14 @@ def _info(options: argparse.Namespace) -> int:
 
 def _read_other(
     path: Path, time_unit: str | None, block_size: int | None
-) -> Scrapes | KVEvents | RequestLog | AccessLog | None:
+) -> Scrapes | KVEvents | RequestLog | AccessLog | ServerLog | None:
     """The recording of another tool, with the units of an access log; None for a trace."""
     from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.request_log import read_request_log
     from workbench.trace.formats.kv_events import is_kv_events, read_kv_events
     from workbench.trace.formats.otlp import is_otlp
     from workbench.trace.formats.scrapes import is_scrapes, read_scrapes
+    from workbench.trace.formats.server_log import is_server_log, read_server_log
     from workbench.trace.formats.vcr import is_vcr
 
     is_spans = is_otlp(path) or is_vcr(path)
@@ -142,7 +147,9 @@ def _read_other(
         return read_scrapes(path)
     if is_kv_events(path):
         return read_kv_events(path)
-    return read_request_log(path) if is_spans else None
+    if is_spans:
+        return read_request_log(path)
+    return read_server_log(path) if is_server_log(path) else None
 
 
 def _narrate(options: argparse.Namespace) -> int:
