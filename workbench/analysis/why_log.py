@@ -127,7 +127,7 @@ def _sentence(log: ServerLog, load: Load, verdict: Verdict) -> str:
 
 
 def _since(log: ServerLog, last: Load) -> str:
-    """How long the last lines of a rank have said that nothing runs and some wait."""
+    """The stretch of last lines of a rank in which nothing runs and some wait."""
     stretch: list[Load] = []
     for load in reversed([each for each in log.loads if each.rank == last.rank]):
         if load.running or not load.waiting:

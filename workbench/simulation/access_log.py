@@ -54,7 +54,7 @@ class AccessLog:
     Attributes:
         path: The file.
         arrivals: The requests, in order of arrival.
-        reading: What its times and blocks were taken for.
+        reading: The units that its times and blocks were read in.
         block_size: Tokens of a block that requests can share; None if the log names none.
     """
 

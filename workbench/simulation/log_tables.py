@@ -64,7 +64,7 @@ RULES = (
     Rule("refused", "n best_of num_samples", "a request has one output here; write a line for each"),
     Rule("refused", "lora* adapter* cache_salt", "it decides which requests share prefixes; give a workload"),
 )
-"""What each column means, by its name in lower case with words joined by ``_``."""
+"""The meaning of each column, by its name in lower case with words joined by ``_``."""
 
 
 def check_columns(place: str, row: Mapping[str, Any], known: set[tuple[str, ...]]) -> None:

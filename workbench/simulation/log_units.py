@@ -38,7 +38,7 @@ class Moment(NamedTuple):
     """A time as a log has it.
 
     Attributes:
-        place: Where it stands, for messages.
+        place: Its place in the file, for messages.
         value: The number, or seconds since 1970 of a date.
         kind: "number"; "date" without an offset from UTC, which is taken as UTC; or "zoned" for a date with one.
         is_whole: Whether it is written without a fraction.
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 
 
 class TimeUnit(NamedTuple):
-    """What the times of a log count.
+    """The unit of a log's times.
 
     Attributes:
         seconds: Seconds of one.
@@ -230,7 +230,7 @@ class Hashed(NamedTuple):
     """A prompt whose blocks have names.
 
     Attributes:
-        place: Where it stands, for messages.
+        place: Its place in the file, for messages.
         length: Number of its tokens.
         blocks: The names.
     """

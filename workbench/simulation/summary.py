@@ -1,4 +1,4 @@
-"""What was understood of the requests of a file, in a few lines: a wrong unit is seen at a glance."""
+"""The requests of a file as they were understood, in a few words: a wrong unit is seen at a glance."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def text_blocks(path: str | os.PathLike[str], errors: str = "strict") -> Iterato
 
     Args:
         path: The file.
-        errors: What to do with bytes that are not text, as in `bytes.decode`.
+        errors: Treatment of bytes that are not text, as in `bytes.decode`.
 
     Raises:
         TraceError: It is not text, or its gzip stream is damaged.

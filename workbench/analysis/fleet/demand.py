@@ -46,7 +46,7 @@ class Demand:
         given: The requests of the file.
         how: The way to another load, see `workbench.analysis.fleet.load.scale_load`.
         seed: Seed of the requests that are left out or come once more.
-        summary: What was understood of the file.
+        summary: The requests of the file in a few words, as they were understood.
         generate: The description of generated requests, which another seed draws again; None for others.
     """
 

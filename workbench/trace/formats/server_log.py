@@ -48,7 +48,7 @@ _PREEMPTED = re.compile(r"\bpreempt(?:ed|ion)\b|#retracted_reqs?:|Retract reques
 
 @dataclass(frozen=True)
 class Load:
-    """What one line says.
+    """The load of a server at one line.
 
     Attributes:
         at: Seconds, of which differences count; None if the line has no time.
@@ -76,7 +76,7 @@ class ServerLog:
     Attributes:
         path: The file.
         server: The server.
-        loads: What its lines say, in their order.
+        loads: The load at each line about it, in their order.
         num_preempted: Number of lines about preempted, or retracted, requests.
         trouble: Lines that name an error, the first few.
     """
