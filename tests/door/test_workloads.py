@@ -271,6 +271,27 @@ def test_what_is_not_text_is_refused_by_name(tmp_path):
         read_access_log(tmp_path / "a.csv")
 
 
+def test_a_gzip_file_that_is_cut_off_is_not_read_as_a_shorter_one(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    whole = gzip.compress("".join([TABLE, *(f"{at},{at},1\n" for at in range(2, 5000))]).encode())
+    path.write_bytes(whole)
+    assert len(read_access_log(path)) == 5000
+    for end in (1, 8, 12, len(whole) // 2):
+        path.write_bytes(whole[:-end])
+        with pytest.raises(ValueError, match=r"a.csv.gz is a gzip file that is cut off|line \d+"):
+            read_access_log(path)
+
+
+def test_lines_without_anything_are_skipped(tmp_path):
+    assert times(read(tmp_path, f"\n{ROWS}\n\n")) == [0.0, 1.5]
+
+
+def test_an_unknown_key_of_a_conversation_is_refused(tmp_path):
+    turns = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
+    with pytest.raises(ValueError, match="line 2: weight 3 is not supported"):
+        read(tmp_path, lines({"conversations": turns}, {"conversations": turns, "weight": 3}))
+
+
 # -- the summary -------------------------------------------------------------------------------------------------------
 
 

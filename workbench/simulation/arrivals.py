@@ -22,6 +22,7 @@ from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
 from workbench.simulation.log_rows import json_rows
+from workbench.simulation.log_tables import check_columns
 from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, block_sizes
 from workbench.trace.fields import MAX_SECONDS
 
@@ -354,7 +355,9 @@ def read_sharegpt(
         ValueError: A line is malformed; the message names it.
     """
     arrival_times = iter(times)
+    known: set[tuple[str, ...]] = set()
     for index, (place, line) in enumerate(json_rows(path)):
+        check_columns(place, line, known)
         turns = line.get("conversations")
         if not isinstance(turns, list):
             raise ValueError(f"{place} conversations must be a list, got {shown(turns)}")

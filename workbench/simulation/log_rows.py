@@ -60,7 +60,9 @@ def json_rows(path: str | os.PathLike[str]) -> Rows:
     if is_array(path):
         found = ((f"{path}, entry {index}:", entry) for index, entry in enumerate(_array(path), start=1))
     else:
-        lines = ((f"{path}, line {index}:", line) for index, line in enumerate(text_lines(path), start=1))
+        lines = (
+            (f"{path}, line {index}:", line) for index, line in enumerate(text_lines(path), start=1) if line.strip()
+        )
         found = ((place, json_value(line, f"{place} not JSON")) for place, line in lines)
     for place, entry in found:
         yield place, json_object(place, entry)

@@ -188,7 +188,7 @@ def _two_units(path: Any, num_requests: int, span: float, *units: str) -> ValueE
     readings = []
     for unit in units:
         seconds = span * SECONDS[unit]
-        rate = f", {num_requests / seconds:.3g} requests per second" if num_requests and seconds else ""
+        rate = f", {num_requests / seconds:,.4g} requests per second" if num_requests and seconds else ""
         readings.append(f"{UNIT_NAMES[unit]} (a span of {seconds:.6g} s{rate})")
     options = " or ".join(f"--time-unit {unit}" for unit in units)
     return ValueError(f"{path}: its times can be {' or '.join(readings)}: give {options} (time_unit in Python)")

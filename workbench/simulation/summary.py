@@ -57,7 +57,7 @@ def _span(arrivals: Sequence[Arrival]) -> str:
 
 def _range(lengths: Sequence[int]) -> str:
     low, high = min(lengths), max(lengths)
-    return f"{low:,} tokens" if low == high else f"{low:,} to {high:,} tokens (mean {fmean(lengths):,.1f})"
+    return counted(low, "token") if low == high else f"{low:,} to {high:,} tokens (mean {fmean(lengths):,.1f})"
 
 
 def _num_shared(arrivals: Sequence[Arrival], block_size: int) -> int:

@@ -37,13 +37,13 @@ def text_blocks(path: str | os.PathLike[str], errors: str = "strict") -> Iterato
         errors: Treatment of bytes that are not text, as in `bytes.decode`.
 
     Raises:
-        TraceError: It is not text, or its gzip stream is damaged.
+        TraceError: It is not text, or its gzip stream is damaged or, with ``errors="strict"``, cut off.
         OSError: It cannot be read.
     """
     decoder: codecs.IncrementalDecoder | None = None
     encoding = ""
     try:
-        for block in read_blocks(path):
+        for block in read_blocks(path, whole=errors == "strict"):
             if decoder is None:
                 encoding = encoding_of(block[:4])
                 decoder = codecs.getincrementaldecoder(encoding)(errors)
