@@ -120,7 +120,7 @@ def test_the_command_line(tmp_path, capsys):
     files = ["--plot", str(plot), "--rows", str(rows), "--jobs", "1"]
     assert main(["fleet", "compare", str(path), "--replicas", "1,2", "--routers", "vllm,sticky", *files]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert [line.strip(" *").split()[0] for line in out[1:5]] == ["vllm", "sticky", "vllm", "sticky"]
+    assert [line.strip(" *").split()[0] for line in out[2:6]] == ["vllm", "sticky", "vllm", "sticky"]
     assert plot.read_text().startswith("<svg") and len(rows.read_text().splitlines()) == 4
     for words, message in (
         (["size", str(path), "--slo", "ttft_p99=1s", "--load", "twice"], "--load must be a multiple"),

@@ -10,12 +10,10 @@ other interval.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
@@ -28,7 +26,7 @@ from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
-from workbench.simulation.access_log import read_access_log
+from workbench.simulation.access_log import AccessLog
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.simulation.costs.drift import Drift
@@ -334,17 +332,16 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = F
     return predictor.simulate(**config)
 
 
-def simulate_log(path: str | os.PathLike[str], config: EngineConfig, cost_model: StepCost, speed: float = 1.0) -> Trace:
+def simulate_log(log: AccessLog, config: EngineConfig, cost_model: StepCost) -> Trace:
     """The run that a server with this configuration and these costs would make of a log.
 
     Args:
-        path: The access log.
+        log: The access log.
         config: Configuration of the server.
         cost_model: Duration of a step, from a recording of such a server.
-        speed: Factor by which requests arrive faster than in the log.
     """
-    arrivals = read_access_log(path, speed=speed)
-    meta = TraceMeta(source=f"{SOURCE} {Path(path).name}, simulated", config=config.to_dict())
+    arrivals = log.arrivals
+    meta = TraceMeta(source=f"{SOURCE} {log.path.name}, simulated", config=config.to_dict())
 
     def sample_token(request: Request) -> int:
         return 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 from workbench.trace.formats.scrapes import Scrapes
@@ -20,8 +21,8 @@ class WhyMetrics:
     Attributes:
         verdict: See `Verdict`.
         seconds: Time between the scrapes.
-        num_running: Number of running requests at the last one.
-        num_waiting: Number of waiting requests at the last one.
+        num_running: Number of running requests at the last one; None if it is not a number.
+        num_waiting: Number of waiting requests at the last one, likewise.
         kv_use: Share of the KV blocks in use at the last one; None if the server does not say.
         waiting_by_reason: Number of waiting requests by vLLM's reasons, "capacity" and "deferred".
         num_tokens: Prompt and output tokens of the time between.
@@ -31,8 +32,8 @@ class WhyMetrics:
 
     verdict: Verdict
     seconds: float
-    num_running: int
-    num_waiting: int
+    num_running: int | None
+    num_waiting: int | None
     kv_use: float | None
     waiting_by_reason: Mapping[str, float]
     num_tokens: float
@@ -51,23 +52,24 @@ def why_metrics(scrapes: Scrapes) -> WhyMetrics:
     """
     window = scrapes.windows[-1]
     last = window.last
-    running, waiting = (round(last.total(f"vllm:num_requests_{state}") or 0) for state in ("running", "waiting"))
+    counts = [last.total(f"vllm:num_requests_{state}") or 0.0 for state in ("running", "waiting")]
+    running, waiting = (round(count) if isfinite(count) else None for count in counts)
     tokens = sum(window.increase(f"vllm:{kind}_tokens_total") or 0.0 for kind in ("prompt", "generation"))
     preemptions = window.increase("vllm:num_preemptions_total") or 0.0
     verdict: Verdict = "still"
-    if not running and not waiting:
+    if running == waiting == 0:
         verdict = "idle"
     elif tokens:
         verdict = "runs"
     elif preemptions:
         verdict = "circles"
-    use = last.values("vllm:kv_cache_usage_perc", "engine")
+    use = [share for share in last.values("vllm:kv_cache_usage_perc", "engine").values() if isfinite(share)]
     return WhyMetrics(
         verdict=verdict,
         seconds=window.seconds,
         num_running=running,
         num_waiting=waiting,
-        kv_use=max(use.values()) if use else None,
+        kv_use=max(use) if use else None,
         waiting_by_reason=last.values("vllm:num_requests_waiting_by_reason", "reason"),
         num_tokens=tokens,
         num_preemptions=preemptions,
@@ -76,8 +78,9 @@ def why_metrics(scrapes: Scrapes) -> WhyMetrics:
 
 
 def _lines(answer: WhyMetrics) -> Iterator[str]:
-    use = f", {answer.kv_use:.0%} of {answer.num_blocks or 'the'} KV blocks in use" if answer.kv_use is not None else ""
-    yield f"{answer.num_running} running, {answer.num_waiting} waiting{use}"
+    share = "an unknown share" if answer.kv_use is None else f"{answer.kv_use:.0%}"
+    running, waiting = ("unknown" if each is None else each for each in (answer.num_running, answer.num_waiting))
+    yield f"{running} running, {waiting} waiting, {share} of {answer.num_blocks or 'the'} KV blocks in use"
     yield (
         f"in {answer.seconds:.1f} s: {answer.num_tokens:.0f} tokens, {answer.num_preemptions:.0f} preemptions "
         "(from /metrics alone)"

@@ -19,6 +19,7 @@ from workbench.base.installed import installed_version
 from workbench.base.on_demand import find, picture
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
+from workbench.engine.failed_steps import FailedSteps
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
@@ -157,7 +158,9 @@ class Engine(Shortcuts):
         except BaseException:
             self._let_go_of_device()  # a notebook keeps the engine of its last error alive
             raise
-        self._loop = RunLoop(self._thread, self._stepper.take, self._step.inbox, self.breakpoints)
+        self._loop = RunLoop(
+            self._thread, self._stepper.take, self._step.inbox, self.breakpoints, self._step.failed.add
+        )
 
     def _load(
         self,
@@ -399,6 +402,11 @@ class Engine(Shortcuts):
             with self._making_compiler:
                 self._compiler = self._compiler or GrammarCompiler(self.model)
         return self._compiler
+
+    @property
+    def failed_steps(self) -> FailedSteps:
+        """The steps that raised."""
+        return self._step.failed
 
     def grammars_at_work(self) -> list[dict[str, Any]]:
         """The grammars that are being compiled, or wait for it: kind, characters, seconds so far, and state."""

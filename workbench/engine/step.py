@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from workbench.engine.failed_steps import FailedSteps
 from workbench.engine.forward.path import ForwardOutput
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor
@@ -79,6 +80,7 @@ class Step:
         record_top_tokens: Number of most likely tokens that are recorded with each output token.
         inbox: Work to do before the next step: arrivals, aborts, and calls of ``before_step``.
         listeners: Functions that are called with the record of every step.
+        failed: The steps that raised.
         parts: The features that take part in every step, in the order in which they are asked.
         stages: The stages of a computation in order.
     """
@@ -107,6 +109,7 @@ class Step:
         self.timed: Stopwatch | None = None
         self.inbox: deque[Callable[[], None]] = deque()
         self.listeners: list[Callable[[StepRecord], None]] = []
+        self.failed = FailedSteps()
         self._end = 0.0  # of the latest step
         self._was_empty = False  # the latest step had no chunk
         self._has_states = not all(group.is_attention for group in runner.groups)
@@ -241,6 +244,7 @@ class Step:
     def fail(self, batch: ScheduledBatch, problem: Exception, iteration: ScheduledBatch) -> None:
         """End the requests of a batch with an error, see `take_output` for the arguments."""
         log.exception("step %d failed; its requests end with finish_reason 'error'", batch.step, exc_info=problem)
+        self.failed.add(problem)
         for chunk in chain(batch.chunks, iteration.chunks):
             self.outputs[chunk.request.request_id].error = f"{type(problem).__name__}: {problem}"
         self.scheduler.fail(batch)

@@ -199,12 +199,19 @@ class RunLoop:
         take: Takes one step; None when there is nothing to do.
         inbox: The work that waits for the next step.
         breakpoints: Checked after every step.
+        failed: Called with the exception that ends a background run.
     """
 
     def __init__(
-        self, thread: EngineThread, take: Callable[[], StepRecord | None], inbox: Sized, breakpoints: Breakpoints
+        self,
+        thread: EngineThread,
+        take: Callable[[], StepRecord | None],
+        inbox: Sized,
+        breakpoints: Breakpoints,
+        failed: Callable[[Exception], None],
     ) -> None:
         self._running = False
+        self._failed = failed
         self._thread = thread
         self._take = take
         self._inbox = inbox
@@ -248,7 +255,8 @@ class RunLoop:
         """The loop of a background run, whose exceptions nobody waits for."""
         try:
             self._loop(lambda record: None)
-        except Exception:
+        except Exception as problem:
+            self._failed(problem)
             log.exception("the engine stopped: a step could not be taken")
 
     def _loop(self, after_step: Callable[[StepRecord], None]) -> None:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from workbench.base.key_table import OFF, Finding, Rule, judge
 from workbench.base.text import shown
-from workbench.models.key_table import OFF, Finding, Rule, judge
 
 PEFT = (
     Rule("read", "peft_type r lora_alpha use_rslora rank_pattern alpha_pattern target_modules exclude_modules "

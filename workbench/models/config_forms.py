@@ -7,8 +7,8 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from workbench.base.key_table import Rule, UnknownKeyError
 from workbench.models.config_tables import IMPLIED
-from workbench.models.key_table import Rule, UnknownKeyError
 from workbench.models.rope import FULL, SLIDING, Rope, fold_rope
 from workbench.models.transformers_values import TransformersValues
 

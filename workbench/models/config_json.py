@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.base.key_table import OFF, Finding, Rule, UnknownKeyError, judge
 from workbench.base.text import shown
 from workbench.models.config_forms import fold, judge_windows, missing, own_rules
 from workbench.models.config_tables import (
@@ -32,7 +33,6 @@ from workbench.models.config_tables import (
     UNREAD,
     WITHOUT_CLASS,
 )
-from workbench.models.key_table import OFF, Finding, Rule, UnknownKeyError, judge
 from workbench.models.rope import Rope, RopeError, read_rope
 from workbench.models.rope_layers import match_rope
 from workbench.models.transformers_values import TransformersValues

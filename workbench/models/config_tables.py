@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.models.key_table import Rule
+from workbench.base.key_table import Rule
 
 TEXT_PARTS: dict[str, tuple[str, str]] = {
     "gemma3": ("gemma3_text", "ModelArgs"),

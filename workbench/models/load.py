@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from workbench.base.device import Device, check_device, default_device, holding_device, runs_on_gpu
+from workbench.base.key_table import Finding
 from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
@@ -23,7 +24,6 @@ from workbench.models.folder import check_location, context_length, own_code, re
 from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
 from workbench.models.gguf.tokenizer import GGUFTokenizer
-from workbench.models.key_table import Finding
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.sharding import check_heads_divide, shard

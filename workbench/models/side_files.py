@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from workbench.base.key_table import OFF, Finding, Rule, judge
 from workbench.base.outside_files import read_json
-from workbench.models.key_table import OFF, Finding, Rule, judge
 
 GENERATION = (
     Rule("read", "eos_token_id", "mlx-lm reads it"),

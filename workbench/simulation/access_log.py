@@ -1,163 +1,281 @@
-"""Requests from an access log: arrival, prompt length and output length of each, in CSV or JSON lines.
+"""Requests from an access log: arrival, prompt length and output length of each, in CSV or JSON.
 
-Columns are found by name, whatever their case. The public traces of Azure (TIMESTAMP, ContextTokens, GeneratedTokens),
-BurstGPT (Timestamp, Request tokens, Response tokens) and Mooncake (timestamp in ms, input_length, output_length,
-hash_ids) are read as they are, and so are the requests that ServeGen generates (timestamp, input_tokens, output_tokens)
-and those that other tools record at a running vLLM: spans in OTLP/JSON, and recordings of vllm-vcr. Times are seconds,
-or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0.
+Columns are found by name, whatever their case, and each is read, harmless or refused
+(`workbench.simulation.log_tables`). The public traces of Azure (TIMESTAMP, ContextTokens, GeneratedTokens), BurstGPT
+(Timestamp, Request tokens, Response tokens), Mooncake and Qwen-Bailian (timestamp, input_length, output_length,
+hash_ids) are read as they are, and so are ShareGPT's conversations, the requests that ServeGen generates (timestamp,
+input_tokens, output_tokens) and those that other tools record at a running vLLM: spans in OTLP/JSON, and recordings of
+vllm-vcr. Times are seconds, or dates such as 2023-11-16 18:15:46.68; the earliest becomes 0. Other units are found, or
+given by the user (`workbench.simulation.log_units`).
 """
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from workbench.base.field_checks import number
-from workbench.base.outside_files import open_text
-from workbench.simulation.arrivals import (
-    Arrival,
-    json_lines,
-    made_up_prompt,
-    mooncake_rows,
-    read_mooncake,
-    timed_arrival,
-)
+from workbench.base.field_checks import FieldError, integer, items, number
+from workbench.base.outside_files import json_value
+from workbench.base.text import shown
+from workbench.simulation.arrivals import Arrival, made_up_prompt, read_sharegpt, timed_arrival
 from workbench.simulation.limits import MAX_PROMPT_TOKENS, count_prompt_tokens
+from workbench.simulation.log_rows import Rows, is_array, is_table, json_rows, table_rows
+from workbench.simulation.log_tables import COLUMNS, SESSION_COLUMNS, check_columns
+from workbench.simulation.log_units import (
+    Hashed,
+    Moment,
+    block_sizes,
+    read_moment,
+    single_block_size,
+    split_unit,
+    time_unit,
+)
+from workbench.simulation.summary import summary_of
 from workbench.trace.fields import MAX_SECONDS
 from workbench.trace.formats.otlp import OUTPUT_TOKENS, PROMPT_TOKENS, is_otlp, read_spans
 from workbench.trace.formats.vcr import is_vcr, read_vcr
+from workbench.trace.text_file import beginning
 
-PROMPT_COLUMNS = "prompt_tokens num_prompt_tokens prompt_length input_length input_tokens contexttokens"
-OUTPUT_COLUMNS = "output_tokens num_output_tokens output_length completion_tokens generatedtokens"
-COLUMNS = {
-    "arrival": ("arrival", "arrival_time", "timestamp", "time", "start_time"),
-    "prompt tokens": (*PROMPT_COLUMNS.split(), "request tokens"),
-    "output tokens": (*OUTPUT_COLUMNS.split(), "response tokens"),
-}
-"""Names of each column, in lower case."""
+_SHAREGPT = "no times in the file, so all arrive together; four characters of a text count as a token"
+
+_LINE_START = 2**16
+"""Characters that a request of a log has at most in a file that could hold a workload."""
+
+
+@dataclass(frozen=True)
+class AccessLog:
+    """The requests of a log, and how it was read.
+
+    Attributes:
+        path: The file.
+        arrivals: The requests, in order of arrival.
+        reading: The units that its times and blocks were read in.
+        block_size: Tokens of a block that requests can share; None if the log names none.
+    """
+
+    path: Path
+    arrivals: list[Arrival]
+    reading: str
+    block_size: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {summary_of(self.arrivals, self.block_size)}\nread as: {self.reading}"
 
 
 def is_access_log(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is an access log and not a trace, by its name and its first line."""
-    name = Path(path).name.lower()
-    if name.endswith(".csv"):
+    """Whether a file is an access log and not a trace or a workload, by its name and its beginning."""
+    name = Path(path).name.lower().removesuffix(".gz")
+    if is_table(path):
+        beginning(path)  # refuses what is not a regular file
         return True
-    if not name.endswith((".jsonl", ".json", ".jsonl.gz")):
+    if not name.endswith((".jsonl", ".json")):
         return False
-    if is_otlp(path) or is_vcr(path):
+    if is_otlp(path) or is_vcr(path) or is_array(path):
         return True
-    if name.endswith(".gz"):
-        return False
-    with open_text(path, errors="replace") as file:
-        return '"kind"' not in file.readline(200)
+    line = beginning(path, _LINE_START).partition("\n")[0]
+    return '"kind"' not in line[:200] and not (name.endswith(".json") and _begins_workload(line))
 
 
-def read_access_log(path: str | os.PathLike[str], *, speed: float = 1.0) -> list[Arrival]:
+def _begins_workload(line: str) -> bool:
+    """Whether a file that begins with this line is one JSON object, as a workload is, and no list of requests."""
+    try:
+        content = json_value(line)
+    except ValueError:
+        return True  # an object of several lines
+    return isinstance(content, dict) and not content.keys().isdisjoint(("config", "requests", "generate"))
+
+
+def read_access_log(
+    path: str | os.PathLike[str],
+    time_unit: str | None = None,
+    block_size: int | None = None,
+    *,
+    speed: float = 1.0,
+) -> list[Arrival]:
     """The requests of an access log, in order of arrival; they share no prefix unless the log says so.
 
     Args:
-        path: A .csv file with a header, JSON lines, spans in OTLP/JSON, or a recording of vllm-vcr.
+        path: A table with a header (.csv, .csv.gz), JSON lines or an array (.jsonl, .json, with or without .gz), spans
+            in OTLP/JSON, or a recording of vllm-vcr.
+        time_unit: Unit of its times: "s", "ms", "us" or "ns"; None to find it.
+        block_size: Tokens that each of its ``hash_ids`` stands for; None to find it.
         speed: Factor by which requests arrive faster than in the log.
 
     Raises:
-        ValueError: A column is missing or a value is malformed; the message names file, line and column.
+        ValueError: A column is missing, unknown or malformed, or two readings of the times or blocks are possible; the
+            message names file, line and column, or the option that decides.
         OSError: The file cannot be read.
     """
+    return read_log(path, time_unit, block_size, speed=speed).arrivals
+
+
+def read_log(
+    path: str | os.PathLike[str],
+    time_unit: str | None = None,
+    block_size: int | None = None,
+    *,
+    speed: float = 1.0,
+) -> AccessLog:
+    """`read_access_log`, with the units that were found."""
     number("speed", speed, 0.0, low_open=True)
-    rows = _rows(path)
+    rows, is_foreign = _rows(path)
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path} holds no request")
-    if "hash_ids" in first[1]:
-        count_prompt_tokens((length for _, length, *_ in mooncake_rows(path)), str(path))
-        return list(read_mooncake(path, speed=speed))
-    names = _find_columns(path, first[1])
-    found: list[tuple[float, int, int, Mapping[str, Any]]] = []
+    if "conversations" in first[1]:
+        return _read_conversations(path, time_unit, block_size)
+    log = _Log(path, first, is_foreign)
     for place, row in (first, *rows):
-        at, prompt, output = (row.get(names[what]) for what in COLUMNS)
-        found.append(
-            (
-                _seconds(f"{place} {names['arrival']}", at),
-                max(1, _count(f"{place} {names['prompt tokens']}", prompt, 1)),
-                max(1, _count(f"{place} {names['output tokens']}", output, 0)),
-                row,
-            )
+        log.add(place, row)
+    return log.finish(time_unit, block_size, speed)
+
+
+def refuse_units(source: Any, time_unit: str | None, block_size: int | None) -> None:
+    """Refuse units for a file that is not an access log: a trace and a workload say themselves what they count.
+
+    Raises:
+        ValueError: One is given; the message names the option.
+    """
+    for option, value in (("--time-unit", time_unit), ("--block-size", block_size)):
+        if value is not None:
+            raise FieldError(f"{option} {value} has no effect on {source}, which is not an access log: leave it out")
+
+
+class _Log:
+    """The rows of a log, as far as they can be read without its units.
+
+    Args:
+        path: The file.
+        first: Its first row, whose columns all rows have.
+        is_foreign: Whether a reader of another format made the rows, which are not checked for unknown columns.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], first: tuple[str, Mapping[str, Any]], is_foreign: bool) -> None:
+        self._path = path
+        self._is_foreign = is_foreign
+        self._is_table = is_table(path)
+        self._known: set[tuple[str, ...]] = set()
+        if not is_foreign:
+            check_columns(*first, self._known)
+        self._names, self._unit = _find_columns(path, first[1])
+        self._keys = {split_unit(str(name))[0] for name in first[1]}
+        self._moments: list[Moment] = []
+        self._prompts: list[Hashed] = []
+        self._outputs: list[int] = []
+        self._sessions: list[str] = []
+        self._block_size: int | None = None
+
+    def add(self, place: str, row: Mapping[str, Any]) -> None:
+        """Read a row."""
+        if not self._is_foreign:
+            check_columns(place, row, self._known)
+        at, length, output = (f"{place} {name}" for name in self._names.values())
+        given = [row.get(name) for name in self._names.values()]
+        num_tokens = max(1, _count(length, given[1], 1))
+        blocks: list[int] = []
+        if self._is_foreign:
+            blocks, self._block_size = list(row.get("block_hashes") or ()), row.get("block_size")
+        elif (hash_ids := row.get("hash_ids")) is not None:
+            blocks = _hash_ids(f"{place} hash_ids", hash_ids, is_table=self._is_table)
+            if len(blocks) > num_tokens:
+                raise ValueError(f"{place} {len(blocks)} hash_ids are more than input_length, {num_tokens} tokens")
+        self._moments.append(read_moment(at, given[0]))
+        self._prompts.append(Hashed(place, num_tokens, blocks))
+        self._outputs.append(max(1, _count(output, given[2], 0)))
+        self._sessions.append(next((str(row[name]) for name in SESSION_COLUMNS if row.get(name) is not None), ""))
+
+    def finish(self, unit: str | None, size: int | None, speed: float) -> AccessLog:
+        """All requests, in the units that are given or found."""
+        path, prompts = self._path, self._prompts
+        count_prompt_tokens((prompt.length for prompt in prompts), str(path))
+        sizes = [self._block_size or 1] if self._is_foreign else block_sizes(path, prompts, size)
+        size = single_block_size(path, prompts, sizes)
+        found = time_unit(
+            path,
+            self._moments,
+            given=unit,
+            named=self._unit,
+            keys=self._keys,
+            like_mooncake={"timestamp", "input_length", "output_length"} <= self._keys,
+            is_table=self._is_table,
+            block_sizes=sizes,
         )
-    count_prompt_tokens((prompt for _, prompt, *_ in found), str(path))
-    found.sort(key=lambda request: request[0])
-    start = found[0][0]
-    blocks: defaultdict[int, int] = defaultdict(lambda: len(blocks))
-    arrivals = []
-    for index, (at, prompt, output, row) in enumerate(found):
-        shared = [blocks[each] for each in row.get("block_hashes") or ()]
-        tokens = made_up_prompt(index, prompt, shared, row["block_size"] if shared else 1)
-        arrivals.append(timed_arrival(f"r{index}", tokens, output, (at - start) / speed))
-    return arrivals
+        times = [number(each.place, each.value * found.seconds, 0.0, MAX_SECONDS) for each in self._moments]
+        start = min(times)
+        numbers: defaultdict[int, int] = defaultdict(lambda: len(numbers))
+        arrivals = []
+        for index, place in enumerate(sorted(range(len(times)), key=times.__getitem__)):
+            length, blocks = prompts[place].length, prompts[place].blocks if size else ()
+            tokens = made_up_prompt(index, length, [numbers[each] for each in blocks], size or 1)
+            at = (times[place] - start) / speed
+            arrivals.append(timed_arrival(f"r{index}", tokens, self._outputs[place], at, session=self._sessions[place]))
+        has_blocks = any(prompt.blocks for prompt in prompts)
+        reading = f"times in {found.words}"
+        if has_blocks:
+            reading += f"; blocks of {size} tokens" if size else "; hash_ids that no two prompts share"
+        return AccessLog(Path(path), arrivals, reading, size if has_blocks else None)
 
 
-def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The requests of a file by column, each with its place for messages."""
-    if Path(path).suffix.lower() == ".csv":
-        return _csv_rows(path)
+def _read_conversations(path: str | os.PathLike[str], unit: str | None, size: int | None) -> AccessLog:
+    """The conversations of ShareGPT, which hold no times and no lengths."""
+    for name, value in (("time_unit", unit), ("block_size", size)):
+        if value is not None:
+            raise FieldError(f"{name} {value!r} has no effect on {path}, which holds conversations: leave it out")
+    arrivals = list(read_sharegpt(path, repeat(0.0)))
+    if not arrivals:
+        raise ValueError(f"{path} holds no conversation with an answer")
+    return AccessLog(Path(path), arrivals, _SHAREGPT)
+
+
+def _hash_ids(place: str, value: Any, *, is_table: bool) -> list[int]:
+    """The names of a prompt's blocks; in a table they are written as in JSON, or with spaces between them."""
+    if is_table and isinstance(value, str):
+        value = [int(word) if word.isdecimal() else word for word in value.strip("[] ").replace(",", " ").split()]
+    return [integer(place, each, 0) for each in items(place, value, "numbers")]
+
+
+def _rows(path: str | os.PathLike[str]) -> tuple[Rows, bool]:
+    """The requests of a file by column, and whether a reader of another format made them."""
+    if is_table(path):
+        return table_rows(path), False
     if is_otlp(path):
-        return _span_rows(path)
-    return _vcr_rows(path) if is_vcr(path) else json_lines(path)
+        return _span_rows(path), True
+    return (_vcr_rows(path), True) if is_vcr(path) else (json_rows(path), False)
 
 
-def _find_columns(path: str | os.PathLike[str], row: Mapping[str, Any]) -> dict[str, str]:
-    by_lower = {name.strip().lower(): name for name in row}
-    names = {}
-    for what, known in COLUMNS.items():
-        found = next((by_lower[name] for name in known if name in by_lower), None)
+def _find_columns(path: str | os.PathLike[str], row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The name of each column, and the unit that the name of the times says."""
+    by_name = {(known := split_unit(str(name)))[0]: (name, known[1]) for name in row}
+    names, unit = {}, None
+    for what, known_names in COLUMNS.items():
+        found = next((by_name[name] for name in known_names if name in by_name), None)
         if found is None:
             raise ValueError(
-                f"{path} has no column with the {what}: name it one of {', '.join(known)}; it has {', '.join(row)}"
+                f"{path} has no column with the {what}: name it one of {', '.join(known_names)}; it has "
+                f"{', '.join(map(str, row))}"
             )
-        names[what] = found
-    return names
-
-
-def _seconds(place: str, value: Any) -> float:
-    """A time in seconds, from a number or a date."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            try:
-                # Azure writes seven digits of a second, Python reads six.
-                head, dot, digits = value.strip().partition(".")
-                value = datetime.fromisoformat(head + (dot + digits[:6].rstrip("Z") if dot else "")).timestamp()
-            except (ValueError, OverflowError, OSError):
-                raise ValueError(f"{place} must be seconds or a date, got {value!r}") from None
-    return number(place, value, 0.0, MAX_SECONDS)
+        names[what] = found[0]
+        unit = found[1] if what == "arrival" else unit
+    return names, unit
 
 
 def _count(place: str, value: Any, low: int) -> int:
     try:
-        count = int(float(value))
+        count = float(value)
+        whole = int(count)
     except (TypeError, ValueError, OverflowError):
-        count = -1
-    if not low <= count <= MAX_PROMPT_TOKENS:
-        raise ValueError(f"{place} must be a number of tokens from {low} to {MAX_PROMPT_TOKENS}, got {value!r}")
-    return count
+        count, whole = 0.0, -1
+    if not low <= whole <= MAX_PROMPT_TOKENS or count != whole or isinstance(value, bool):
+        raise ValueError(f"{place} must be a number of tokens from {low} to {MAX_PROMPT_TOKENS}, got {shown(value)}")
+    return whole
 
 
-def _csv_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with open_text(path, encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        try:
-            for index, row in enumerate(rows, start=2):
-                yield f"{path}, line {index}:", {name: value for name, value in row.items() if name is not None}
-        except (csv.Error, UnicodeDecodeError) as problem:
-            raise ValueError(f"{path}, line {rows.line_num}: not CSV: {problem}") from None
-
-
-def _span_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _span_rows(path: str | os.PathLike[str]) -> Rows:
     for index, span in enumerate(read_spans(path), start=1):
         about = span["attributes"]
         yield (
@@ -170,7 +288,7 @@ def _span_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str,
         )
 
 
-def _vcr_rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _vcr_rows(path: str | os.PathLike[str]) -> Rows:
     meta, requests = read_vcr(path)
     for index, request in enumerate(requests, start=1):
         if request.arrival_ms is None:

@@ -15,20 +15,19 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
-from workbench.base.field_checks import MAX_INT32, integer, items, json_object, number
-from workbench.base.outside_files import json_value, open_bytes
+from workbench.base.field_checks import MAX_INT32, choice, integer, items, json_object, number
 from workbench.base.text import shown
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
+from workbench.simulation.log_rows import json_rows
+from workbench.simulation.log_tables import check_columns
+from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, block_sizes
 from workbench.trace.fields import MAX_SECONDS
 
 Lengths = Callable[[random.Random], int]
 """Draws a number of tokens."""
-
-MOONCAKE_BLOCK = 512
-"""Tokens per ``hash_id`` of a Mooncake trace."""
 
 OWN_TOKENS = 2**30
 """Made-up tokens from this number on belong to one request; smaller ones are those of shared blocks."""
@@ -85,6 +84,11 @@ class Arrival:
     adapter: str = ""
     session: str = ""
     grammar: GrammarArrival | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of output tokens."""
+        return self.sampling.max_tokens
 
     def to_request(self) -> Request:
         """A fresh request for a scheduler."""
@@ -284,36 +288,36 @@ def read_process(place: str, spec: Any, rng: random.Random) -> Iterator[float]:
 # -- recorded workloads ------------------------------------------------------------------------------------------------
 
 
-def read_mooncake(path: str | os.PathLike[str], *, speed: float = 1.0) -> Iterator[Arrival]:
-    """Requests of a Mooncake-style trace: JSONL with timestamp (ms), input_length, output_length and hash_ids.
+def read_mooncake(
+    path: str | os.PathLike[str],
+    *,
+    speed: float = 1.0,
+    time_unit: str = "ms",
+    block_size: int = MOONCAKE_BLOCK,
+) -> Iterator[Arrival]:
+    """Requests of a Mooncake-style trace, one by one.
 
-    Two prompts share a prefix as far as their ``hash_ids`` agree; each of these stands for 512 tokens.
+    Its lines have timestamp, input_length, output_length and hash_ids. Two prompts share a prefix as far as their
+    ``hash_ids`` agree.
 
     Args:
         path: The file; its lines are in order of time.
         speed: Factor by which requests arrive faster than in the trace.
+        time_unit: Unit of timestamp: "s", "ms", "us" or "ns".
+        block_size: Tokens that each of the ``hash_ids`` stands for.
 
     Raises:
-        ValueError: A line is malformed; the message names it.
+        ValueError: A line is malformed, or its ``hash_ids`` do not fit its length; the message names it.
     """
-    for index, (at, length, output, blocks) in enumerate(mooncake_rows(path)):
-        prompt = made_up_prompt(index, length, blocks, MOONCAKE_BLOCK)
-        yield timed_arrival(f"r{index}", prompt, output, at / speed)
-
-
-def mooncake_rows(path: str | os.PathLike[str]) -> Iterator[tuple[float, int, int, Sequence[int]]]:
-    """Arrival in seconds, lengths of prompt and output, and the blocks of each prompt of a Mooncake-style trace.
-
-    Raises:
-        ValueError: A line is malformed; the message names it.
-    """
-    for place, line in json_lines(path):
+    seconds = SECONDS[choice("time_unit", time_unit, tuple(SECONDS))]
+    for index, (place, line) in enumerate(json_rows(path)):
         length = integer(f"{place} input_length", line.get("input_length"), 1, MAX_PROMPT_TOKENS)
         output = integer(f"{place} output_length", line.get("output_length"), 0, MAX_INT32)
-        at = number(f"{place} timestamp", line.get("timestamp", 0), 0.0, MAX_SECONDS * 1000) / 1000
+        at = number(f"{place} timestamp", line.get("timestamp"), 0.0, MAX_SECONDS / seconds) * seconds
         hash_ids = items(f"{place} hash_ids", line.get("hash_ids"), "numbers")
         blocks = [integer(f"{place} hash_ids", hash_id, 0) for hash_id in hash_ids]
-        yield at, length, max(1, output), blocks[: -(-length // MOONCAKE_BLOCK)]
+        block_sizes(path, [Hashed(place, length, blocks)], block_size)
+        yield timed_arrival(f"r{index}", made_up_prompt(index, length, blocks, block_size), max(1, output), at / speed)
 
 
 def made_up_prompt(index: int, length: int, blocks: Sequence[int] = (), block_size: int = 1) -> list[int]:
@@ -339,11 +343,11 @@ def read_sharegpt(
     *,
     count_tokens: Callable[[str], int] = _quarter_of_characters,
 ) -> Iterator[Arrival]:
-    """Requests of a ShareGPT-like JSONL file: the first question and answer of each conversation.
+    """Requests of ShareGPT's conversations: the first question and answer of each.
 
     Args:
-        path: Lines of {"conversations": [{"value": question}, {"value": answer}, ...]}; conversations without an
-            answer are skipped.
+        path: A JSON array, or lines, of {"conversations": [{"value": question}, {"value": answer}, ...]};
+            conversations without an answer are skipped.
         times: Times of arrival, which such files do not hold.
         count_tokens: Number of tokens in a text; the default takes four characters for a token.
 
@@ -351,7 +355,9 @@ def read_sharegpt(
         ValueError: A line is malformed; the message names it.
     """
     arrival_times = iter(times)
-    for index, (place, line) in enumerate(json_lines(path)):
+    known: set[tuple[str, ...]] = set()
+    for index, (place, line) in enumerate(json_rows(path)):
+        check_columns(place, line, known)
         turns = line.get("conversations")
         if not isinstance(turns, list):
             raise ValueError(f"{place} conversations must be a list, got {shown(turns)}")
@@ -359,15 +365,3 @@ def read_sharegpt(
         if len(texts) == 2 and all(texts):
             lengths = [max(1, count_tokens(text)) for text in texts]
             yield timed_arrival(f"r{index}", [index] * lengths[0], lengths[1], next(arrival_times))
-
-
-def json_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each line of a JSONL file, with its place for messages.
-
-    Raises:
-        ValueError: A line is not a JSON object.
-    """
-    with open_bytes(path) as file:
-        for number_of_line, text in enumerate(file, start=1):
-            place = f"{path}, line {number_of_line}:"
-            yield place, json_object(place, json_value(text, f"{place} not JSON"))

@@ -224,7 +224,7 @@ def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
         OSError: The file cannot be read.
     """
     rest = b""
-    for block in _read_blocks(path):
+    for block in read_blocks(path):
         lines = (rest + block).split(b"\n")
         rest = lines.pop()
         if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
@@ -235,20 +235,27 @@ def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[bytes, bool]]:
         yield rest, False
 
 
-def _read_blocks(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The file's bytes, decompressed; of a gzip stream that is cut off, everything that can be decompressed."""
+def read_blocks(path: str | os.PathLike[str], *, whole: bool = False) -> Iterator[bytes]:
+    """The file's bytes, decompressed; of a gzip stream that is cut off, everything that can be decompressed.
+
+    Raises:
+        TraceError: The file is too large, its gzip stream is damaged, or ``whole`` is asked for and it is cut off.
+        OSError: The file cannot be read.
+    """
     total = 0
     with open_bytes(path) as file:
         gzipped = file.read(2) == _GZIP_MAGIC
         file.seek(0)
-        for block in _decompress(path, file) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):
+        for block in _decompress(path, file, whole) if gzipped else iter(lambda: file.read(_READ_BYTES), b""):
             total += len(block)
             if total > MAX_FILE_BYTES:
                 raise TraceError(f"{path} holds more than {MAX_FILE_BYTES} bytes: record fewer steps, or split it")
             yield block
 
 
-def _decompress(path: str | os.PathLike[str], file: BinaryIO) -> Iterator[bytes]:
+def _decompress(path: str | os.PathLike[str], file: BinaryIO, whole: bool) -> Iterator[bytes]:
     stream = Gunzip(path)
     while block := file.read(_READ_BYTES):
         yield from stream.pieces(block)
+    if whole and stream.is_cut_off:
+        raise TraceError(f"{path} is a gzip file that is cut off: fetch it once more, or decompress what is there")

@@ -28,6 +28,12 @@ class Gunzip:
         self._stream = zlib.decompressobj(wbits=31)
         self._num_in = self._num_out = 0
         self._rest = b""
+        self._is_between = True  # two streams, or at an end
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the file ends, so far, in the middle of a stream."""
+        return not self._is_between
 
     def pieces(self, block: bytes = b"") -> Iterator[bytes]:
         """The content of the next bytes of the file, and of earlier ones whose pieces were not all taken.
@@ -44,6 +50,7 @@ class Gunzip:
             except zlib.error as problem:
                 raise TraceError(f"{self._path} is a damaged gzip file: {problem}") from None
             self._rest = self._stream.unconsumed_tail
+            self._is_between = self._stream.eof
             if self._stream.eof:
                 self._rest = self._stream.unused_data
                 self._stream = zlib.decompressobj(wbits=31)

@@ -17,11 +17,12 @@ from workbench.analysis.fleet.simulate import read_fleet, run_fleet
 from workbench.analysis.fork import recorded_config, recorded_requests
 from workbench.config import EngineConfig
 from workbench.scheduler.request import Request
-from workbench.simulation.access_log import is_access_log, read_access_log
+from workbench.simulation.access_log import is_access_log, read_log, refuse_units
 from workbench.simulation.arrivals import Arrival, read_generated
 from workbench.simulation.costs.cost_model import CostModel, step_costs
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.simulate import next_token
+from workbench.simulation.summary import summary_of
 from workbench.simulation.workload import read_json_workload
 from workbench.trace import Trace
 
@@ -45,6 +46,7 @@ class Demand:
         given: The requests of the file.
         how: The way to another load, see `workbench.analysis.fleet.load.scale_load`.
         seed: Seed of the requests that are left out or come once more.
+        summary: The requests of the file in a few words, as they were understood.
         generate: The description of generated requests, which another seed draws again; None for others.
     """
 
@@ -60,6 +62,7 @@ class Demand:
     how: str = "repeated"
     seed: int = 0
     generate: Mapping[str, Any] | None = None
+    summary: str = ""
 
     @classmethod
     def read(
@@ -71,6 +74,8 @@ class Demand:
         load: float = 1.0,
         how: str = "repeated",
         seed: int = 0,
+        time_unit: str | None = None,
+        block_size: int | None = None,
     ) -> Demand:
         """The demand that a file describes.
 
@@ -82,20 +87,25 @@ class Demand:
             load: See `workbench.analysis.fleet.load.scale_load`, like the arguments below.
             how: "repeated" or "compressed".
             seed: Seed of the requests that are left out or come once more.
+            time_unit: Unit of the times of a log, see `workbench.simulation.access_log.read_access_log`.
+            block_size: Tokens of a block of a log.
 
         Raises:
             ValueError: The file is malformed, or nothing says how long a step takes.
         """
         sample_token: Callable[[Request], int] = next_token
         told = "the workload's cost_model"
-        sessions, models, generate = None, [], None
-        if isinstance(source, Mapping) or Path(source).suffix == ".json":
+        sessions, models, generate, summary = None, [], None, ""
+        if isinstance(source, Mapping) or (not is_access_log(source) and Path(source).suffix == ".json"):
+            refuse_units(source, time_unit, block_size)
             content = read_json_workload(source)
             generate = content.get("generate")
             base, given, model, sessions = read_fleet(content, CostModel.fit(cost_from)[0] if cost_from else None, load)
         elif is_access_log(source):
-            base, given, model = EngineConfig(), read_access_log(source), None
+            log = read_log(source, time_unit, block_size)
+            base, given, model, summary = EngineConfig(), log.arrivals, None, str(log)
         else:
+            refuse_units(source, time_unit, block_size)
             trace = Trace.load(source)
             cost_from = cost_from or trace
             base, model = recorded_config(trace), None
@@ -110,6 +120,7 @@ class Demand:
                 'a workload with a cost_model, such as {"fixed": 0.01}'
             )
         given = list(given)
+        summary = summary or f"{_name(source)}: {summary_of(given)}"
         return cls(
             arrivals=scale_load(given, load, how, seed),
             config=base.replace(**(config or {})),
@@ -123,6 +134,7 @@ class Demand:
             how=how,
             seed=seed,
             generate=generate,
+            summary=summary,
         )
 
     def times(self, factor: float) -> Demand:
@@ -167,3 +179,7 @@ class Demand:
             digest.update(repr((arrival.request_id, arrival.arrives_at, arrival.sampling.max_tokens)).encode())
             digest.update(repr(list(arrival.prompt_token_ids)).encode())
         return digest.hexdigest()[:16]
+
+
+def _name(source: Mapping[str, Any] | str | os.PathLike[str]) -> str:
+    return "the workload" if isinstance(source, Mapping) else Path(source).name

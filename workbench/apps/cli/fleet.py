@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command, add_settings_option, load_trace
+from workbench.apps.cli.options import Commands, add_command, add_settings_option, add_unit_options, load_trace
 from workbench.base.field_checks import integer, number
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def add_parser(commands: Commands) -> None:
         )
         one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is left to chance (default 0)")
         add_settings_option(one, "change a field of the configuration")
+        add_unit_options(one)
     for one, required in ((size, True), (compare, False)):
         one.add_argument(
             "--slo", required=required, metavar="NAME=TIME,...", help="target, such as ttft_p99=2s,tpot_p99=50ms"
@@ -103,14 +104,18 @@ def _demand(options: argparse.Namespace) -> Demand:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x?", load)
     if match is None:
         raise ValueError(f"--load must be a multiple such as 2x or 0.5x, got {load!r}")
-    return Demand.read(
+    demand = Demand.read(
         options.file,
         cost_from=load_trace(options.cost_from) if options.cost_from else None,
         config=read_settings(options.set),
         load=float(match[1]),
         how=getattr(options, "load_how", "repeated"),
         seed=options.seed,
+        time_unit=options.time_unit,
+        block_size=options.block_size,
     )
+    print(demand.summary, flush=True)
+    return demand
 
 
 def _run(options: argparse.Namespace) -> int:

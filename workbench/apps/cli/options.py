@@ -120,6 +120,13 @@ def check_table_and_plot(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {path} must end in {' or '.join(suffixes)}")
 
 
+def add_unit_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--time-unit`` and ``--block-size``, which say what an access log counts if it does not show that itself."""
+    group = parser.add_argument_group("units of an access log", "found in the log, unless two readings are possible")
+    group.add_argument("--time-unit", metavar="UNIT", help="unit of its times: s, ms, us or ns")
+    group.add_argument("--block-size", type=int, metavar="N", help="tokens that each of its hash_ids stands for")
+
+
 def add_window_options(parser: argparse.ArgumentParser, effect: str | None = None) -> None:
     """Add ``--from``, ``--to``, ``--last`` and ``--around``, by which `load_trace` takes a part of a trace."""
     group = parser.add_argument_group("part of the trace", effect)

@@ -53,15 +53,22 @@ def run(options: argparse.Namespace) -> int:
         OSError: A file cannot be read or written.
     """
     from workbench.simulation.costs.cost_model import CostModel
-    from workbench.simulation.simulate import simulate
-    from workbench.simulation.workload import read_json_workload
+    from workbench.simulation.simulate import next_token, simulate_requests
+    from workbench.simulation.summary import summary_of, summary_of_generated
+    from workbench.simulation.workload import read_json_workload, read_simulation
     from workbench.trace.readings.metrics_collector import metrics
 
     _check_options(options)
     workload = dict(read_json_workload(options.workload))
+    config, arrivals, cost_model = read_simulation({**workload, **_clock(workload, options)})
+    if "generate" in workload:
+        summary = summary_of_generated(workload["generate"])
+    else:
+        summary = summary_of(arrivals := list(arrivals))
+    print(f"{options.workload.name}: {summary}", flush=True)
     if options.cost_from:
         model, report = CostModel.fit(load_trace(options.cost_from))
-        workload["cost_model"] = model.to_dict()
+        cost_model, workload["cost_model"] = model, model.to_dict()
         print(
             f"cost model fitted to {report.num_fitted} steps of {options.cost_from}; on {report.num_held_out} others "
             f"the median error is {report.median_error:.1%}, of their sum {report.total_error:.1%}"
@@ -70,10 +77,15 @@ def run(options: argparse.Namespace) -> int:
         return _run_sweep(workload, options)
     if "generate" in workload and (options.record or not options.trace):
         return _run_at_scale(workload, options)
-    trace = simulate(workload)
+    trace = simulate_requests(config, arrivals, next_token, cost_model=cost_model)
     _save(trace, options.trace)
     print(metrics(trace))
     return 0
+
+
+def _clock(workload: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """A clock for a workload that gets its own from a recording, which is read later."""
+    return {"cost_model": {"fixed": 1.0}} if options.cost_from and "cost_model" not in workload else {}
 
 
 def _check_options(options: argparse.Namespace) -> None:

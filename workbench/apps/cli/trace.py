@@ -13,6 +13,7 @@ from workbench.apps.cli.options import (
     add_allow_host_option,
     add_command,
     add_dashboard_port_option,
+    add_unit_options,
     add_window_options,
     allow_hosts,
     check_port,
@@ -22,9 +23,11 @@ from workbench.apps.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from workbench.simulation.access_log import AccessLog
     from workbench.simulation.request_log import RequestLog
     from workbench.trace.formats.kv_events import KVEvents
     from workbench.trace.formats.scrapes import Scrapes
+    from workbench.trace.formats.server_log import ServerLog
 
 _KV_EVENTS = """\
   workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
@@ -41,8 +44,12 @@ def add_parser(commands: Commands) -> None:
 
     help = "summarise the contents and latencies of a trace, or of what other tools recorded"
     info = add_command(actions, "info", _info, help)
-    others = "a folder of them, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, or KV events"
+    others = (
+        "a folder of them, an access log, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, KV events, or a "
+        "server's log"
+    )
     info.add_argument("trace", type=Path, help=f"{TRACE_FILE}, {others}")
+    add_unit_options(info)
 
     story = add_command(actions, "narrate", _narrate, "tell every step of a trace in one sentence")
     story.add_argument("trace", type=Path, help=TRACE_FILE)
@@ -97,7 +104,7 @@ def _info(options: argparse.Namespace) -> int:
     from workbench.trace.readings.fleet import Fleet
 
     is_folder = options.trace.is_dir()
-    other = None if is_folder else _read_other(options.trace)
+    other = None if is_folder else _read_other(options.trace, options.time_unit, options.block_size)
     if other is not None and has_window(options):
         raise ValueError(_NO_PART.format(options.trace))
     if is_folder:
@@ -120,19 +127,29 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_other(path: Path) -> Scrapes | KVEvents | RequestLog | None:
-    """The recording of another tool at a running vLLM; None for a trace."""
+def _read_other(
+    path: Path, time_unit: str | None, block_size: int | None
+) -> Scrapes | KVEvents | RequestLog | AccessLog | ServerLog | None:
+    """The recording of another tool, with the units of an access log; None for a trace."""
+    from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.request_log import read_request_log
     from workbench.trace.formats.kv_events import is_kv_events, read_kv_events
     from workbench.trace.formats.otlp import is_otlp
     from workbench.trace.formats.scrapes import is_scrapes, read_scrapes
+    from workbench.trace.formats.server_log import is_server_log, read_server_log
     from workbench.trace.formats.vcr import is_vcr
 
+    is_spans = is_otlp(path) or is_vcr(path)
+    if not is_spans and is_access_log(path):
+        return read_log(path, time_unit, block_size)
+    refuse_units(path, time_unit, block_size)
     if is_scrapes(path):
         return read_scrapes(path)
     if is_kv_events(path):
         return read_kv_events(path)
-    return read_request_log(path) if is_otlp(path) or is_vcr(path) else None
+    if is_spans:
+        return read_request_log(path)
+    return read_server_log(path) if is_server_log(path) else None
 
 
 def _narrate(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from workbench.apps.cli.options import (
     add_command,
     add_list,
     add_settings_option,
+    add_unit_options,
     add_window_options,
     check_table_and_plot,
     has_window,
@@ -97,6 +98,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--also", "TRACE", "another recording to fit the durations of steps to", Path)
     help = "fit the durations of steps to this recording instead"
     parser.add_argument("--cost-from", type=Path, metavar="TRACE", help=help)
+    add_unit_options(parser)
     add_window_options(parser, "the whole run is simulated, and the latencies of requests in this part count")
     help = "give seconds even if the prediction of the recorded setting is far from what was measured"
     parser.add_argument("--force", action="store_true", help=help)
@@ -183,20 +185,24 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
     from workbench.analysis.fork import recorded_config
     from workbench.analysis.predict import simulate_log
-    from workbench.simulation.access_log import is_access_log
+    from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.costs.cost_model import CostModel
 
     others = [load_trace(path) for path in options.also]
     if options.cost_from is None:
         if is_access_log(options.trace):
             raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
+        refuse_units(options.trace, options.time_unit, options.block_size)
         return _only(options.trace), others, []
     if others:
         raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
     costs = load_trace(options.cost_from)
     if not is_access_log(options.trace):
+        refuse_units(options.trace, options.time_unit, options.block_size)
         return _only(options.trace), [], [costs]
-    trace = simulate_log(options.trace, recorded_config(costs), CostModel.fit(costs)[0])
+    log = read_log(options.trace, options.time_unit, options.block_size)
+    print(log, flush=True)
+    trace = simulate_log(log, recorded_config(costs), CostModel.fit(costs)[0])
     print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]
 

@@ -22,6 +22,7 @@ _EXAMPLES = """\
   workbench why run.jsonl.gz
   workbench why run.jsonl.gz --to 10m                     what held its requests up then
   workbench why http://127.0.0.1:8000                     from /metrics alone, which says less
+  workbench why vllm.log                                  from lines of a log (vLLM, SGLang, llama-server): less still
 """
 
 
@@ -29,7 +30,7 @@ def add_parser(commands: Commands) -> None:
     """Add ``why`` to the command line."""
     help = "say why requests are not served, whether they ever can be, and the setting that frees them"
     parser = add_command(commands, "why", run, help, examples=_EXAMPLES)
-    parser.add_argument("source", help="trace file or folder of one, scrapes of /metrics, or the URL of a server")
+    parser.add_argument("source", help="trace file or folder of one, scrapes of /metrics, a server's log, or its URL")
     add_number(parser, "--seconds", 2.0, "time between two looks at the /metrics of a URL")
     add_window_options(parser, "the answer is about the last step of that part")
 
@@ -37,12 +38,18 @@ def add_parser(commands: Commands) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the answer."""
     from workbench.analysis.why import why
+    from workbench.analysis.why_log import why_log
     from workbench.analysis.why_metrics import why_metrics
     from workbench.trace import TraceFollower
     from workbench.trace.formats.scrapes import fetch_scrapes, is_scrapes, read_scrapes
+    from workbench.trace.formats.server_log import is_server_log, read_server_log
 
     number("--seconds", options.seconds, 0.0, low_open=True)
+    path = Path(options.source)
+    is_log = path.is_file() and not is_scrapes(path) and is_server_log(path)
     if has_window(options):
+        if is_log:
+            raise ValueError(f"--from, --to, --last and --around take a part of a trace, and {path} is a log")
         traces = load_ranks(Path(options.source))
         for name, part in parts_of(traces, options).items():
             answer = why(traces[name][: part.offset + len(part)])  # what a block holds may be older than the part
@@ -51,7 +58,9 @@ def run(options: argparse.Namespace) -> int:
     if options.source.startswith(("http://", "https://")):
         print(why_metrics(fetch_scrapes(options.source, options.seconds)))
         return 0
-    path = Path(options.source)
+    if is_log:
+        print(why_log(read_server_log(path)))
+        return 0
     if not path.is_dir() and is_scrapes(path):
         print(why_metrics(read_scrapes(path)))
         return 0

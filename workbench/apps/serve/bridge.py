@@ -39,6 +39,9 @@ T = TypeVar("T")
 WATCH_SECONDS = 1.0
 """Interval at which the server checks, while requests are open, that the engine still runs."""
 
+MAX_FAILED_STEPS = 3
+"""Number of steps in a row that all raised from which on /health says so."""
+
 _DELIVERED_AT_ONCE = 2
 _DELIVERED_SHARE = 32
 
@@ -69,6 +72,7 @@ class EngineBridge:
         self._preparing = 0
         self.preparation = Preparation(settings.prepare_seconds)
         self._last_step = -1
+        self._failed_before = 0  # steps that had raised when one succeeded
         self._remove_listener = engine.on_step(self._after_step)
 
     @property
@@ -80,6 +84,12 @@ class EngineBridge:
     def num_open(self) -> int:
         """Number of requests that run, wait or are being prepared."""
         return len(self._streams) + self._preparing
+
+    @property
+    def failure(self) -> str:
+        """The last error, if the last ``MAX_FAILED_STEPS`` steps all raised; otherwise ""."""
+        failed = self.engine.failed_steps
+        return failed.error if failed.count - self._failed_before >= MAX_FAILED_STEPS else ""
 
     def check_room(self, num_requests: int = 1) -> None:
         """Check that the server accepts this number of requests now.
@@ -240,6 +250,8 @@ class EngineBridge:
     # -- the engine's thread -----------------------------------------------------------------------------------
 
     def _after_step(self, record: StepRecord) -> None:
+        if record.kernel is not None:  # a step that raised has none, and so has one that computed nothing
+            self._failed_before = self.engine.failed_steps.count
         requests = self.engine.trace.requests
         arrivals = [requests[request_id] for request_id in record.arrived]
         messages = self._messages(record, arrivals)

@@ -215,12 +215,16 @@ class Version(ApiHandler):
 
 
 class Health(ApiHandler):
-    """/health: 200 while the server accepts requests."""
+    """/health: 200 while the server accepts requests, and its steps do not all raise."""
 
     def get(self) -> None:
-        """The status, and the grammars that are being compiled."""
-        self.set_status(503 if self.bridge.draining else 200)
-        answer: dict[str, Any] = {"status": "draining" if self.bridge.draining else "ok"}
+        """The status, the error of a failing engine, and the grammars that are being compiled."""
+        failure = self.bridge.failure
+        status = "draining" if self.bridge.draining else "failing" if failure else "ok"
+        self.set_status(200 if status == "ok" else 503)
+        answer: dict[str, Any] = {"status": status}
+        if failure:
+            answer["error"] = failure
         if grammars := self.bridge.engine.grammars_at_work():
             answer["grammars"] = grammars[:MAX_GRAMMARS_SHOWN]
         self.answer(answer)

@@ -210,9 +210,10 @@ class GrammarAtWork(TypedDict):
 
 
 class Health(TypedDict):
-    """Answer of /health."""
+    """Answer of /health; ``error`` is the first line of the last error while the last steps all raised."""
 
-    status: Literal["ok", "draining"]
+    status: Literal["ok", "draining", "failing"]
+    error: NotRequired[str]
     grammars: NotRequired[list[GrammarAtWork]]
 
 

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from workbench.base.key_table import OFF, Finding, Rule, UnknownKeyError, judge
 from workbench.models.gguf.fields import GGUFError, flag, list_of, text, whole_number
 from workbench.models.gguf.pre_tokenizers import find_pre_tokenizer
 from workbench.models.gguf.types import TokenType
-from workbench.models.key_table import OFF, Finding, Rule, UnknownKeyError, judge
 from workbench.models.template_renderer import start_renderer
 from workbench.models.tokenizer import NO_TEMPLATE, ChatTemplate, ChatTemplateError, Message
 

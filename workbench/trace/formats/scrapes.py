@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -136,7 +137,8 @@ class Window:
         end = self.last.total(name, **labels)
         if end is None:
             return None
-        return end - (0.0 if self.restarted else self.first.total(name, **labels) or 0.0)
+        grown = end - (0.0 if self.restarted else self.first.total(name, **labels) or 0.0)
+        return grown if isfinite(grown) else None
 
     def latency(self, name: str) -> BucketedLatency | None:
         """One of ``LATENCIES`` over the requests, or tokens, of this time; None if there were none."""
@@ -243,16 +245,17 @@ class Scrapes:
         return {}
 
     def _gauge(self, name: str) -> str | None:
-        values = [value for scrape in self.scrapes if (value := scrape.total(name)) is not None]
-        return f"{sum(values) / len(values):.1f} on average, at most {max(values):.0f}" if values else None
+        given = [value for scrape in self.scrapes if (value := scrape.total(name)) is not None]
+        if not (values := list(filter(isfinite, given))):
+            return "unknown" if given else None
+        return f"{sum(values) / len(values):.1f} on average, at most {max(values):.0f}"
 
     def _kv_use(self) -> str | None:
-        values = [
-            max(by_engine.values())
-            for scrape in self.scrapes
-            if (by_engine := scrape.values("vllm:kv_cache_usage_perc", "engine"))
-        ]
-        return f"{sum(values) / len(values):.0%} on average, at most {max(values):.0%}" if values else None
+        given = [scrape.values("vllm:kv_cache_usage_perc", "engine").values() for scrape in self.scrapes]
+        values = [max(known) for by_engine in given if (known := list(filter(isfinite, by_engine)))]
+        if not values:
+            return "unknown" if any(given) else None
+        return f"{sum(values) / len(values):.0%} on average, at most {max(values):.0%}"
 
     def __repr__(self) -> str:
         whole = self.whole

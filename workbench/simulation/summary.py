@@ -1,0 +1,76 @@
+"""The requests of a file as they were understood, in a few words: a wrong unit is seen at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from workbench.base.text import counted
+from workbench.simulation.arrivals import OWN_TOKENS, Arrival
+
+MANY_TOKENS = 2**22
+"""Prompt tokens beyond which prefixes are compared in larger blocks, in the time that a glance may take."""
+
+
+def summary_of(arrivals: Sequence[Arrival], block_size: int | None = None) -> str:
+    """Number, span, rate, lengths and shared prefixes of requests.
+
+    Args:
+        arrivals: The requests.
+        block_size: Tokens in which prefixes are compared; None for 16, or 256 if the prompts are very long.
+    """
+    if not arrivals:
+        return "no requests"
+    prompts = [len(arrival.prompt_token_ids) for arrival in arrivals]
+    total = sum(prompts)
+    block_size = block_size or (16 if total <= MANY_TOKENS else 256)
+    lines = [
+        f"{counted(len(arrivals), 'request')} {_span(arrivals)}",
+        f"prompts of {_range(prompts)}, outputs of {_range([arrival.max_tokens for arrival in arrivals])}",
+        f"{_num_shared(arrivals, block_size) / total:.0%} of {counted(total, 'prompt token')} repeat the "
+        f"beginning of an earlier prompt, in whole blocks of {block_size}",
+    ]
+    return "; ".join(lines)
+
+
+def summary_of_generated(spec: Mapping[str, Any]) -> str:
+    """The same of requests that are made one by one, from their description under ``generate``."""
+    arrivals = spec.get("arrivals") or {"process": "at_once"}
+    rate = f", {arrivals['rate']:g} per second" if "rate" in arrivals else ""
+    return (
+        f"{counted(spec['num_requests'], 'generated request')} ({arrivals['process']}{rate}); prompts of "
+        f"{spec['prompt']} tokens, outputs of {spec['output']} tokens; no shared prefixes"
+    )
+
+
+def _span(arrivals: Sequence[Arrival]) -> str:
+    times = [arrival.arrives_at for arrival in arrivals if arrival.arrives_at is not None]
+    if not times:
+        steps = [arrival.arrival_step for arrival in arrivals]
+        return f"at steps {min(steps)} to {max(steps)}" if max(steps) else "that arrive together"
+    span = max(times) - min(times)
+    if not span:
+        return "that arrive together"
+    return f"in {span:,.6g} s ({len(arrivals) / span:.3g} per second)"
+
+
+def _range(lengths: Sequence[int]) -> str:
+    low, high = min(lengths), max(lengths)
+    return counted(low, "token") if low == high else f"{low:,} to {high:,} tokens (mean {fmean(lengths):,.1f})"
+
+
+def _num_shared(arrivals: Sequence[Arrival], block_size: int) -> int:
+    """Prompt tokens in whole blocks that an earlier prompt began with."""
+    seen: set[int] = set()
+    num_shared = 0
+    for arrival in arrivals:
+        prompt = arrival.prompt_token_ids
+        prefix = hash((arrival.cache_salt, arrival.adapter))
+        for start in range(0, len(prompt) - len(prompt) % block_size, block_size):
+            if prompt[start] >= OWN_TOKENS:
+                break
+            prefix = hash((prefix, tuple(prompt[start : start + block_size])))
+            num_shared += block_size if prefix in seen else 0
+            seen.add(prefix)
+    return num_shared
