@@ -79,7 +79,7 @@ class MessageParser:
     _escaped: bool = field(default=False, init=False)
 
     def feed(self, text: str, *, final: bool) -> dict[str, Any]:
-        """The fields that more text adds to a message: content, reasoning_content, tool_calls.
+        """The fields that more text adds to a message: content, reasoning and reasoning_content, tool_calls.
 
         Args:
             text: The text.
@@ -108,7 +108,9 @@ class MessageParser:
         return None if undecided and not final else "content"
 
     def _reasoning(self, added: dict[str, Any], final: bool) -> str | None:
-        found = self._until("</think>", "reasoning_content", added, final)
+        found = self._until("</think>", "reasoning", added, final)
+        if "reasoning" in added:  # vLLM's present name, and the one before it
+            added["reasoning_content"] = added["reasoning"]
         if found:
             self._rest = self._rest.lstrip()
         return "content" if found else None
