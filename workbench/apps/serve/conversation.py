@@ -43,7 +43,8 @@ TemplateValue = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | 
 TemplateKwargs = Annotated[
     dict[str, TemplateValue], msgspec.Meta(extra_json_schema={"maxProperties": MAX_TEMPLATE_KWARGS})
 ]
-
+ReasoningEffort = Annotated[str, msgspec.Meta(max_length=32)]
+"""OpenAI's words are "none" to "xhigh"; a template that reads it may have others."""
 
 Render = Callable[[list[dict[str, Any]], bool], str]
 
@@ -54,6 +55,7 @@ class TemplateOptions(Protocol):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, TemplateValue] | None
+    reasoning_effort: str | None
     add_special_tokens: bool | None
 
 
@@ -78,6 +80,13 @@ def render_conversation(
     if tokenizer is None:
         raise ValueError("messages need a tokenizer, and the model came without one: give a prompt of token ids")
     kwargs = checked_kwargs(options.chat_template_kwargs or {})
+    if (effort := options.reasoning_effort) is not None:  # as in vLLM, a variable: most templates do not read it
+        if kwargs.get("reasoning_effort", effort) != effort:
+            raise ValueError(
+                f"reasoning_effort is {effort!r}, and in chat_template_kwargs it is "
+                f"{kwargs['reasoning_effort']!r}: give one of them"
+            )
+        kwargs = kwargs | {"reasoning_effort": effort}
     dicts = [message.as_dict() for message in messages]
     if options.continue_final_message and options.add_generation_prompt:
         raise ValueError(
