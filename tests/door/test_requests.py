@@ -2,18 +2,25 @@
 
 import json
 
+import jsonschema
 import pytest
 from letter_llama import TEXTS, make_letter_llama
+from llguidance import LLMatcher
 from openai.types import chat as types
 from openai.types.chat.chat_completion_message import FunctionCall
 from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 from serve_helpers import serving
+from tool_templates import HERMES
 
 from workbench import Engine, EngineConfig
 from workbench.apps.serve import unread_fields
+from workbench.apps.serve.call_forms import CallForm, Function
 from workbench.apps.serve.conversation import render_conversation
 from workbench.apps.serve.errors import ApiError
 from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest, decode_body
+from workbench.engine.grammar import vocabulary_of
+from workbench.engine.grammar_form import grammar_of
+from workbench.engine.grammar_process import make_tokenizer
 from workbench.models.tokenizer import ChatTemplate
 
 CONFIG = EngineConfig(max_num_batched_tokens=256, max_num_seqs=8, block_size=4, num_blocks=2000, max_model_len=512)
@@ -227,3 +234,155 @@ def test_each_known_field_has_a_reason_or_is_read():
     known = {*NULL, *ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__}
     for module in (chat_params, completion_create_params):
         assert set(module.CompletionCreateParamsBase.__annotations__) <= known
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+OTHER_FORMS = {
+    "arguments before the name": '{"arguments": {{ c.function.arguments | tojson }}, "name": "{{ c.function.name }}"}',
+    "the arguments twice": '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, '
+    '"again": {{ c.function.arguments | tojson }}}',
+    "the name twice": '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, '
+    '"as": "{{ c.function.name }}"}',
+}
+WRAPPED = {"each in a tag": ("", "<call>", "</call>", ""), "all in a tag": ("<calls>[", "", ", ", "]</calls>")}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_a_form_never_holds_the_text_of_a_probe(form, wrap):
+    begin, before, after, end = WRAPPED[wrap]
+    source = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% if m.tool_calls %}" + begin + "{% for c in m.tool_calls %}" + before + OTHER_FORMS[form] + after +
+        "{% endfor %}" + end + "{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="a form that is not known"):
+        CallForm.of(make_letter_llama(source).tokenizer, [PLACE])
+
+
+def call(server, parameters, **options):
+    """The calls and headers of an answer that has to call a tool with some parameters, or the error."""
+    strict = {"strict": options.pop("strict")} if "strict" in options else {}
+    tools = [PLACE, {"type": "function", "function": {"name": "odd", "parameters": parameters, **strict}}]
+    body = {
+        "messages": [HELLO], "tools": tools, "tool_choice": "auto", "max_tokens": 300, "seed": 1,
+        "chat_template_kwargs": {"think": False}, "temperature": 0, **options,
+    }  # fmt: skip
+    status, headers, text = server.ask("POST", "/v1/chat/completions", body)
+    answer = json.loads(text)
+    return status, headers.get("X-Unconstrained-Arguments"), answer["error"] if status != 200 else answer["choices"][0]
+
+
+BRIEF = {str(TEXTS.index(text)): 20 for text in ("}", "{}", '"')}
+NAMED = {"type": "function", "function": {"name": "odd"}}
+OBJECTS = [
+    {}, {"description": "no input"}, {"type": ["object", "null"], "additionalProperties": False},
+    {"anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": False}]}, {"enum": ["x}y", {"a": 1}]},
+    {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {}, "additionalProperties": False}}}, {"properties": {}},
+    {"oneOf": [{"type": "null"}, {"type": "object", "additionalProperties": False}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", OBJECTS, ids=json.dumps)
+def test_arguments_are_always_an_object(parameters, server):
+    """Whatever else a schema allows: an object ends where the parser sees its end, and the next call is another."""
+    status, header, choice = call(server, parameters, tool_choice=NAMED, logit_bias=BRIEF)
+    assert status == 200 and header is None, choice
+    (made,) = choice["message"]["tool_calls"]
+    if choice["finish_reason"] == "tool_calls":
+        arguments = json.loads(made["function"]["arguments"])
+        assert isinstance(arguments, dict)
+        jsonschema.validate(arguments, parameters)
+    assert made["function"]["arguments"].startswith("{")
+
+
+@pytest.mark.parametrize("parameters", OBJECTS, ids=json.dumps)
+def test_the_grammar_of_a_call_allows_objects_alone(parameters):
+    form = CallForm.of(make_letter_llama(HERMES).tokenizer, [PLACE])
+    model = make_letter_llama(HERMES)
+    grammar = form.grammar([Function("go", parameters=parameters)], "required", model.tokenizer, parallel=True)
+    tokenizer = make_tokenizer(vocabulary_of(model))
+    for arguments in ("null", '"x}y"', "[]", "1", "true", '{"a": 1}', "{}"):
+        text = '<tool_call>\n{"name": "go", "arguments": ' + arguments + "}\n</tool_call>"
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        tokens = [*model.tokenizer.encode(text), 1]
+        valid = jsonschema.Draft202012Validator(parameters).is_valid(json.loads(arguments))
+        assert (matcher.validate_tokens(tokens) == len(tokens)) is (arguments[0] == "{" and valid), arguments
+
+
+ODD = {
+    "#/properties/a/not": {"not": {}},
+    "#/properties/a/uniqueItems": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    "#/properties/a/propertyNames": {"type": "object", "propertyNames": {"pattern": "^a"}},
+    "#/properties/a/if": {"if": {"const": 1}, "then": {"type": "string"}},
+    "#/properties/a/dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
+    "#/properties/a/contains": {"type": "array", "contains": {"const": 1}, "minContains": 2},
+    "#/properties/a/unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
+    "#/properties/a/pattern": {"type": "string", "pattern": "^(?!-).*$"},
+    "#/properties/a/items/pattern": {"type": "array", "items": {"type": "string", "pattern": r"(a)\1"}},
+    "#/properties/a/anyOf/1/pattern": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": r"\bword"}]},
+    "#/properties/a/patternProperties/%5E%28%3F%21a%29": {"type": "object", "patternProperties": {"^(?!a)": {}}},
+    "#/properties/a/$ref": {"$ref": "https://example.org/schema"},
+}  # fmt: skip
+WHOLE = {
+    "a string": {"type": "string"}, "null": {"type": "null"}, "a list of kinds": {"type": ["string", "null"]},
+    "an enum": {"enum": ["x}y"]}, "a constant": {"const": None}, "all of": {"allOf": [{"type": "string"}]},
+    "a pattern": {"type": "object", "properties": {"a": {"type": "string", "pattern": r"\cA"}}},
+    "one of": {"oneOf": [{"type": "object", "properties": {n: {"type": "string"}}} for n in "ab"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ODD)
+def test_what_is_not_served_is_left_free_and_named(place, server):
+    parameters = {"type": "object", "properties": {"a": ODD[place], "é": {"type": "string", "format": "x"}}}
+    status, header, answer = call(server, parameters, max_tokens=3)
+    assert status == 200 and header == f"odd{place}", answer
+    for options in ({"strict": True}, {"tool_choice": "required"}, {"tool_choice": NAMED}):
+        status, header, problem = call(server, parameters, **options)
+        assert status == 400 and header is None
+        assert "'odd'" in problem["message"] and place in problem["message"] and problem["param"] == "tools", problem
+    assert call(server, parameters, tool_choice="none", max_tokens=3)[:2] == (200, None)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_arguments_that_cannot_be_held_are_left_free_as_a_whole(kind, server):
+    status, header, answer = call(server, WHOLE[kind], max_tokens=3)
+    assert status == 200 and header == "odd#", answer
+    for options in ({"strict": True}, {"tool_choice": NAMED}):
+        status, header, problem = call(server, WHOLE[kind], **options)
+        assert status == 400 and header is None and "'odd': " in problem["message"], problem
+        assert problem["param"] == "tools" and "structured_outputs" not in problem["message"]
+
+
+@pytest.mark.parametrize(
+    "annotated",
+    [
+        {"type": "string", "format": "path"}, {"type": "string", "format": "binary"},
+        {"type": "integer", "format": "int64"}, {"type": "array", "uniqueItems": False}, {"x-mcp": {"not": 1}},
+        {"discriminator": {"propertyName": "not"}},
+        {"type": "object", "unevaluatedProperties": True}, {"if": {}}, {"minContains": 1}, {"default": {"not": {}}},
+        {"enum": [{"not": {}}]}, {"type": "object", "properties": {"not": {}, "format": {"format": "x"}}},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_annotations_do_not_matter(annotated, server):
+    parameters = {"type": "object", "properties": {"a": annotated}}
+    for options in ({}, {"strict": True}, {"tool_choice": NAMED}):
+        status, header, answer = call(server, parameters, max_tokens=3, **options)
+        assert status == 200 and header is None, answer
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": parameters}}
+    assert error(server, 200, response_format=schema, chat_template_kwargs={"think": False})
+
+
+def test_a_response_format_names_the_place():
+    with pytest.raises(ValueError, match="#/properties/a/not is not supported: a grammar says"):
+        grammar_of("json", json.dumps({"properties": {"a": {"not": {}}}}))
+
+
+def test_a_schema_that_is_not_valid_is_refused_with_its_tool(server):
+    for wrong in ({"type": "x"}, {"type": "object", "properties": []}, {"properties": {"a": {"type": "y"}}}):
+        status, _, problem = call(server, wrong)
+        assert status == 400 and "'odd'" in problem["message"] and problem["param"] == "tools", problem
+    status, _, problem = call(server, {"properties": {"a": {"multipleOf": 2**23 + 1}}}, tool_choice=NAMED)
+    assert status == 400 and "'odd'" in problem["message"] and "#/properties/a" in problem["message"], problem
