@@ -1,9 +1,12 @@
 """Requests: the server's own answers sent back, labels and defaults of clients, odd tools, special tokens."""
 
 import json
+import random
 
 import jsonschema
 import pytest
+from door_folders import byte_tokenizer, fields_of, write_folder
+from gguf_files import byte_tokenizer as metadata_of_tokenizer
 from letter_llama import TEXTS, make_letter_llama
 from llguidance import LLMatcher
 from openai.types import chat as types
@@ -11,6 +14,7 @@ from openai.types.chat.chat_completion_message import FunctionCall
 from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 from serve_helpers import serving
 from tool_templates import HERMES
+from transformers import AutoTokenizer
 
 from workbench import Engine, EngineConfig
 from workbench.apps.serve import unread_fields
@@ -21,6 +25,9 @@ from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, Tokeni
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_form import grammar_of
 from workbench.engine.grammar_process import make_tokenizer
+from workbench.engine.output_processor import IncrementalDetokenizer
+from workbench.models import load_model
+from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.tokenizer import ChatTemplate
 
 CONFIG = EngineConfig(max_num_batched_tokens=256, max_num_seqs=8, block_size=4, num_blocks=2000, max_model_len=512)
@@ -210,7 +217,8 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(name, server):
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest])
 def test_the_same_rules_hold_at_every_address(kind):
     body = {"prompt": "a"} if kind is not ChatRequest else {"messages": [HELLO]}
-    decode_body(json.dumps({**body, **LABELS, **DEFAULTS, **NULL}).encode(), kind)
+    defaults = {name: value for name, value in DEFAULTS.items() if kind is not TokenizeRequest or "special" not in name}
+    decode_body(json.dumps({**body, **LABELS, **defaults, **NULL}).encode(), kind)
     others = {"messages": None, "tools": []} if kind is CompletionRequest else {"echo": False}
     decode_body(json.dumps({**body, **others}).encode(), kind)
     for name in ("audio", "seeds"):
@@ -386,3 +394,98 @@ def test_a_schema_that_is_not_valid_is_refused_with_its_tool(server):
         assert status == 400 and "'odd'" in problem["message"] and problem["param"] == "tools", problem
     status, _, problem = call(server, {"properties": {"a": {"multipleOf": 2**23 + 1}}}, tool_choice=NAMED)
     assert status == 400 and "'odd'" in problem["message"] and "#/properties/a" in problem["message"], problem
+
+
+# -- special tokens ----------------------------------------------------------------------------------------------------
+
+MARKED = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    '{% for c in m.tool_calls or [] %}<call>{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}</call>{% endfor %}<|im_end|>{% endfor %}assistant: "
+)
+MARKS = ("<|bos|>", "<|im_end|>", "<sop>", "<think>", "</think>", "<call>", "</call>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("special") / "m"
+    return write_folder(path, fields_of("llama"), template=MARKED, tokenizer=byte_tokenizer(MARKS))
+
+
+@pytest.fixture(scope="module")
+def marked(folder):
+    with Engine(load_model(folder), CONFIG) as engine, serving(engine) as server:
+        server.id_of = {text: engine.model.tokenizer.encode(text)[0] for text in (*MARKS, "a", "b")}
+        yield server
+
+
+def likely(server, **texts):
+    """A bias towards some tokens."""
+    return {str(server.id_of[text]): bias for text, bias in texts.items()}
+
+
+def test_a_text_without_special_tokens_is_that_of_transformers(folder):
+    tokenizer, theirs = load_model(folder).tokenizer, AutoTokenizer.from_pretrained(str(folder))
+    draw = random.Random(50)
+    assert len(tokenizer.special_token_ids) == len(MARKS)
+    for _ in range(30):
+        ids = [
+            draw.choice([draw.randrange(256), *theirs.encode("é🙂a"), *tokenizer.special_token_ids]) for _ in range(20)
+        ]
+        for skips in (True, False):
+            text = IncrementalDetokenizer(
+                tokenizer, [65], skipped=tokenizer.special_token_ids if skips else frozenset()
+            )
+            parts = [*map(text.append, ids), text.flush()]
+            expected = theirs.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False)
+            assert text.text == "".join(parts) == expected
+
+
+def test_control_tokens_of_a_gguf_file_are_special():
+    metadata = metadata_of_tokenizer(300)
+    tokenizer = GGUFTokenizer(metadata)
+    kinds = metadata["tokenizer.ggml.token_type"]
+    assert tokenizer.special_token_ids == {token for token, kind in enumerate(kinds) if kind == 3} != set()
+
+
+def test_special_tokens_are_hidden_unless_they_are_asked_for(marked):
+    bias = likely(marked, **{"<sop>": 100, "<think>": 100, "a": 100})
+    body = {"prompt": "b", "max_tokens": 40, "logit_bias": bias, "seed": 1, "temperature": 5}
+
+    def text(**fields):
+        status, _, answer = marked.ask("POST", "/v1/completions", {**body, **fields})
+        assert status == 200, answer
+        return json.loads(answer)["choices"][0]
+
+    shown, hidden = text(skip_special_tokens=False, return_token_ids=True), text(return_token_ids=True)
+    assert shown["token_ids"] == hidden["token_ids"] and "<sop>" in shown["text"] and "a" in shown["text"]
+    assert (
+        hidden["text"]
+        == shown["text"].replace("<sop>", "").replace("<think>", "")
+        == text(skip_special_tokens=True)["text"]
+    )
+    assert text(skip_special_tokens=False, spaces_between_special_tokens=False)["text"] == shown["text"]
+    _, _, events = marked.ask("POST", "/v1/completions", {**body, "stream": True})
+    parts = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    assert "".join(part["choices"][0]["text"] for part in parts) == hidden["text"]
+
+
+def test_marks_of_reasoning_and_calls_are_found_and_others_hidden(marked):
+    def message(**fields):
+        body = {"messages": [HELLO], "max_tokens": 40, "seed": 1, **fields}
+        status, _, answer = marked.ask("POST", "/v1/chat/completions", body)
+        assert status == 200, answer
+        return json.loads(answer)["choices"][0]
+
+    bias = likely(marked, **{"</think>": 100, "<sop>": 100, "a": 100})
+    found = [message(logit_bias=bias, temperature=5, seed=seed)["message"]["content"] for seed in range(3)]
+    assert all("a" in text and "<sop>" not in text for text in found) and any("</think>" in text for text in found)
+    opened = {"role": "assistant", "content": "<think>"}
+    options = {"messages": [HELLO, opened], "continue_final_message": True, "logit_bias": bias, "temperature": 5}
+    choice = message(**options)["message"]
+    assert "a" in choice["reasoning"] + choice["content"] and "<sop>" not in choice["reasoning"] + choice["content"]
+    tools = [{"type": "function", "function": {"name": "go"}}]
+    choice = message(tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    (made,) = choice["message"]["tool_calls"]
+    assert made["function"]["name"] == "go" and choice["finish_reason"] == "tool_calls"
+    assert json.loads(made["function"]["arguments"]) == {}

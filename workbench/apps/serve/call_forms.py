@@ -186,6 +186,11 @@ class CallForm:
         start = self.mark + self.opening
         return self.more.removesuffix(start) if self.more and not self.leads and self.more.endswith(start) else None
 
+    @property
+    def marks(self) -> str:
+        """All text that is not a name or arguments."""
+        return "".join((self.mark, self.opening, self.between, self.closing, self.end_tag, self.more or "", self.end))
+
     def new_id(self) -> str:
         """A new id of a call; Mistral's templates take ids of nine characters only."""
         return uuid.uuid4().hex[:9] if self.mark == _MISTRAL else f"chatcmpl-tool-{uuid.uuid4().hex}"

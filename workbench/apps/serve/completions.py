@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tornado.iostream import StreamClosedError
 
+from workbench.apps.serve.call_forms import CallForm
 from workbench.apps.serve.conversation import render_conversation
 from workbench.apps.serve.errors import ApiError, internal_error
 from workbench.apps.serve.guard import stream_of
@@ -19,9 +20,10 @@ from workbench.apps.serve.handlers import ApiHandler
 from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
 from workbench.apps.serve.responses import Answer, joined
 from workbench.apps.serve.stream import Delta, Stream
-from workbench.apps.serve.tools import CallGrammar, MessageParser, opens_reasoning
+from workbench.apps.serve.tools import THINK_MARKS, CallGrammar, MessageParser, opens_reasoning
 from workbench.config import SamplingParams
 from workbench.engine.input_processor import TokensPrompt, tokenize_prompt
+from workbench.models.tokenizer import Tokenizer
 
 
 class CompletionsHandler(ApiHandler):
@@ -200,8 +202,18 @@ class ChatCompletionsHandler(CompletionsHandler):
             self.calls = CallGrammar.of(body.tools, body.tool_choice, form, tokenizer, parallel=parallel)
             constraint = self.calls.constraint()
             sampling = [params.replace(structured_outputs=constraint) for params in sampling]
+        if visible := _marks(form, tokenizer):
+            sampling = [params.replace(visible_token_ids=visible) for params in sampling]
         self.new_parser = partial(MessageParser, form, opens_reasoning(text))
         return [{"prompt": text, "prompt_token_ids": token_ids}], sampling
+
+
+def _marks(form: CallForm | None, tokenizer: Tokenizer | None) -> list[int]:
+    """The special tokens of the marks that separate reasoning and calls; the parser needs their text."""
+    special: frozenset[int] = getattr(tokenizer, "special_token_ids", frozenset())
+    if not special or tokenizer is None:
+        return []
+    return sorted(special.intersection(tokenizer.encode(THINK_MARKS + (form.marks if form is not None else ""))))
 
 
 def _check_end(delta: Delta, model: str) -> None:

@@ -81,6 +81,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
 
     @property
     def contains(self) -> Echo:
@@ -103,7 +105,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             name: value
             for name in (
                 "top_p", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty",
-                "ignore_eos", "stop_token_ids",
+                "ignore_eos", "stop_token_ids", "skip_special_tokens", "spaces_between_special_tokens",
             )
             if (value := getattr(self, name)) is not None
         }  # fmt: skip

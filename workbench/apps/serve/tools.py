@@ -19,6 +19,9 @@ MAX_TOOLS = 128
 """OpenAI's limit."""
 
 
+THINK_MARKS = "<think></think>"
+
+
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
     """A tool; functions are the only kind."""
 

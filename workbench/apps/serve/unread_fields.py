@@ -21,7 +21,6 @@ LABELS = Rule(
 )
 
 DEFAULTS = (
-    Rule("harmless", "skip_special_tokens spaces_between_special_tokens", "the default", (True,)),
     Rule("harmless", "suffix", "the default: nothing stands behind the answer", ("",)),
     Rule("harmless", "min_tokens", "the default: no minimum", (0,)),
     Rule("harmless", "use_beam_search", "the default: each choice is sampled", (False,)),
@@ -51,7 +50,6 @@ NOT_SERVED = (
     Rule("refused", "documents", "put them into a message"),
     Rule("refused", "chat_template", "the server's is used: start it with --chat-template"),
     Rule("refused", "mm_processor_kwargs media_io_kwargs", "messages hold text alone"),
-    Rule("refused", "skip_special_tokens spaces_between_special_tokens", "use return_token_ids"),
     Rule("refused", "min_tokens", "use ignore_eos with max_tokens for an exact length"),
     Rule("refused", "use_beam_search length_penalty", "each choice is sampled"),
     Rule("refused", "bad_words allowed_token_ids logits_processors", "use logit_bias or structured_outputs"),
