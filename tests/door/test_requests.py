@@ -13,6 +13,7 @@ from openai.types import chat as types
 from openai.types.chat.chat_completion_message import FunctionCall
 from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 from serve_helpers import serving
+from tokenizers import AddedToken, Tokenizer, models
 from tool_templates import HERMES
 from transformers import AutoTokenizer
 
@@ -24,7 +25,7 @@ from workbench.apps.serve.errors import ApiError
 from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, TokenizeRequest, decode_body
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_form import grammar_of
-from workbench.engine.grammar_process import make_tokenizer
+from workbench.engine.grammar_process import make_tokenizer, with_hidden_names
 from workbench.engine.output_processor import IncrementalDetokenizer
 from workbench.models import load_model
 from workbench.models.gguf.tokenizer import GGUFTokenizer
@@ -489,3 +490,61 @@ def test_marks_of_reasoning_and_calls_are_found_and_others_hidden(marked):
     (made,) = choice["message"]["tool_calls"]
     assert made["function"]["name"] == "go" and choice["finish_reason"] == "tool_calls"
     assert json.loads(made["function"]["arguments"]) == {}
+
+
+SPELLED = [
+    ({"regex": "a<sop>b"}, "a<sop>b"), ({"choice": ["a <|im_end|> b"]}, "a <|im_end|> b"),
+    ({"choice": ["<|im_end|>"]}, "<|im_end|>"), ({"choice": ["<sop>x"]}, "<sop>x"),
+    ({"json": {"const": "x</call>y"}}, '"x</call>y"'), ({"json": {"enum": ["<|im_end|>"]}}, '"<|im_end|>"'),
+    ({"grammar": 'start: "a<sop>b"'}, "a<sop>b"), ({"grammar": 'start: "a" "<|im" "_end|>" "b"'}, "a<|im_end|>b"),
+    ({"regex": "(a|b)<think>c</think>"}, "<think>c</think>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "text"), SPELLED, ids=str)
+def test_what_a_grammar_spells_is_text_and_not_a_token(wanted, text, marked):
+    """The text of a special token, also of the one that ends an output, is spelled by others and never hidden."""
+    body = {"prompt": "b", "max_tokens": 40, "structured_outputs": wanted, "return_token_ids": True}
+    status, _, answer = marked.ask("POST", "/v1/completions", body)
+    assert status == 200, answer
+    choice = json.loads(answer)["choices"][0]
+    assert choice["finish_reason"] == "stop" and choice["text"].endswith(text)
+    special = marked.engine.model.tokenizer.special_token_ids
+    assert special.intersection(choice["token_ids"]) == {marked.id_of["<|im_end|>"]}
+    assert choice["token_ids"].count(marked.id_of["<|im_end|>"]) == 1
+
+
+def test_a_grammar_names_a_token_in_angle_brackets(marked):
+    body = {"prompt": "b", "structured_outputs": {"grammar": 'start: "a" <sop> "b"'}, "return_token_ids": True}
+    for shows, text in ((True, "ab"), (False, "a<sop>b")):
+        answer = json.loads(marked.ask("POST", "/v1/completions", {**body, "skip_special_tokens": shows})[2])
+        assert answer["choices"][0]["text"].removesuffix("<|im_end|>") == text
+        assert marked.id_of["<sop>"] in answer["choices"][0]["token_ids"]
+
+
+def test_an_argument_may_hold_the_end_of_its_call(marked):
+    words = {"type": "object", "properties": {"x": {"const": "a</call>b"}}, "required": ["x"]}
+    tools = [{"type": "function", "function": {"name": "go", "parameters": {**words, "additionalProperties": False}}}]
+    body = {"messages": [HELLO], "tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "seed": 1}
+    status, _, answer = marked.ask("POST", "/v1/chat/completions", {**body, "max_tokens": 200})
+    assert status == 200, answer
+    (made,) = json.loads(answer)["choices"][0]["message"]["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"x": "a</call>b"}
+
+
+@pytest.mark.parametrize("model", ["BPE", "Unigram", "WordLevel"])
+def test_special_tokens_keep_their_ids_where_their_names_are_hidden(model):
+    """Also if the vocabulary itself names them."""
+    words = ["<unk>", "<s>", "a", "b", "<sop>"]
+    made = {
+        "BPE": lambda: models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], unk_token="<unk>"),
+        "Unigram": lambda: models.Unigram([(word, -1.0) for word in words], unk_id=0),
+        "WordLevel": lambda: models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"),
+    }  # fmt: skip
+    tokenizer = Tokenizer(made[model]())
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<unk>", "<s>", "<sop>")])
+    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    hidden = Tokenizer.from_str(with_hidden_names(tokenizer.to_str()))
+    assert hidden.get_vocab_size() == tokenizer.get_vocab_size()
+    assert [hidden.token_to_id(word) for word in ("a", "b", "<think>")] == [2, 3, 5]
+    assert {hidden.token_to_id(name) for name in ("<s>", "<sop>")} == {None}
