@@ -442,6 +442,9 @@ class SamplingParams(_Frozen):
         logits_processors: Callables as mlx-lm's ``make_logits_processors`` returns, applied in order.
         structured_outputs: The form of the output, by one of vLLM's words: {"json": schema}, {"json_object": True},
             {"regex": expression}, {"choice": texts} or {"grammar": a Lark or GBNF grammar}; empty for any output.
+        skip_special_tokens: Leave special tokens out of the text. Text that ordinary tokens spell is never left out.
+        spaces_between_special_tokens: Keep the spaces that a tokenizer puts between special tokens.
+        visible_token_ids: Special tokens that are part of the text in any case.
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
@@ -465,6 +468,9 @@ class SamplingParams(_Frozen):
     sampler: Callable[..., Any] | None = None
     logits_processors: Sequence[Callable[..., Any]] = ()
     structured_outputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    visible_token_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self._keep(
@@ -487,6 +493,12 @@ class SamplingParams(_Frozen):
             ignore_eos=flag("ignore_eos", self.ignore_eos),
             logits_processors=tuple(items("logits_processors", self.logits_processors, "callables")),
             structured_outputs=self._checked_structured_outputs(),
+            skip_special_tokens=flag("skip_special_tokens", self.skip_special_tokens),
+            spaces_between_special_tokens=flag("spaces_between_special_tokens", self.spaces_between_special_tokens),
+            visible_token_ids=tuple(
+                integer(f"visible_token_ids[{i}]", token, 0, MAX_INT32)
+                for i, token in enumerate(items("visible_token_ids", self.visible_token_ids, "token ids"))
+            ),
         )
         if self.logprobs is not None:
             self._keep(logprobs=integer("logprobs", self.logprobs, 0, MAX_INT32))

@@ -9,7 +9,10 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-@pytest.mark.parametrize("script", ["make_figures.py", "make_reference.py", "make_api_page.py"])
+SCRIPTS_WITH_CHECK = ["make_figures.py", "make_reference.py", "make_api_page.py", "make_request_table.py"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS_WITH_CHECK)
 def test_what_is_made_by_a_script_is_up_to_date(script):
     done = subprocess.run([sys.executable, SCRIPTS / script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

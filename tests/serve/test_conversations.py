@@ -80,7 +80,7 @@ def test_texts_of_tokens_are_the_tokens_again(server):
         ("/detokenize", {"tokens": [-1]}, "tokens[0]", ">= 0"),
         ("/detokenize", {"tokens": [1] * 65_537}, "tokens", "holds 65537 token ids: allowed are up to 65536"),
         ("/detokenize", {}, "tokens", "missing"),
-        ("/detokenize", {"tokens": [3], "prompt": "w3"}, "prompt", "unknown"),
+        ("/detokenize", {"tokens": [3], "prompt": "w3"}, "prompt", "another address reads it"),
         ("/tokenize", {"prompt": "w3", "messages": [USER]}, "prompt", "either"),
         ("/tokenize", {"prompt": "w3", "add_generation_prompt": False}, "add_generation_prompt", "needs messages"),
     ],

@@ -14,6 +14,7 @@ EXAMPLES = 15
 PLAIN = {
     "/v1/completions": {"prompt": "ab", "max_tokens": 2, "prompt_logprobs": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "prompt_logprobs": 2},
+    "/tokenize": {"prompt": "ab"},
 }
 CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance"]
 

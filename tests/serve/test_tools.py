@@ -105,6 +105,11 @@ FORMS = {
         "[TOOL_CALLS]", ' [{"name": "', '", "arguments": ', ', "id": "call00000"', "}", ', {"name": "', "]"
     ),
     "ministral": CallForm("[TOOL_CALLS]", "", "[ARGS]", "", "", "[TOOL_CALLS]"),
+    "nemotron": CallForm("<TOOLCALL>", '[{"name": "', '", "arguments": ', "", "}", ', {"name": "', "]</TOOLCALL>"),
+    "apriel": CallForm(
+        "<tool_calls>", '[{"name": "', '", "arguments": ', ', "id": "call00000"', "}", ', {"name": "', "]</tool_calls>"
+    ),
+    "minimax": CallForm("<tool_calls>", '\n{"name": "', '", "arguments": ', "", "}", '\n{"name": "', "\n</tool_calls>"),
 }
 
 

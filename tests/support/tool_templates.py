@@ -37,11 +37,29 @@ def _mistral(calls):
     )
 
 
+def _in_one_tag(begin, between, end, with_ids=False):
+    """All calls of a message in one tag."""
+    with_id = ', "id": "{{ c.id }}"' if with_ids else ""
+    return (
+        "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% if m.tool_calls %}{{ '" + begin + "' }}{% for c in m.tool_calls %}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}' + with_id + "}"
+        "{% if not loop.last %}{{ '" + between + "' }}{% endif %}{% endfor %}{{ '" + end + "' }}{% endif %}\n"
+        "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+
+
 TEMPLATES = {
     "hermes": HERMES,
     "llama": LLAMA,
     "mistral": _mistral(_MISTRAL_CALLS),
     "ministral": _mistral(_MINISTRAL_CALLS),
+    "nemotron": _in_one_tag("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    "apriel": _in_one_tag("\\n<tool_calls>[", ", ", "]</tool_calls>", with_ids=True),
+    "minimax": _in_one_tag("<tool_calls>\\n", "\\n", "\\n</tool_calls>"),
 }
-ENDS = {"hermes": "\n", "llama": "<|eot|>", "mistral": "</s>", "ministral": "</s>"}
+ENDS = {
+    "hermes": "\n", "llama": "<|eot|>", "mistral": "</s>", "ministral": "</s>",
+    "nemotron": "\n", "apriel": "\n", "minimax": "\n",
+}  # fmt: skip
 """The text that follows the calls of a message."""

@@ -244,13 +244,15 @@ def vocabulary_of(model: LoadedModel) -> dict[str, Any]:
 def _texts_of(tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> list[str]:
     """The bytes of each token as Latin-1, of a tokenizer that is known by its texts alone.
 
-    A token that is not a whole character has none, so that no grammar allows it.
+    A token that is not a whole character has none, so that no grammar allows it; nor has a special token, whose text
+    other tokens can spell.
     """
+    special: frozenset[int] = getattr(tokenizer, "special_token_ids", frozenset())
     anchor = next((token for token in range(tokenizer.vocab_size) if tokenizer.decode([token])), 0)
     length = len(tokenizer.decode([anchor]))  # behind another token, a word keeps the space before it
     texts = [tokenizer.decode([anchor, token])[length:] for token in range(tokenizer.vocab_size)]
     for token, text in enumerate(texts):
-        is_left_out = token in ends or "\N{REPLACEMENT CHARACTER}" in text
+        is_left_out = token in ends or token in special or "\N{REPLACEMENT CHARACTER}" in text
         texts[token] = "" if is_left_out else text.encode("utf-8", "replace").decode("latin-1")
     return texts + [""] * (vocab_size - len(texts))
 

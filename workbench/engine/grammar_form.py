@@ -14,6 +14,8 @@ from typing import Any
 
 from llguidance import LLMatcher, grammar_from
 
+from workbench.engine.schema_words import served
+
 MAX_GRAMMAR_BYTES = 1 << 16
 """Maximum size of a grammar or schema."""
 
@@ -60,8 +62,7 @@ def grammar_of(kind: str, text: str) -> str:
     """
     match kind:
         case "json":
-            _check_schema(text)
-            return LLMatcher.grammar_from_json_schema(text)
+            return LLMatcher.grammar_from_json_schema(_served_schema(text))
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}')
         case "regex":
@@ -88,13 +89,23 @@ def _choice(words: Sequence[str]) -> str:
     return f"{start}\nWORD: {texts}" if texts else 'start: ""'
 
 
-def _check_schema(text: str) -> None:
-    """Check a JSON schema, as far as it can be read; llguidance refuses the rest."""
+def _served_schema(text: str) -> str:
+    """A JSON schema without the words that are annotations to llguidance, which refuses what cannot be read.
+
+    Raises:
+        ValueError: A word that constrains is not served, or would take too long.
+    """
     try:
-        schema = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError):
-        return
-    _check_multiples(schema)
+        _check_multiples(json.loads(text, parse_float=Decimal))
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        if isinstance(problem, json.JSONDecodeError | RecursionError):
+            return text
+        raise
+    kept, unserved = served(schema)
+    if unserved:
+        raise ValueError("; ".join(map(str, unserved[:4])))
+    return text if kept is schema else json.dumps(kept)
 
 
 def _check_grammar(text: str) -> None:
@@ -106,7 +117,10 @@ def _check_grammar(text: str) -> None:
                 schema, end = decoder.raw_decode(text, found.end())
             except (ValueError, RecursionError):
                 continue
-            _check_multiples(schema)
+            try:
+                _check_multiples(schema)
+            except ValueError as problem:
+                raise ValueError(f"at {text.count(chr(10), 0, found.start()) + 1}(1): {problem}") from None
     bare = _LITERAL.sub("_", text)
     rules = list(_RULE.finditer(bare))
     if len(rules) > MAX_RULES:

@@ -107,13 +107,56 @@ class KnownTexts:
         return found
 
 
+class PlainTexts:
+    """A vocabulary as LLTokenizer takes it, whose special tokens are found in no text.
+
+    A grammar that spells the text of a special token means the text: PyPI ``tokenizers`` would find the token in it,
+    which llguidance then refuses, or takes for the end of the output. A grammar names a token as ``<token>``.
+
+    Args:
+        serialized: The tokenizer in the format of PyPI ``tokenizers``.
+        size: Number of logits in a row.
+        ends: The tokens that end an output.
+    """
+
+    is_tokenizer_wrapper, bos_token_id = True, None
+
+    def __init__(self, serialized: str, size: int, ends: Sequence[int]) -> None:
+        known = LLTokenizer(serialized, n_vocab=size, eos_token=list(ends))
+        self.eos_token_id = ends[0]
+        self.special_token_ids = [token for token in range(size) if known.is_special_token(token)]
+        self.tokens = [known.decode_bytes([token]) for token in range(size)]
+        self._plain = LLTokenizer(with_hidden_names(serialized), n_vocab=size, eos_token=list(ends))
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens of a text that a grammar prescribes."""
+        return self._plain.tokenize_bytes(text.encode() if isinstance(text, str) else bytes(text))
+
+
+def with_hidden_names(serialized: str) -> str:
+    """A tokenizer whose special tokens have names that occur in no text; ids stay what they are."""
+    content = json.loads(serialized)
+    names = {}
+    for token in content["added_tokens"]:
+        if token["special"]:
+            names[token["content"]] = token["content"] = f"\U0010fffd{token['id']}\U0010fffd"  # for private use
+    model = content["model"]
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {names.get(name, name): token for name, token in model["vocab"].items()}
+    elif isinstance(model.get("vocab"), list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if "unk_token" in model:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    return json.dumps(content)
+
+
 def make_tokenizer(vocabulary: dict[str, Any]) -> LLTokenizer:
     """The table of a model's tokens."""
     size, ends, serialized = vocabulary["size"], vocabulary["ends"], vocabulary["serialized"]
     if serialized is None:
         texts = KnownTexts([text.encode("latin-1") for text in vocabulary["texts"]], ends[0])
         return LLTokenizer(texts, n_vocab=size, eos_token=ends)  # type: ignore[arg-type]
-    return LLTokenizer(serialized, n_vocab=size, eos_token=ends)
+    return LLTokenizer(PlainTexts(serialized, size, ends), n_vocab=size, eos_token=ends)  # type: ignore[arg-type]
 
 
 class Child:

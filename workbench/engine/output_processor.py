@@ -79,6 +79,8 @@ class IncrementalDetokenizer:
         prompt_token_ids: The prompt, whose last tokens give the first output token its context.
         stop: Stop strings; the text ends before the first one found.
         hidden: Token ids that end the output and are not part of its text.
+        skipped: Other token ids that are not part of its text; what is around them is as if they were not there.
+        joined: Special token ids between which there are no spaces.
 
     Attributes:
         text: The output so far; without the stop string once one was found.
@@ -91,21 +93,31 @@ class IncrementalDetokenizer:
         prompt_token_ids: Sequence[int],
         stop: Sequence[str] = (),
         hidden: frozenset[int] = frozenset(),
+        skipped: frozenset[int] = frozenset(),
+        joined: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt_token_ids[-6:])
         self._window = 0
         self._read = len(self._ids)
         self._stop = tuple(stop)
-        self._hidden = hidden
+        self._hidden, self._skipped = hidden, skipped
+        self._joined, self._is_joined = joined, False
         self.text = ""
         self.stopped_by = ""
 
     def append(self, token_id: int) -> str:
         """Add a token and return the text it adds, "" while a character is incomplete."""
+        behind_joined, self._is_joined = self._is_joined, token_id in self._joined
         if token_id in self._hidden:
             return self.flush()
+        if token_id in self._skipped:
+            return ""
         self._ids.append(token_id)
+        if behind_joined and self._is_joined:
+            self._window, self._read = self._read, len(self._ids)
+            self.text += (new := self._tokenizer.decode([token_id]))
+            return self._cut_at_stop(len(self.text) - len(new)) if self._stop else new
         return self._advance(final=False)
 
     def flush(self) -> str:
@@ -297,8 +309,7 @@ class OutputProcessor:
                 cache_salt=cache_salt,
                 adapter=adapter,
             )
-            hidden = frozenset() if sampling.ignore_eos else frozenset(eos)
-            detokenizer = IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden) if tokenizer else None
+            detokenizer = _detokenizer(tokenizer, token_ids, sampling, eos) if tokenizer else None
             self.states[request_id] = state = RequestState(request, prompt, detokenizer)
         return state
 
@@ -363,3 +374,14 @@ class OutputProcessor:
         for state in ended:
             state.returned = True
         return [state.output() for state in ended]
+
+
+def _detokenizer(
+    tokenizer: Decoder, token_ids: Sequence[int], sampling: SamplingParams, eos: frozenset[int]
+) -> IncrementalDetokenizer:
+    """The text of a request, with or without special tokens."""
+    special: frozenset[int] = getattr(tokenizer, "special_token_ids", frozenset())
+    hidden = frozenset() if sampling.ignore_eos else frozenset(eos)
+    skipped = special - {*sampling.visible_token_ids} if sampling.skip_special_tokens else frozenset()
+    joined = frozenset() if sampling.spaces_between_special_tokens else special
+    return IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden, skipped, joined)

@@ -188,6 +188,7 @@ class HuggingFaceTokenizer:
 
     Attributes:
         around_texts: The tokens that it puts before and behind a plain text.
+        special_token_ids: The tokens that are no text of an answer: transformers' ``skip_special_tokens``.
 
     Raises:
         ChatTemplateError: The given template is not valid.
@@ -201,6 +202,8 @@ class HuggingFaceTokenizer:
         self.eos_token_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.around_texts = _around(tokenizer)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special_token_ids = frozenset(token for token, text in added.items() if text.special)
         self.adds_bos = self.bos_token_id is not None and self.around_texts[0][:1] == [self.bos_token_id]
         own = getattr(tokenizer, "has_chat_template", tokenizer.chat_template)
         self.has_chat_template = chat_template is not None or bool(own)

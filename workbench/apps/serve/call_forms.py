@@ -18,6 +18,9 @@ import msgspec
 from workbench.models.tokenizer import ChatTemplateError, Tokenizer
 
 _NAME, _OTHER, _KEY, _VALUE, _ID = "NAME_OF_A_CALL", "NAME_OF_ANOTHER", "KEY_OF_A_CALL", "VALUE_OF_A_CALL", "call00000"
+FIRST_TOOL_LINE = 2
+"""Line of a grammar with the first tool's rule; each tool has a line, so that messages about it can name the tool."""
+_KINDS = ("null", "boolean", "integer", "number", "string", "array")
 _ARGUMENTS = re.compile(rf'\{{\s*"{_KEY}":\s*"{_VALUE}"\s*\}}')
 _PIECES = re.compile(rf"(<[^<>\s]{{1,40}}>|\[[A-Z_]{{1,40}}\]|{_ID})")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -35,13 +38,27 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     strict: bool | None = None
 
 
+def as_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of arguments that allows nothing but the objects that the given one allows.
+
+    Raises:
+        ValueError: It allows none.
+    """
+    kinds = schema.get("type", "object")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const", {})]
+    if all(kind in _KINDS for kind in kinds) or not any(isinstance(value, dict) for value in values):
+        raise ValueError("#: arguments are an object, and it allows none")
+    return schema | {"type": "object"} if "object" in kinds else schema
+
+
 class _Pattern(NamedTuple):
     """A form as regular expressions.
 
     Attributes:
         before: The mark of a call, and the text from there to its name.
         after: The text from the arguments to the text that ends the call, and that text.
-        end: The text behind the last call.
+        end: The text behind the last call; what ends a call must not be in front of the next one.
     """
 
     before: str
@@ -51,12 +68,14 @@ class _Pattern(NamedTuple):
 
 _FORMS = (
     # Mistral: [TOOL_CALLS] [{"name": ..., "arguments": ..., "id": ...}, ...]
-    _Pattern(r'(\[TOOL_CALLS\])(\s*\[\{"name":\s*")$', rf'((?:, "id": "{_ID}")?)(\}})', "]"),
+    _Pattern(r'(\[TOOL_CALLS\])(\s*\[\{"name":\s*")$', rf'((?:, "id": "{_ID}")?)(\}})', r"\]"),
     # Ministral, Devstral: [TOOL_CALLS]name[ARGS]{...}
     _Pattern(r"(\[TOOL_CALLS\])()$", r"()()"),
     # Llama 3: {"name": ..., "parameters": ...}, where an answer begins
     _Pattern(r'()(\{"name":\s*")$', r"()(\})"),
-    # Hermes, Qwen, SmolLM 3: <tool_call>{"name": ..., "arguments": ...}</tool_call>
+    # Nemotron Nano 2, Apriel, MiniMax M1: <TOOLCALL>[{"name": ..., "arguments": ...}, ...]</TOOLCALL>
+    _Pattern(r"(<[^<>\s]{1,40}>)([^<>]*)$", rf'((?:, "id": "{_ID}")?)(\s*\}})', r"[^<>{}]*</[^<>\s]{1,40}>"),
+    # Hermes, Qwen: <tool_call>{"name": ..., "arguments": ...}</tool_call>
     _Pattern(r"(<[^<>\s]{1,40}>)([^<>]*)$", r"([^<>]*?)(</[^<>\s]{1,40}>)"),
 )
 """The known forms; the first that fits is taken."""
@@ -113,35 +132,64 @@ class CallForm:
             raise ValueError(f"tools: {problem}") from None
         if not all(tool["function"]["name"] in shown for tool in tools):
             raise ValueError("tools: the model's chat template leaves them out")
+        for pattern in _FORMS:
+            if (form := cls._found(pattern, text, shown)) is not None:
+                return form
+        raise ValueError("tools: the model's chat template writes calls in a form that is not known")
+
+    @classmethod
+    def _found(cls, pattern: _Pattern, text: str, shown: str) -> CallForm | None:
+        """The form of a text with one or two calls, if it is that of a pattern.
+
+        Args:
+            pattern: The pattern.
+            text: The text of a conversation.
+            shown: Its text in front of the answer.
+        """
         before, name, after = text.partition(_NAME)
         arguments = _ARGUMENTS.search(after)
-        for pattern in _FORMS if name and arguments is not None else ():
-            assert arguments is not None
-            opening = re.search(pattern.before, before)
-            closing = re.compile(pattern.after).match(after, arguments.end())
-            between = after[: arguments.start()]
-            if opening is None or closing is None or _ID in between:
-                continue
-            if not opening[1] and before != shown + opening[2]:
-                continue
-            more, other, _ = after[closing.end() :].partition(_OTHER)
-            return cls(
-                opening[1] or _LLAMA,
-                opening[2],
-                between,
-                closing[1],
-                closing[2],
-                more if other else None,
-                pattern.end,
-                leads=not opening[1],
-            )
-        raise ValueError("tools: the model's chat template writes calls in a form that is not known")
+        opening = re.search(pattern.before, before)
+        if not name or arguments is None or opening is None:
+            return None
+        closing = re.compile(pattern.after).match(after, arguments.end())
+        if closing is None or (not opening[1] and before != shown + opening[2]):
+            return None
+        between, rest, end = after[: arguments.start()], after[closing.end() :], ""
+        more, other, last = rest.partition(_OTHER)
+        if pattern.end:
+            if other:  # behind the last call as behind the first
+                again = _ARGUMENTS.search(last)
+                ended = re.compile(pattern.after).match(last, again.end()) if again is not None else None
+                rest = last[ended.end() :] if ended is not None else ""
+            ending = re.match(pattern.end, rest)
+            if ending is None or re.search(pattern.end, more if other else ""):
+                return None
+            end = ending[0]
+        form = cls(
+            opening[1] or _LLAMA,
+            opening[2],
+            between,
+            closing[1],
+            closing[2],
+            more if other else None,
+            end,
+            leads=not opening[1],
+        )
+        texts = (form.mark, form.opening, form.between, form.closing, form.end_tag, form.more or "", form.end)
+        made_up = any(probe in part for probe in (_NAME, _OTHER, _KEY, _VALUE) for part in texts)
+        misplaced = any(_ID in part for part in texts if part is not form.closing)
+        return None if made_up or misplaced else form
 
     @property
     def gap(self) -> str | None:
         """The text between two calls that have a mark each; None if only the first has one."""
         start = self.mark + self.opening
         return self.more.removesuffix(start) if self.more and not self.leads and self.more.endswith(start) else None
+
+    @property
+    def marks(self) -> str:
+        """All text that is not a name or arguments."""
+        return "".join((self.mark, self.opening, self.between, self.closing, self.end_tag, self.more or "", self.end))
 
     def new_id(self) -> str:
         """A new id of a call; Mistral's templates take ids of nine characters only."""
@@ -166,12 +214,13 @@ class CallForm:
             ids = tokenizer.encode(text) if _PIECES.fullmatch(text) else []
             return f"({json.dumps(text)} | <[{ids[0]}]>)" if len(ids) == 1 else json.dumps(text)
 
-        bodies = []
-        for tool in tools:
-            schema = json.dumps(tool.parameters if tool.parameters is not None else _NO_PARAMETERS)
-            bodies.append(f"{json.dumps(tool.name)} {literal(self.between)} %json {schema}")
+        rules = []
+        for index, tool in enumerate(tools):
+            schema = json.dumps(as_object(_NO_PARAMETERS if tool.parameters is None else tool.parameters))
+            rules.append(f"tool{index}: {json.dumps(tool.name)} {literal(self.between)} %json {schema}")
+        bodies = [f"tool{index}" for index in range(len(rules))]
         closing = f"({literal(self.closing)})?" if _ID in self.closing else literal(self.closing)
-        rules = [f"call: ({' | '.join(bodies)}) {closing} {literal(self.end_tag)}", "TEXT: /(.|\\n)*/"]
+        rules += [f"call: ({' | '.join(bodies)}) {closing} {literal(self.end_tag)}", "TEXT: /(.|\\n)*/"]
         several = parallel and self.more is not None
         others = f"({literal(self.more)} call)*" if several and self.more and self.gap is None else ""
         rules.append(f"part: {literal(self.opening)} call {others} {literal(self.end)}")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from tornado.iostream import StreamClosedError
 
+from workbench.apps.serve.call_forms import CallForm
 from workbench.apps.serve.conversation import render_conversation
 from workbench.apps.serve.errors import ApiError, internal_error
 from workbench.apps.serve.guard import stream_of
@@ -19,9 +20,10 @@ from workbench.apps.serve.handlers import ApiHandler
 from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
 from workbench.apps.serve.responses import Answer, joined
 from workbench.apps.serve.stream import Delta, Stream
-from workbench.apps.serve.tools import MessageParser, opens_reasoning, tool_constraint
+from workbench.apps.serve.tools import THINK_MARKS, CallGrammar, MessageParser, opens_reasoning
 from workbench.config import SamplingParams
 from workbench.engine.input_processor import TokensPrompt, tokenize_prompt
+from workbench.models.tokenizer import Tokenizer
 
 
 class CompletionsHandler(ApiHandler):
@@ -29,6 +31,7 @@ class CompletionsHandler(ApiHandler):
 
     chat = False
     new_parser: Callable[[], MessageParser] = MessageParser
+    calls: CallGrammar | None = None
     kind: type[CompletionRequest | ChatRequest] = CompletionRequest
 
     def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
@@ -56,17 +59,7 @@ class CompletionsHandler(ApiHandler):
         # The name of the key is part of the request's id, which every view of the trace shows.
         parts = "chatcmpl" if self.chat else "cmpl", stream_of(self.request).user, uuid.uuid4().hex[:24]
         name = "-".join(filter(None, parts))
-        choices = [(prompt, params) for prompt in prompts for params in sampling]
-        streams = await self.bridge.submit(
-            [(f"{name}-{i}", prompt, params) for i, (prompt, params) in enumerate(choices)],
-            len(self.request.body),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            adapter=body.model if body.model in self.bridge.engine.adapters else "",
-            gone=self.gone,
-            client=stream_of(self.request).user or self.request.remote_ip or "",
-            echo=body.contains,
-        )
+        streams = await self._submit(name, body, prompts, sampling)
         engine = self.bridge.engine
         parsers = [self.new_parser() for _ in streams]
         answer = Answer(
@@ -91,6 +84,37 @@ class CompletionsHandler(ApiHandler):
             gone.cancel()
             for stream in streams:
                 self.bridge.abort(stream)
+
+    async def _submit(
+        self, name: str, body: SamplingFields, prompts: list[TokensPrompt], sampling: list[SamplingParams]
+    ) -> list[Stream]:
+        """Queue the requests of a body; tools whose schemas cannot be compiled may be left free meanwhile."""
+        while True:
+            choices = [(prompt, params) for prompt in prompts for params in sampling]
+            try:
+                streams = await self.bridge.submit(
+                    [(f"{name}-{i}", prompt, params) for i, (prompt, params) in enumerate(choices)],
+                    len(self.request.body),
+                    priority=body.priority or 0,
+                    cache_salt=body.cache_salt or "",
+                    adapter=body.model if body.model in self.bridge.engine.adapters else "",
+                    gone=self.gone,
+                    client=stream_of(self.request).user or self.request.remote_ip or "",
+                    echo=body.contains,
+                )
+            except ApiError as problem:
+                if self.calls is None or problem.status != 400:
+                    raise
+                try:
+                    self.calls.schemas.relax(problem.message)
+                except ValueError as refused:
+                    raise ApiError(400, str(refused), param="tools") from None
+                constraint = self.calls.constraint()
+                sampling = [params.replace(structured_outputs=constraint) for params in sampling]
+                continue
+            for header, value in (self.calls.schemas.headers if self.calls is not None else {}).items():
+                self.set_header(header, value)
+            return streams
 
     async def _whole(self, answer: Answer, num_prompts: int) -> None:
         async def collect(stream: Stream) -> Delta:
@@ -175,10 +199,21 @@ class ChatCompletionsHandler(CompletionsHandler):
             if sampling[0].structured_outputs:
                 raise ValueError("tools do not work with response_format or structured_outputs: give one of them")
             parallel = body.parallel_tool_calls is not False
-            constraint = tool_constraint(body.tools, body.tool_choice, form, tokenizer, parallel=parallel)
+            self.calls = CallGrammar.of(body.tools, body.tool_choice, form, tokenizer, parallel=parallel)
+            constraint = self.calls.constraint()
             sampling = [params.replace(structured_outputs=constraint) for params in sampling]
+        if visible := _marks(form, tokenizer):
+            sampling = [params.replace(visible_token_ids=visible) for params in sampling]
         self.new_parser = partial(MessageParser, form, opens_reasoning(text))
         return [{"prompt": text, "prompt_token_ids": token_ids}], sampling
+
+
+def _marks(form: CallForm | None, tokenizer: Tokenizer | None) -> list[int]:
+    """The special tokens of the marks that separate reasoning and calls; the parser needs their text."""
+    special: frozenset[int] = getattr(tokenizer, "special_token_ids", frozenset())
+    if not special or tokenizer is None:
+        return []
+    return sorted(special.intersection(tokenizer.encode(THINK_MARKS + (form.marks if form is not None else ""))))
 
 
 def _check_end(delta: Delta, model: str) -> None:

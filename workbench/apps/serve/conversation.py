@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from workbench.apps.serve.messages import ChatMessage
 from workbench.models.tokenizer import Tokenizer, with_special_tokens
 
 MAX_TEMPLATE_KWARGS = 32
@@ -37,82 +38,13 @@ _MARK, _SPACES = "END_OF_FINAL_MESSAGE", " \t \t"
 spaces, which no template writes itself."""
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message's content; text is the only kind served."""
-
-    type: Literal["text"]
-    text: str
-
-
-class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A function that the model called, and its arguments as JSON."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call in an earlier message of the model."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-    def as_dict(self) -> dict[str, Any]:
-        """The call in the form that chat templates expect: the arguments as an object.
-
-        Raises:
-            ValueError: The arguments are not a JSON object.
-        """
-        try:
-            arguments = msgspec.json.decode(self.function.arguments or "{}", type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-            raise ValueError(
-                f"messages: the arguments of a call of {self.function.name[:40]!r} are not a JSON object"
-            ) from None
-        return {
-            "id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments},
-        }  # fmt: skip
-
-
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The message in the form that chat templates expect.
-
-        Raises:
-            ValueError: It has no content, or a field of another role.
-        """
-        if self.content is None and not self.tool_calls:
-            raise ValueError(f"messages: a message of role {self.role} needs content")
-        if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError(f"messages: tool_calls are fields of role assistant, got role {self.role}")
-        if self.tool_call_id is not None and self.role != "tool":
-            raise ValueError(f"messages: tool_call_id is a field of role tool, got role {self.role}")
-        text = "".join(part.text for part in self.content) if isinstance(self.content, list) else self.content or ""
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_calls:
-            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
-
-
 Messages = Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
 TemplateValue = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
 TemplateKwargs = Annotated[
     dict[str, TemplateValue], msgspec.Meta(extra_json_schema={"maxProperties": MAX_TEMPLATE_KWARGS})
 ]
-
+ReasoningEffort = Annotated[str, msgspec.Meta(max_length=32)]
+"""OpenAI's words are "none" to "xhigh"; a template that reads it may have others."""
 
 Render = Callable[[list[dict[str, Any]], bool], str]
 
@@ -123,6 +55,7 @@ class TemplateOptions(Protocol):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, TemplateValue] | None
+    reasoning_effort: str | None
     add_special_tokens: bool | None
 
 
@@ -147,6 +80,13 @@ def render_conversation(
     if tokenizer is None:
         raise ValueError("messages need a tokenizer, and the model came without one: give a prompt of token ids")
     kwargs = checked_kwargs(options.chat_template_kwargs or {})
+    if (effort := options.reasoning_effort) is not None:  # as in vLLM, a variable: most templates do not read it
+        if kwargs.get("reasoning_effort", effort) != effort:
+            raise ValueError(
+                f"reasoning_effort is {effort!r}, and in chat_template_kwargs it is "
+                f"{kwargs['reasoning_effort']!r}: give one of them"
+            )
+        kwargs = kwargs | {"reasoning_effort": effort}
     dicts = [message.as_dict() for message in messages]
     if options.continue_final_message and options.add_generation_prompt:
         raise ValueError(

@@ -9,7 +9,14 @@ import msgspec
 
 from workbench import __version__
 from workbench.apps.serve import shapes
-from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from workbench.apps.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    other_fields,
+)
+from workbench.apps.serve.unread_fields import as_properties
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -82,6 +89,10 @@ def describe(*, needs_key: bool) -> dict[str, Any]:
     for operation in OPERATIONS:
         types += [kind for kind in (operation.answer, operation.body, operation.event) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    for operation in OPERATIONS:
+        if operation.body is not None:
+            properties = components[operation.body.__name__]["properties"]
+            properties |= as_properties(other_fields(operation.body))
     schema_of = dict(zip(map(repr, types), schemas))
     error = _json("The problem and its solution", schema_of[repr(shapes.Error)])
     paths: dict[str, Any] = {}

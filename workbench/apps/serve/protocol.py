@@ -1,8 +1,7 @@
 """OpenAI's request bodies, checked field by field, and the sampling that they ask the engine for.
 
-Fields that only label a request are accepted and have no effect. Fields that would change the answer and are not
-served (audio, a prediction, ...) are unknown, and an unknown field is rejected by name: no answer is better than
-one that silently ignores a field. Fields marked as vLLM's are its additions to OpenAI's.
+The structs are the fields that are read; `unread_fields` has the rules for all others. Fields marked as vLLM's are its
+additions to OpenAI's.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from workbench.apps.serve.call_forms import CallForm
-from workbench.apps.serve.conversation import Messages, TemplateKwargs, encode, render_conversation
+from workbench.apps.serve.conversation import Messages, ReasoningEffort, TemplateKwargs, encode, render_conversation
 from workbench.apps.serve.errors import ApiError
 from workbench.apps.serve.stream import Echo
 from workbench.apps.serve.structured import ResponseFormat, StructuredOutputs, constraint_of
 from workbench.apps.serve.tools import MAX_TOOLS, Tool, ToolChoice
+from workbench.apps.serve.unread_fields import RefusedFieldError, without_unread
 from workbench.config import SamplingParams
 from workbench.models.tokenizer import Tokenizer
 
@@ -50,8 +50,9 @@ StopTokenIds = Annotated[list[int], msgspec.Meta(extra_json_schema={"maxItems": 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a streamed answer."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -80,11 +81,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # Labels without effect.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
 
     @property
     def contains(self) -> Echo:
@@ -107,7 +105,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             name: value
             for name in (
                 "top_p", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty",
-                "ignore_eos", "stop_token_ids",
+                "ignore_eos", "stop_token_ids", "skip_special_tokens", "spaces_between_special_tokens",
             )
             if (value := getattr(self, name)) is not None
         }  # fmt: skip
@@ -139,7 +137,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Choices | None = None
     echo: bool | None = None
-    suffix: Literal[""] | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one.
@@ -192,6 +189,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     # vLLM's.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = None
 
@@ -233,6 +231,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = None
 
@@ -248,7 +247,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.messages is not None:
             return render_conversation(self.messages, self, tokenizer)[1]
         assert self.prompt is not None
-        for field in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for field in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"):
             if getattr(self, field) is not None:
                 raise ValueError(f"{field} needs messages, got a prompt")
         return encode(self.prompt, tokenizer, add_special_tokens=self.add_special_tokens is not False)
@@ -283,11 +282,22 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
         ApiError: Status 400; the message names the field.
     """
     try:
-        return msgspec.json.decode(raw, type=kind)
+        values = msgspec.json.decode(raw)
+        if isinstance(values, dict):
+            values = without_unread(values, frozenset(kind.__struct_fields__), other_fields(kind))
+        return msgspec.convert(values, kind)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
+    except RefusedFieldError as problem:
+        raise ApiError(400, str(problem), param=problem.field) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise ApiError(400, f"the body is not valid: {problem}", param=_field_in(str(problem))) from None
+
+
+def other_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The fields that other kinds of bodies have, and one kind does not."""
+    kinds = CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest
+    return frozenset(name for each in kinds for name in each.__struct_fields__) - {*kind.__struct_fields__}
 
 
 def field_of(message: str, kind: type[msgspec.Struct]) -> str | None:

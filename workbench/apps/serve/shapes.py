@@ -102,10 +102,11 @@ class CalledTool(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """The model's message; it has no content if it calls tools without a word."""
+    """The model's message; it has no content if it calls tools without a word. Its reasoning has two names."""
 
     role: Literal["assistant"]
     content: str | None
+    reasoning: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[CalledTool]]
 
@@ -137,6 +138,7 @@ class MessageDelta(TypedDict):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[CalledTool]]
 

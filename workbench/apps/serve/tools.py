@@ -12,10 +12,14 @@ from typing import Any, Literal
 import msgspec
 
 from workbench.apps.serve.call_forms import CallForm, Function
+from workbench.apps.serve.tool_schemas import ToolSchemas
 from workbench.models.tokenizer import Tokenizer
 
 MAX_TOOLS = 128
 """OpenAI's limit."""
+
+
+THINK_MARKS = "<think></think>"
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,22 +45,47 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
-def tool_constraint(
-    tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm, tokenizer: Tokenizer, *, parallel: bool
-) -> dict[str, Any]:
-    """The form of an answer with tools, as ``SamplingParams(structured_outputs=...)`` has it.
+@dataclass
+class CallGrammar:
+    """The grammar of an answer with tools.
 
-    Raises:
-        ValueError: The tool that has to be called does not exist.
+    Attributes:
+        schemas: The tools that may be called.
+        choice: "auto" or "required".
+        form: The form of calls.
+        tokenizer: Knows whether a tag is a token.
+        parallel: Allow more than one call.
     """
-    functions = [tool.function for tool in tools]
-    if not isinstance(choice, NamedTool):
-        return {"grammar": form.grammar(functions, choice or "auto", tokenizer, parallel=parallel)}
-    named = [function for function in functions if function.name == choice.function.name]
-    if not named:
-        names = ", ".join(function.name for function in functions)
-        raise ValueError(f"tool_choice names {choice.function.name[:70]!r}, the tools are {names}")
-    return {"grammar": form.grammar(named, "required", tokenizer, parallel=False)}
+
+    schemas: ToolSchemas
+    choice: str
+    form: CallForm
+    tokenizer: Tokenizer
+    parallel: bool
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm, tokenizer: Tokenizer, *, parallel: bool
+    ) -> CallGrammar:
+        """The grammar for a choice of tools.
+
+        Raises:
+            ValueError: The tool that has to be called does not exist, or the schema of one is not served.
+        """
+        functions = [tool.function for tool in tools]
+        if not isinstance(choice, NamedTool):
+            schemas = ToolSchemas.of(functions, lenient=choice != "required")
+            return cls(schemas, choice or "auto", form, tokenizer, parallel)
+        named = [function for function in functions if function.name == choice.function.name]
+        if not named:
+            names = ", ".join(function.name for function in functions)
+            raise ValueError(f"tool_choice names {choice.function.name[:70]!r}, the tools are {names}")
+        return cls(ToolSchemas.of(named, lenient=False), "required", form, tokenizer, parallel=False)
+
+    def constraint(self) -> dict[str, Any]:
+        """The form of the answer, as ``SamplingParams(structured_outputs=...)`` has it."""
+        functions = self.schemas.functions
+        return {"grammar": self.form.grammar(functions, self.choice, self.tokenizer, parallel=self.parallel)}
 
 
 @dataclass
@@ -79,7 +108,7 @@ class MessageParser:
     _escaped: bool = field(default=False, init=False)
 
     def feed(self, text: str, *, final: bool) -> dict[str, Any]:
-        """The fields that more text adds to a message: content, reasoning_content, tool_calls.
+        """The fields that more text adds to a message: content, reasoning and reasoning_content, tool_calls.
 
         Args:
             text: The text.
@@ -108,7 +137,9 @@ class MessageParser:
         return None if undecided and not final else "content"
 
     def _reasoning(self, added: dict[str, Any], final: bool) -> str | None:
-        found = self._until("</think>", "reasoning_content", added, final)
+        found = self._until("</think>", "reasoning", added, final)
+        if "reasoning" in added:  # vLLM's present name, and the one before it
+            added["reasoning_content"] = added["reasoning"]
         if found:
             self._rest = self._rest.lstrip()
         return "content" if found else None

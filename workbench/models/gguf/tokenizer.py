@@ -91,6 +91,7 @@ class GGUFTokenizer:
             [self.bos_token_id] if self.adds_bos and self.bos_token_id is not None else [],
             [eos] if ends and eos is not None else [],
         )
+        self.special_token_ids = frozenset(_of_type(TokenType.CONTROL, tokens, types))
         self._no_template = NO_TEMPLATE
         self._template = self._make_template(metadata, tokens, chat_template)
         self.has_chat_template = self._template is not None
