@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.config import SamplingParams
 from workbench.engine.sampler import SampledToken
@@ -80,7 +80,6 @@ class IncrementalDetokenizer:
         stop: Stop strings; the text ends before the first one found.
         hidden: Token ids that end the output and are not part of its text.
         skipped: Other token ids that are not part of its text; what is around them is as if they were not there.
-        joined: Special token ids between which there are no spaces.
 
     Attributes:
         text: The output so far; without the stop string once one was found.
@@ -94,7 +93,6 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         hidden: frozenset[int] = frozenset(),
         skipped: frozenset[int] = frozenset(),
-        joined: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt_token_ids[-6:])
@@ -102,22 +100,16 @@ class IncrementalDetokenizer:
         self._read = len(self._ids)
         self._stop = tuple(stop)
         self._hidden, self._skipped = hidden, skipped
-        self._joined, self._is_joined = joined, False
         self.text = ""
         self.stopped_by = ""
 
     def append(self, token_id: int) -> str:
         """Add a token and return the text it adds, "" while a character is incomplete."""
-        behind_joined, self._is_joined = self._is_joined, token_id in self._joined
         if token_id in self._hidden:
             return self.flush()
         if token_id in self._skipped:
             return ""
         self._ids.append(token_id)
-        if behind_joined and self._is_joined:
-            self._window, self._read = self._read, len(self._ids)
-            self.text += (new := self._tokenizer.decode([token_id]))
-            return self._cut_at_stop(len(self.text) - len(new)) if self._stop else new
         return self._advance(final=False)
 
     def flush(self) -> str:
@@ -144,6 +136,29 @@ class IncrementalDetokenizer:
             position, self.stopped_by = min(found)
             self.text = self.text[:position]
         return self.text[start:]
+
+
+class JoiningDetokenizer(IncrementalDetokenizer):
+    """The same without spaces between special tokens.
+
+    Args:
+        joined: The special tokens.
+        arguments: Arguments of `IncrementalDetokenizer`.
+    """
+
+    def __init__(self, joined: frozenset[int], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._joined, self._is_joined = joined, False
+
+    def append(self, token_id: int) -> str:
+        """See `IncrementalDetokenizer.append`."""
+        behind, self._is_joined = self._is_joined, token_id in self._joined
+        if not (behind and self._is_joined) or token_id in self._hidden or token_id in self._skipped:
+            return super().append(token_id)
+        self._ids.append(token_id)
+        self._window, self._read = self._read, len(self._ids)
+        self.text += (new := self._tokenizer.decode([token_id]))
+        return self._cut_at_stop(len(self.text) - len(new)) if self._stop else new
 
 
 class RequestState:
@@ -383,5 +398,7 @@ def _detokenizer(
     special: frozenset[int] = getattr(tokenizer, "special_token_ids", frozenset())
     hidden = frozenset() if sampling.ignore_eos else frozenset(eos)
     skipped = special - {*sampling.visible_token_ids} if sampling.skip_special_tokens else frozenset()
-    joined = frozenset() if sampling.spaces_between_special_tokens else special
-    return IncrementalDetokenizer(tokenizer, token_ids, sampling.stop, hidden, skipped, joined)
+    arguments = tokenizer, token_ids, sampling.stop, hidden, skipped
+    if sampling.spaces_between_special_tokens:
+        return IncrementalDetokenizer(*arguments)
+    return JoiningDetokenizer(special, *arguments)

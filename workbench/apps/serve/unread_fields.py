@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.models.key_table import Rule, judge
+from workbench.base.key_table import Rule, judge
 
 LABELS = Rule(
     "harmless",
