@@ -117,11 +117,12 @@ def test_the_figures_of_a_log(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_logs_are_read_whatever_their_form(tmp_path, capsys, encoding, pack):
-    path = tmp_path / "pasted"
+    path = tmp_path / "pasted.jsonl"
     path.write_bytes(pack(vllm(1, 0, 6).encode(encoding)))
     assert main(["why", str(path)]) == 0 and "0 running, 6 waiting" in capsys.readouterr().out
     path.write_bytes(pack((json.dumps({"log": vllm(1, 0, 6) + "\n", "stream": "stdout"}) + "\n").encode(encoding)))
     assert main(["why", str(path)]) == 0 and "0 running, 6 waiting" in capsys.readouterr().out
+    assert main(["trace", "info", str(path)]) == 0 and "1 line of vLLM" in capsys.readouterr().out
 
 
 def test_other_files_are_no_logs(tmp_path, capsys):

@@ -140,7 +140,8 @@ def _read_other(
     from workbench.trace.formats.vcr import is_vcr
 
     is_spans = is_otlp(path) or is_vcr(path)
-    if not is_spans and is_access_log(path):
+    is_log = not is_spans and is_server_log(path)  # its lines may be JSON, as those of an access log
+    if not is_spans and not is_log and is_access_log(path):
         return read_log(path, time_unit, block_size)
     refuse_units(path, time_unit, block_size)
     if is_scrapes(path):
@@ -149,7 +150,7 @@ def _read_other(
         return read_kv_events(path)
     if is_spans:
         return read_request_log(path)
-    return read_server_log(path) if is_server_log(path) else None
+    return read_server_log(path) if is_log else None
 
 
 def _narrate(options: argparse.Namespace) -> int:
