@@ -25,7 +25,9 @@ MAX_ATTEMPTS = 8
 """Maximum number of grammars that are tried for a request."""
 
 _FAULT = re.compile(r"is not valid: at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*)")
-_UNSERVED = re.compile(r"Unimplemented|regex|not supported|Unsatisfiable|not present in a registry|multipleOf")
+_UNSERVED = re.compile(
+    r"Unimplemented|regex|not supported|Unsatisfiable|not present in a registry|multipleOf|Failed to generate"
+)
 
 
 @dataclass
