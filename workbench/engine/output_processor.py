@@ -101,24 +101,26 @@ class IncrementalDetokenizer:
         self._window = 0
         self._read = len(self._ids)
         self._stop = tuple(stop)
-        self._hidden, self._skipped = hidden, skipped
+        self._left_out, self._skipped = hidden | skipped, skipped - hidden
         self._joined, self._is_joined = joined, False
         self.text = ""
         self.stopped_by = ""
 
     def append(self, token_id: int) -> str:
         """Add a token and return the text it adds, "" while a character is incomplete."""
-        behind_joined, self._is_joined = self._is_joined, token_id in self._joined
-        if token_id in self._hidden:
-            return self.flush()
-        if token_id in self._skipped:
-            return ""
+        if token_id in self._left_out:
+            return "" if token_id in self._skipped else self.flush()
         self._ids.append(token_id)
-        if behind_joined and self._is_joined:
-            self._window, self._read = self._read, len(self._ids)
-            self.text += (new := self._tokenizer.decode([token_id]))
-            return self._cut_at_stop(len(self.text) - len(new)) if self._stop else new
-        return self._advance(final=False)
+        return self._append_joined(token_id) if self._joined else self._advance(final=False)
+
+    def _append_joined(self, token_id: int) -> str:
+        """Add the text of a token without the spaces between special tokens."""
+        behind_joined, self._is_joined = self._is_joined, token_id in self._joined
+        if not (behind_joined and self._is_joined):
+            return self._advance(final=False)
+        self._window, self._read = self._read, len(self._ids)
+        self.text += (new := self._tokenizer.decode([token_id]))
+        return self._cut_at_stop(len(self.text) - len(new)) if self._stop else new
 
     def flush(self) -> str:
         """Return what an incomplete character has held back, at the end of the output."""

@@ -1,6 +1,6 @@
 """Words of a JSON schema that constrain and that llguidance does not implement, found with their places.
 
-What is left of a schema without them is compiled. The caller refuses the words, or lets that part of an output be free.
+The rest of a schema is compiled. The caller refuses the words, or lets that part of an output be free.
 Formats that llguidance does not know are annotations, as JSON Schema says, and so are words that no rule names.
 """
 

@@ -1,8 +1,8 @@
 """The schemas that the arguments of calls obey, and the parts of them that no grammar can hold.
 
 Tools come from many hands, and one odd schema must not end a conversation. With ``tool_choice`` "auto" a part that is
-not served is left free, and a header of the answer names it. Where the client relies on the schema (``strict``, and
-calls that are required) the request is refused with the tool and the place.
+not served is left free, and a header of the answer names it. If the client relies on the schema (``strict``, and calls
+that are required), the request is refused with the tool and the place.
 """
 
 from __future__ import annotations
