@@ -295,7 +295,7 @@ OBJECTS = [
 
 @pytest.mark.parametrize("parameters", OBJECTS, ids=json.dumps)
 def test_arguments_are_always_an_object(parameters, server):
-    """Whatever else a schema allows: an object ends where the parser sees its end, and the next call is another."""
+    """A schema may allow more: an object ends where the parser sees its end, and the next call is another."""
     status, header, choice = call(server, parameters, tool_choice=NAMED, logit_bias=BRIEF)
     assert status == 200 and header is None, choice
     (made,) = choice["message"]["tool_calls"]

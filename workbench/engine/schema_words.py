@@ -1,6 +1,6 @@
 """Words of a JSON schema that constrain and that llguidance does not implement, found with their places.
 
-What is left of a schema without them is compiled. The caller refuses the words, or lets that part of an output be free.
+The rest of a schema is compiled. The caller refuses the words, or lets that part of an output be free.
 Formats that llguidance does not know are annotations, as JSON Schema says, and so are words that no rule names.
 """
 
@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+
+from workbench.engine.schema_numbers import is_exact, with_kept_bounds
 
 FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"]
@@ -82,7 +84,7 @@ def _served(part: Any, place: str, root: Any, found: list[Unserved]) -> Any:
         dropped |= {word, *_PARTS.get(word, ())}
         if because:
             found.append(Unserved(f"{place}/{quote(word, safe='$')}", because))
-    kept = {word: value for word, value in part.items() if word not in dropped}
+    kept = with_kept_bounds({word: value for word, value in part.items() if word not in dropped})
     for word, value in kept.items():
         below = f"{place}/{quote(word, safe='$')}"
         if word in _ONE and isinstance(value, dict):
@@ -113,6 +115,9 @@ def _unserved(part: dict[str, Any], root: Any) -> Iterator[tuple[str, str]]:
     for word, needed in (("minContains", "contains"), ("maxContains", "contains"), ("then", "if"), ("else", "if")):
         if word in part and needed not in part:
             yield word, ""
+    for word in ("const", "enum"):
+        if word in part and not is_exact(part[word]):
+            yield word, "integers beyond 2**53 are not told apart"
     if isinstance(format := part.get("format"), str) and format not in FORMATS:
         yield "format", ""
     if isinstance(pattern := part.get("pattern"), str) and _PATTERN.search(pattern):

@@ -188,7 +188,7 @@ class HuggingFaceTokenizer:
 
     Attributes:
         around_texts: The tokens that it puts before and behind a plain text.
-        special_token_ids: The tokens that are no text of an answer: transformers' ``skip_special_tokens``.
+        special_token_ids: The tokens that ``skip_special_tokens`` of transformers leaves out.
 
     Raises:
         ChatTemplateError: The given template is not valid.

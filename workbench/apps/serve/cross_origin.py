@@ -44,7 +44,7 @@ class NameOrigin(OutputTransform):
         """Add the header to the first part of an answer."""
         if self._origin:
             headers["Access-Control-Allow-Origin"] = self._origin
-            headers["Access-Control-Expose-Headers"] = "Retry-After"
+            headers["Access-Control-Expose-Headers"] = "Retry-After, X-Unconstrained-Arguments"
             headers["Vary"] = "Origin"
         return status_code, headers, chunk
 

@@ -1,7 +1,8 @@
 """Messages of a conversation as clients send them, those of this server's own answers among them.
 
 The fields are those that the messages of the ``openai`` package have, and vLLM's two names for the reasoning. A client
-may send a message back as it came, or as the package writes it. What a text cannot hold is refused unless it is null.
+may send a message back as it came, or as the package writes it. Parts that a text cannot hold are refused unless they
+are null.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The schemas that the arguments of calls obey, and the parts of them that no grammar can hold.
 
 Tools come from many hands, and one odd schema must not end a conversation. With ``tool_choice`` "auto" a part that is
-not served is left free, and a header of the answer names it. Where the client relies on the schema (``strict``, and
-calls that are required) the request is refused with the tool and the place.
+not served is left free, and a header of the answer names it. If the client relies on the schema (``strict``, and calls
+that are required), the request is refused with the tool and the place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MAX_ATTEMPTS = 8
 """Maximum number of grammars that are tried for a request."""
 
 _FAULT = re.compile(r"is not valid: at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*)")
-_UNSERVED = re.compile(r"Unimplemented|regex|not supported|Unsatisfiable|not present in a registry|multipleOf")
+_UNSERVED = re.compile(
+    r"Unimplemented|regex|not supported|Unsatisfiable|not present in a registry|multipleOf|Failed to generate"
+)
 
 
 @dataclass
