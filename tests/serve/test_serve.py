@@ -99,7 +99,7 @@ def test_choices_logprobs_and_seed(server):
     [
         ({"prompt": [3], "max_tokens": 0}, "max_tokens"),
         ({"prompt": [3], "temperature": -1}, "temperature"),
-        ({"prompt": [3], "tools": []}, "tools"),
+        ({"prompt": [3], "tools": [{"type": "function"}]}, "tools"),
         ({"max_tokens": 3}, "prompt"),
     ],
 )
