@@ -139,7 +139,7 @@ with Engine(model(), num_blocks=64, max_num_batched_tokens=40) as engine:
     )
     words, reason, backends = eval(wrong[0])
     assert backends == {"gather"} and words.startswith("MLX operations over gathered context on Apple M3")
-    assert reason and words.endswith(f"because the kernel was not right: {reason}")
+    assert reason and words.endswith(f"not the Metal kernel: {reason}")
     assert wrong[1] == right[1] and eval(right[0])[1] is None
 
 

@@ -218,3 +218,11 @@ def test_windows_and_groups(architecture):
                 before = bits_of(engine)
                 assert engine.shadow(record, layer=layer).agrees
                 assert bits_of(engine) == before
+
+
+def test_a_step_with_another_one_in_flight_is_refused(tiny_llama):
+    with Engine(tiny_llama, num_blocks=64, block_size=4, async_scheduling=True) as engine:
+        engine.add_request([5, 6, 7], max_tokens=6)
+        record = engine.step()
+        with pytest.raises(ValueError, match="no step to run again: finish one first"):
+            engine.shadow(record)

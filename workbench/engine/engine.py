@@ -561,7 +561,7 @@ class Engine(Shortcuts):
             asked = step.step if isinstance(step, StepRecord) else step
             newest = self.trace[-1] if len(self.trace) else None
             if newest is None or self._stepper.in_step:
-                raise ValueError("there is no step to run again: finish one first, with step() or run()")
+                raise ValueError("no step to run again: finish one first, with run() if steps are asynchronous")
             if asked not in (None, newest.step):
                 raise ValueError(
                     f"step {asked} is not the newest one, which is {newest.step}: only that can be run again; "

@@ -246,7 +246,7 @@ class ModelRunner:
         if default_device() == "gpu":
             words = f"{kernel_words(self.backend_name if self.mode == 'kernel' else 'model')} on {gpu_name()}"
             reason = self.fallback_reason or self.preflight.reason
-            return f"{words}, because the kernel was not right: {reason}" if reason else words
+            return f"{words}, not the Metal kernel: {reason}" if reason else words
         way = "compiled code" if isinstance(self.path, CompiledPath) else self.path.name
         return f"CPU, {way}: {why_cpu()}"
 
