@@ -14,6 +14,7 @@ front of MLX's reference BLAS; MLX itself is imported when an Engine is first us
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import ATTACHED, before_import, imported
@@ -262,6 +263,8 @@ __all__ = [
 ]
 
 before_import("mlx.core", "workbench.base.blas", "preload")
+if "IPython" in sys.modules:
+    imported("workbench.base.short_traceback", "shorten_here")()
 
 
 def __getattr__(name: str) -> Any:

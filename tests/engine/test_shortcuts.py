@@ -134,3 +134,39 @@ def test_the_repr_of_many_outputs_is_short(engine):
     outputs = engine.generate(["12 13"] * 30, max_tokens=1)
     assert repr(outputs).endswith("and 10 more") and len(repr(outputs).splitlines()) == 21
     assert outputs._repr_html_().count("<tr>") == 31
+
+
+def test_an_engine_without_work_says_so(engine, caplog):
+    def said(work):
+        caplog.clear()
+        work()
+        return [record.getMessage() for record in caplog.records if record.getMessage().startswith("nothing to do")]
+
+    def until_none():
+        while engine.step():
+            pass
+
+    assert len(said(engine.step)) == 1, "before the first request"
+    (words,) = said(engine.start)
+    assert "start() again" in words
+    engine.add_request("w5 w6", max_tokens=3)
+    assert not said(until_none), "the end of a loop is not a mistake"
+    assert len(said(engine.step)) == 1
+    engine.add_request("w5 w6", max_tokens=3)
+    assert not said(lambda: engine.run(progress=False))
+    assert len(said(engine.step)) == 1, "after run()"
+
+
+def test_ctrl_c_names_the_step_and_the_run_continues(engine, monkeypatch):
+    engine.add_request("w5 w6", max_tokens=9)
+    steps = []
+
+    def interrupt(after_step):
+        steps.append(engine.step())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._loop, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt, match=r"^stopped after step 0: run\(\) continues from there$"):
+            engine.run(progress=False)
+    assert len(engine.run(progress=False)[0].token_ids) == 9 and len(engine.trace) == 9

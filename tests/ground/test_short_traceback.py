@@ -5,17 +5,19 @@ import pickle
 import pytest
 
 from workbench import EngineConfig, SamplingParams
-from workbench.base.short_traceback import ShortTraceback
+from workbench.base.short_traceback import ShortTraceback, is_on_purpose, shorten_in
 from workbench.models.bundled import BundledModelError, UnknownModelError, is_bundled
 from workbench.trace import TraceError
 
 CELL = "seats = 3\nEngineConfig(max_num_seq=seats)\n"
 
 
-def run_cell(code, capsys, **names):
+def run_cell(code, capsys, *, imported=False, **names):
     interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
     shell = interactiveshell.InteractiveShell(colors="nocolor")
     shell.user_ns.update(names)
+    if imported:  # the package was imported in this shell
+        shorten_in(shell)
     capsys.readouterr()
     shell.run_cell(code)
     first = capsys.readouterr().out
@@ -39,9 +41,55 @@ def test_ipython_shows_three_lines_then_everything(code, message, line, capsys):
     assert "Traceback (most recent call last)" in whole and "workbench/" in whole and message in whole
 
 
-def test_other_errors_keep_their_traceback(capsys):
-    first, again = run_cell("def f():\n    raise ValueError('theirs')\nf()", capsys)
+PLAIN = "from workbench import Trace, simulate\ntrace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("Trace.load('nope.jsonl')", "No such file or directory: 'nope.jsonl'"),
+        ("trace.view('chonks')", "unknown 'chonks'"),
+        ("simulate({'requests': [{'prompt': {'len': 3}}]})", "requests[0].id must be"),
+        ("trace.explain('b')", "'b'"),
+        ("simulate(7)", "workload"),
+    ],
+)
+def test_every_error_raised_on_purpose_is_three_lines_where_the_package_was_imported(code, message, capsys):
+    short, whole = run_cell(PLAIN + code, capsys, imported=True)
+    assert len(short.strip().splitlines()) == 3 and message in short and code in short and "%tb" in short
+    assert "Traceback (most recent call last)" in whole and "workbench" in whole and message in whole
+
+
+OTHERS = (
+    "def f():\n    raise ValueError('theirs')\nf()",
+    "import json\njson.loads('{')",
+    "open('nope')",
+    # Their own code that ours calls, and a mistake of ours.
+    "from workbench import EngineConfig\nclass Odd:\n    def __index__(self): raise ValueError('theirs')\n"
+    "EngineConfig(num_blocks=Odd())",
+    "from workbench.base.text import counted\ncounted(None, None)",
+)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+@pytest.mark.parametrize("code", OTHERS)
+def test_other_errors_keep_their_traceback(code, imported, capsys):
+    first, again = run_cell(code, capsys, imported=imported)
     assert "Traceback" in first and "%tb" not in first and "Traceback" in again
+
+
+def test_a_shell_with_a_handler_of_its_own_keeps_it():
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    shell = interactiveshell.InteractiveShell()
+    shell.set_custom_exc((OSError,), lambda *args, **kwargs: None)
+    shorten_in(shell)
+    assert shell.custom_exceptions == (OSError,)
+
+
+def test_a_bare_raise_passes_on_what_others_raised():
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018
+    assert not is_on_purpose(caught.value)
 
 
 @pytest.mark.parametrize("kind", [TraceError, BundledModelError, UnknownModelError])

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("workbench")
 
+NOTHING_TO_DO = "nothing to do: no request is waiting or running; add one with add_request()"
+
 
 class Engine(Shortcuts):
     """An LLM engine you can look inside.
@@ -158,6 +160,7 @@ class Engine(Shortcuts):
         except BaseException:
             self._let_go_of_device()  # a notebook keeps the engine of its last error alive
             raise
+        self._idle_since = 0  # the number of steps when step() or run() last found nothing to do
         self._loop = RunLoop(
             self._thread, self._stepper.take, self._step.inbox, self.breakpoints, self._step.failed.add
         )
@@ -461,9 +464,9 @@ class Engine(Shortcuts):
         """Take one scheduler step.
 
         Returns:
-            The record of the step, or None when there is nothing to do.
+            The record of the step, or None when there is nothing to do, said in the log from the second time on.
         """
-        return self._thread.call(self._stepper.take)
+        return self._thread.call(self._stepper.take) or self._no_step()
 
     def step_into(self, *, layers: bool = True) -> tuple[str, Any] | StepRecord | None:
         """Take one phase of a step: "schedule", "prepare", "layer 0", ..., "forward", "sample", then the record.
@@ -583,7 +586,7 @@ class Engine(Shortcuts):
     def run(self, *, progress: bool = True) -> Outputs:
         """Step until every request has ended.
 
-        Ctrl-C stops after the current step; the engine can continue from there.
+        Ctrl-C stops after the current step, and says which one that was; run() continues from there.
 
         Args:
             progress: Show a progress bar of the tokens still to compute.
@@ -598,15 +601,32 @@ class Engine(Shortcuts):
                 bar.update(record.num_tokens - sum(len(chunk.drafts) - chunk.num_accepted for chunk in record.chunks))
                 bar.set_postfix_str(f"{len(record.running)} running, {len(record.waiting)} waiting", refresh=False)
 
-            self._loop.run(after_step=show)
+            try:
+                self._loop.run(after_step=show)
+            except KeyboardInterrupt:
+                step = self.trace[-1].step if len(self.trace) else "none"
+                raise KeyboardInterrupt(f"stopped after step {step}: run() continues from there") from None
             # Requests that stop early or are computed twice make the estimate wrong: end the bar where the run ends.
             bar.total = bar.n + self._outputs.num_tokens_left()
             bar.refresh()
+        self._idle_since = self.scheduler.step
         return Outputs(self._outputs.take_ended(), self.trace)
 
     def start(self) -> None:
-        """Run in the background until there is nothing to do, or until pause(); returns at once."""
+        """Run in the background until there is nothing to do, or until pause(); returns at once.
+
+        A warning is logged when there is nothing to do already.
+        """
+        if self.state == "idle":
+            log.warning("%s, then call start() again", NOTHING_TO_DO)
         self._loop.start()
+
+    def _no_step(self) -> StepRecord | None:
+        """None; a call after the end of the run is logged, but not the end of ``while engine.step():``."""
+        if self._idle_since == self.scheduler.step:
+            log.warning("%s", NOTHING_TO_DO)
+        self._idle_since = self.scheduler.step
+        return None
 
     def pause(self) -> None:
         """Stop a background run after the current step, and wait for it."""
