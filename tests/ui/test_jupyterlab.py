@@ -54,16 +54,31 @@ widgets.interact(try_budget, max_num_batched_tokens=(16, 64, 16));
 """,
     "cursor_of(trace).step = 2",
 )
+KEPT = (
+    """
+import sys
+sys.path[:0] = [{support!r}, {checkout!r}]
+from viz_traces import ReplayingController, workload
+from workbench import simulate
+from workbench.viz import watch
+recorded = simulate(workload(3, num_requests=9, max_num_batched_tokens=24), max_steps=60)
+controller = ReplayingController(recorded)
+view = watch(controller, height=420)
+view
+""",
+    "controller.step()\nview.shared_cursor.step = 0",
+    "for _ in recorded:\n    controller.step()",
+)
 ROOTS = "[...document.querySelectorAll('.wb-root')].map((root) => root.workbench).filter(Boolean)"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A JupyterLab server on notebooks with CELLS and with COMPOSED; gives its address."""
+    """A JupyterLab server on notebooks with CELLS and with COMPOSED; gives its address and its folder."""
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("jupyterlab")
     tmp_path = tmp_path_factory.mktemp("lab")
-    for name, cells in (("views", CELLS), ("composed", COMPOSED)):
+    for name, cells in (("views", CELLS), ("composed", COMPOSED), ("kept", KEPT)):
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         for source in cells:
             source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{checkout" in source else source
@@ -93,7 +108,7 @@ def lab(tmp_path_factory):
             except (urllib.error.URLError, ConnectionError):
                 assert time.monotonic() < deadline and server.poll() is None, (tmp_path / "lab.log").read_text()
                 time.sleep(0.3)
-        yield address
+        yield address, tmp_path
     finally:
         server.terminate()
         server.wait(20)
@@ -103,6 +118,7 @@ def lab(tmp_path_factory):
 @contextmanager
 def run_notebook(browser, lab, name):
     """Run all cells of a notebook and give its page, which must end without errors and requests to other hosts."""
+    lab, _ = lab
     context = browser.new_context(viewport={"width": 1400, "height": 3600})
     page = context.new_page()
     problems, outside = [], []
@@ -151,6 +167,39 @@ def test_views_sliders_and_interact_of_a_composition(browser, lab):
         budget.press("ArrowRight")
         # The view is replaced by another one, which is not there for a moment.
         wait(f"views[2]?.store.numSteps > 0 && views[2].store.numSteps < {many}")
+
+
+STILL = "document.querySelector('[class^=wb-still]')"
+
+
+def test_a_view_stays_in_a_saved_notebook(browser, lab):
+    """The saved file has the run's end; an ended kernel is told; a notebook opened again shows the picture alone."""
+    _, folder = lab
+    with run_notebook(browser, lab, "kept") as page:
+        page.wait_for_function(f"() => {ROOTS}[0]?.status.state === 'idle' && {ROOTS}[0].store.numSteps > 20")
+        cursor, height = f"{ROOTS}[0].cursor.step", "document.querySelector('.wb-root').clientHeight"
+        assert page.evaluate(cursor) == 0, "the picture's update moved the cursor"
+        assert page.evaluate(height) == 420
+        assert page.evaluate(f"getComputedStyle({STILL}).display") == "none", "two pictures of one run"
+        end = page.evaluate(f"{ROOTS}[0].store.numSteps")
+        page.wait_for_function(f"() => {STILL}.textContent.includes('{end} steps')")
+        page.keyboard.press("Control+s")
+        deadline = time.monotonic() + 30
+        while f"{end} steps" not in (folder / "kept.ipynb").read_text():
+            assert time.monotonic() < deadline, "the saved notebook does not have the run's end"
+            time.sleep(0.2)
+        page.get_by_role("menuitem", name="Kernel", exact=True).click()
+        page.locator(".lm-Menu-item[data-command='kernelmenu:restart']").click()
+        page.locator(".jp-Dialog .jp-mod-accept").click()
+        page.wait_for_function(f"() => {ROOTS}[0].gone", timeout=30_000)
+        page.get_by_text("kernel ended").wait_for()
+        assert page.get_by_role("group", name="Engine").count() == 0, "buttons of an engine that is gone"
+        # A browser that opens the notebook later.
+        page.reload()
+        page.wait_for_function(f"() => {STILL} && getComputedStyle({STILL}).display !== 'none'", timeout=60_000)
+        assert page.locator("img[alt^='Tokens']").first.is_visible()
+        page.wait_for_timeout(500)
+        assert not page.get_by_text("Error displaying widget").is_visible()
 
 
 def look_at_two_views(page):

@@ -10,6 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from workbench.base.field_checks import integer
 from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.background import HAS_THREADS, in_background
@@ -19,6 +20,7 @@ from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
 from workbench.viz.panel_names import panel_id
 from workbench.viz.reprs import trace_html
+from workbench.viz.still import Still, refresh_after_cells
 
 THEMES = ("auto", "light", "dark")
 
@@ -29,15 +31,18 @@ VIEWS = ("story", "scheduler", "kernel", "all", "incident")
 class TraceView(anywidget.AnyWidget):
     """A view in a notebook cell. Each call of ``watch`` makes a new one, so that no two cells share a view.
 
+    A saved notebook keeps a still picture of the run's end (`workbench.viz.still`), or the whole page: `freeze`.
+
     Attributes:
         packet: The newest packet of columns (see ``layout/packet.py``).
         other: The columns of a trace to compare with.
         status: State of the engine and messages for the user.
         command: The latest command of the user.
         mounted: True once the browser shows the view and has read a packet.
-        options: Layout of the view: "theme", "panels", and "page" if it is the only content of its page.
+        options: Layout of the view: "theme", "panels", "height", and "page" if it is the only content of its page.
         download: A file for the browser to save: its name, a line break, its content.
         cursor: The step and the request that the view shows, as `workbench.viz.cursor.Cursor` gives them.
+        still: Class of the still picture that the widget hides while it runs.
         step: Number of the step that was chosen last, to be linked: ``jslink((slider, "value"), (view, "step"))``.
     """
 
@@ -50,11 +55,14 @@ class TraceView(anywidget.AnyWidget):
     options = traitlets.Dict().tag(sync=True)
     download = traitlets.Bytes(b"").tag(sync=True)
     cursor = traitlets.Dict().tag(sync=True)
+    still = traitlets.Unicode().tag(sync=True)
     step = traitlets.Int(None, allow_none=True, min=0).tag(sync=True)
 
     def __init__(self, feed: Feed, options: dict[str, Any]) -> None:
         self._feed = feed
-        super().__init__(_esm=bundle(), packet=feed.next_packet() or b"", status=feed.status(), options=options)
+        self._still = Still()
+        packet = feed.next_packet() or b""
+        super().__init__(_esm=bundle(), packet=packet, status=feed.status(), options=options, still=self._still.name)
         self.shared_cursor = cursor_of(feed.trace)
         self.shared_cursor.link(self)
         self.observe(lambda change: change.owner._handle(change.new), "command")
@@ -64,8 +72,14 @@ class TraceView(anywidget.AnyWidget):
         """The trace that is shown, for front ends that cannot draw widgets."""
         return f"TraceView({self._feed.trace!r})"
 
+    def _ipython_display_(self) -> None:
+        """Show the widget, and below it the picture that stays in a saved notebook."""
+        if (found := super()._repr_mimebundle_()) is not None:
+            self._still.show(found[0], self._feed.trace)
+            refresh_after_cells(self)
+
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The widget, and a still picture for pages that cannot run it, such as GitHub's."""
+        """The widget, and a still picture for pages that cannot run it, of hosts that update no output."""
         found = super()._repr_mimebundle_(**kwargs)
         if found is not None:
             found[0]["text/html"] = trace_html(self._feed.trace)
@@ -96,7 +110,24 @@ class TraceView(anywidget.AnyWidget):
 
     def refresh(self) -> None:
         """Send everything that is new. It is called periodically; call it yourself to show the last step at once."""
+        was_running = self.status.get("state") == "running"
         self._feed.update(self)
+        if was_running and self.status.get("state") != "running":
+            self.refresh_still()
+
+    def refresh_still(self) -> None:
+        """Draw the picture that stays in a saved notebook again, if the run has moved on since."""
+        self._still.refresh(self._feed.trace)
+
+    def freeze(self) -> None:
+        """Put the offline page of the run, as ``trace.to_html()`` saves it, into the notebook and end the live view.
+
+        The page works in a saved notebook that is trusted, without a kernel: every step, every panel. It adds its own
+        size to the notebook's file, from half a megabyte.
+        """
+        self.refresh()
+        self._still.freeze(self._feed.trace, self.options.get("height"))
+        self.close()
 
 
 def watch(
@@ -107,10 +138,14 @@ def watch(
     theme: str = "auto",
     view: str = "story",
     bare: bool = False,
+    height: int | None = None,
 ) -> TraceView:
     """Show a trace or a live engine in a notebook cell; each call makes a new view.
 
     All views of one trace share a cursor (``view.shared_cursor``): moving it in one moves it in all.
+
+    To keep a view in sight while cells below it run, right-click it in JupyterLab and choose "Create New View for Cell
+    Output": the copy is live and can be put beside the notebook.
 
     With the environment variable WORKBENCH_HEADLESS=1 the view shows the present state and does not poll, so that a
     notebook that runs unattended leaves no thread behind.
@@ -122,10 +157,14 @@ def watch(
         theme: "auto" (that of the notebook), "light" or "dark".
         view: The view to begin with: "story", "scheduler", "kernel", "all" or "incident".
         bare: Leave the controls out.
+        height: Height in pixels, from 200 to 10,000, within which the view scrolls; by default it is as high as its
+            panels.
 
     Raises:
-        ValueError: An unknown panel, theme or view.
+        ValueError: An unknown panel, theme or view, or a height outside its range.
     """
+    if height is not None:
+        height = integer("height", height, 200, 10_000)
     if view not in VIEWS:
         raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {view!r}")
     ids = list(map(panel_id, panels))
@@ -133,6 +172,7 @@ def watch(
         raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
     options: dict[str, Any] = {"panels": ids, "theme": theme}
     options |= {name: value for name, value in (("view", view), ("bare", bare)) if value not in ("story", False)}
+    options |= {"height": height} if height is not None else {}
     shown = TraceView(Feed(source, other), options)
     if HAS_THREADS and os.environ.get("WORKBENCH_HEADLESS") != "1":
         newest = weakref.ref(shown)

@@ -192,6 +192,7 @@ export class Controls {
 
   badgeText() {
     const { store, cursor, status, live } = this.view;
+    if (this.view.gone) return "kernel ended";
     if (!live) return `${plain(store.facts.source || "recording", 30)} · recording`;
     const [step, condition] = status.stopped_by || [];
     const stopped = status.state === "paused" && step === store.label(cursor.last);

@@ -17,7 +17,7 @@ import { BreakpointsForm, close, openBelow } from "./popovers.js";
 import { Question } from "./question.js";
 import { Store } from "./store.js";
 import { STYLE } from "./style.js";
-import { watchSurroundings } from "./surroundings.js";
+import { hideStill, watchSurroundings } from "./surroundings.js";
 import { explainTerms } from "./terms.js";
 import { Theme } from "./theme.js";
 import { Tooltip } from "./tooltip.js";
@@ -28,6 +28,8 @@ const NOTHING_TO_DO = "Every request is finished, so there is nothing to run. As
 
 const UNHEARD = "No answer yet: while a cell runs, its kernel does not hear the buttons. They work when the cell has " +
   "ended. Interrupt the kernel to stop engine.run() now, or use engine.start(), which runs in the background.";
+
+const GONE = "The kernel of this view has ended or was restarted: run its cell again. Its steps stay to be looked at.";
 
 /** Milliseconds after which a command without an answer is explained. */
 const PATIENCE_MS = 1500;
@@ -54,7 +56,7 @@ class View {
     this.whole = !this.options.panels?.length;
     this.inspector = new Inspector(this);
     this.controls = new Controls(this);
-    this.help = keyList();
+    this.help = keyList(Boolean(model.get("still")));
     this.breakpointsForm = new BreakpointsForm(this);
     this.whatIf = new WhatIf(this);
     this.tuningForm = new TuningForm(this);
@@ -70,6 +72,7 @@ class View {
     explainTerms(root, this.tooltip);
     this.applyTheme();
     this.endWatching = watchSurroundings(this);
+    this.showStill = hideStill(model.get("still"));
   }
 
   build() {
@@ -95,6 +98,7 @@ class View {
     root.classList.toggle("wb-page", Boolean(this.options.page));
     if (this.options.page && !root.closest("main")) root.setAttribute("role", "main");
     root.classList.toggle("wb-bare", Boolean(this.options.bare));
+    if (this.options.height) Object.assign(root.style, { maxHeight: `${this.options.height}px`, overflow: "auto" });
     root.tabIndex = -1;
     root.addEventListener("focusin", (event) => {
       this.lastFocus = event.target;
@@ -126,7 +130,16 @@ class View {
   }
 
   get live() {
-    return Boolean(this.status.live);
+    return Boolean(this.status.live) && !this.gone;
+  }
+
+  /** The host has lost the engine: nothing will answer any more. */
+  lose() {
+    this.gone = true;
+    this.cursor.live = false;
+    clearTimeout(this.waiting);
+    this.say(GONE, "problem");
+    this.changed("data");
   }
 
   /** Whether this is a recording with times of another engine, which a page shows as an incident. */
@@ -416,6 +429,7 @@ class View {
     this.endKeys();
     clearTimeout(this.waiting);
     this.tooltip.element.remove();
+    this.showStill();
     if (this.frameRequest) cancelAnimationFrame(this.frameRequest);
   }
 }
@@ -432,6 +446,8 @@ export function render({ model, el }) {
     "change:step": () => view.place.takeStep(model.get("step")),
     "change:download": () => offerDownload(model.get("download")),
   };
+  // Of ipywidgets alone: the channel to the kernel, open until now.
+  if (model.get("still")) listeners.comm_live_update = () => view.lose();
   for (const [event, listener] of Object.entries(listeners)) model.on(event, listener);
   view.receive(model.get("packet"));
   view.receiveOther(model.get("other"));

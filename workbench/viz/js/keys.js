@@ -27,11 +27,15 @@ const KEYS = [
 /** Fields in which letters are text, and the sliders of a form, which arrows move. */
 const TYPING = "input:not([type=range], [type=checkbox]), textarea, .wb-form input[type=range]";
 
-/** The dialog that lists the shortcuts. */
-export function keyList() {
+const PIN = "To keep this view in sight while cells run, right-click it in JupyterLab and choose “Create New View " +
+  "for Cell Output”. A saved notebook keeps a picture of the run; view.freeze() keeps the whole page.";
+
+/** The dialog that lists the shortcuts, and in a notebook how to pin the view. */
+export function keyList(inNotebook) {
   const entries = KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]);
   const words = h("details", {}, h("summary", {}, "Words, and what they mean"), termList());
-  return popover("Keyboard shortcuts", h("dl", { class: "wb-keys" }, entries), words);
+  const pin = inNotebook && h("p", {}, PIN);
+  return popover("Keyboard shortcuts", h("dl", { class: "wb-keys" }, entries), pin, words);
 }
 
 /**

@@ -1,9 +1,22 @@
 // The surroundings of a view: its size, the visibility of its panels, and the theme of the page.
 
+import { h } from "./dom.js";
+
 /** Attributes of the page's body with which notebooks and editors announce their theme. */
 const THEME_ATTRIBUTES = ["data-jp-theme-light", "data-vscode-theme-kind"];
 
 const NARROW_PIXELS = 860;
+
+/**
+ * Hide the still picture of a view, an output beside it in a notebook, while the view is here.
+ * @param {string} [name] Class of the picture.
+ * @returns A function that shows it again.
+ */
+export function hideStill(name) {
+  const rule = h("style", {}, name ? `.${name} { display: none; }` : "");
+  document.head.append(rule);
+  return () => rule.remove();
+}
 
 /** Watch them for a view; returns a function that ends the watching. */
 export function watchSurroundings(view) {

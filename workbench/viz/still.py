@@ -1,0 +1,111 @@
+"""The picture that stays of a live view: what a saved notebook shows where the widget cannot run.
+
+A view shows two outputs. The first is the widget. The second is a still picture, which the widget hides while it runs;
+a notebook that is opened again without its kernel, GitHub and nbconvert show it. It is drawn again at the end of each
+cell, and of each run in the background, in which the run has moved on. That leaves the widget alone, so its cursor, its
+scroll position and pinned copies of it stay.
+"""
+
+from __future__ import annotations
+
+import logging
+from html import escape
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+from weakref import WeakSet
+
+from workbench.viz.export_html import html_page
+from workbench.viz.reprs import trace_html
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+log = logging.getLogger("workbench")
+
+FRAME_PIXELS = 900
+"""Height of the frame of a frozen page, unless the view has one."""
+
+# JupyterLab says "Error displaying widget" where a saved notebook has lost its widgets: the picture takes its place.
+_INSTEAD_OF_AN_ERROR = (
+    ".jp-OutputArea-child:has(+.jp-OutputArea-child .{name})>.jupyter-widgets:not(:has(*)){{display:none}}"
+)
+
+
+class Still:
+    """The still pictures of one view, one for each cell that displays it.
+
+    Attributes:
+        name: Class of its elements, by which the widget hides them while it runs.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"wb-still-{uuid4().hex}"
+        self._widgets: list[Any] = []
+        self._pictures: list[Any] = []
+        self._drawn: tuple[int, int, int] | None = None
+
+    def show(self, widget: dict[str, Any], trace: Trace) -> None:
+        """Display the widget, given as its MIME bundle, and the picture below it."""
+        from IPython.display import display
+
+        self._widgets.append(display(widget, raw=True, display_id=True))
+        self._drawn = _state(trace)
+        self._pictures.append(display(self._bundle(trace_html(trace)), raw=True, display_id=True))
+
+    def refresh(self, trace: Trace) -> None:
+        """Draw the picture again wherever it is displayed, if the run has moved on."""
+        if self._pictures and _state(trace) != self._drawn:
+            self._drawn = _state(trace)
+            self._replace(self._bundle(trace_html(trace)))
+
+    def freeze(self, trace: Trace, height: int | None) -> None:
+        """Put the offline page of a run in the place of the widget and of its picture, for good."""
+        from IPython.display import display
+
+        page = escape(html_page(trace), quote=True)
+        frame = (
+            f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{escape(repr(trace))}" '
+            f'style="width:100%;height:{height or FRAME_PIXELS}px;border:0"></iframe>'
+        )
+        if not self._pictures:
+            display({"text/html": frame}, raw=True)
+        for shown in self._widgets:
+            shown.update({"text/html": "", "text/plain": ""}, raw=True)
+        self._replace({"text/html": frame})
+        self._widgets, self._pictures = [], []
+
+    def _replace(self, bundle: dict[str, str]) -> None:
+        for shown in self._pictures:
+            shown.update(bundle, raw=True)
+
+    def _bundle(self, picture: str) -> dict[str, str]:
+        # No plain text: a terminal has the widget's already.
+        style = _INSTEAD_OF_AN_ERROR.format(name=self.name)
+        return {"text/html": f'<div class="{self.name}"><style>{style}</style>{picture}</div>'}
+
+
+def _state(trace: Trace) -> tuple[int, int, int]:
+    """Changes with every step, also in a run that forgets its oldest ones."""
+    return id(trace), len(trace), trace[-1].step if len(trace) else -1
+
+
+_views: WeakSet[Any] = WeakSet()
+
+
+def refresh_after_cells(view: Any) -> None:
+    """Call ``view.refresh_still()`` at the end of every cell of this notebook, while the view lives."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        return
+    shell.events.register("post_run_cell", _refresh_all)  # once, however often it is asked for
+    _views.add(view)
+
+
+def _refresh_all(*_: object) -> None:
+    for view in list(_views):
+        try:
+            view.refresh_still()
+        except Exception:  # a cell has ended well: its result must not depend on a picture
+            log.exception("the still picture of a view could not be drawn")
