@@ -67,7 +67,7 @@ def signature(name: str, of: Any, *, typed: bool = True) -> str:
         return name
     parts, starred = [], False
     for parameter in found.parameters.values():
-        if parameter.name == "self":
+        if parameter.name == "self" or parameter.default is ...:  # a field that the keywords stand for
             continue
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:

@@ -264,7 +264,7 @@ __all__ = [
 
 before_import("mlx.core", "workbench.base.blas", "preload")
 if "IPython" in sys.modules:
-    imported("workbench.base.short_traceback", "shorten_here")()
+    imported("workbench.base.ipython", "set_up")(lambda: imported("workbench.config", "field_names")())
 
 
 def __getattr__(name: str) -> Any:
@@ -279,3 +279,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Public names, for tab completion."""
     return sorted([*__all__, "__version__"])
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook ``%%ask``, ``%step``, ``%watch`` and ``%explain``: ``%load_ext workbench``."""
+    imported("workbench.apps.magics", "load")(shell)

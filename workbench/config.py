@@ -27,6 +27,7 @@ from workbench.base.field_checks import (
     json_object,
     number,
 )
+from workbench.base.named_fields import show_fields
 from workbench.base.text import shown
 from workbench.speculation import Speculation
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
@@ -87,7 +88,10 @@ C = TypeVar("C", bound=type)
 
 
 def _suggesting(kind: C) -> C:
-    """Class decorator: a keyword that is not a field is refused with the field that was probably meant."""
+    """Class decorator: a keyword that is not a field is refused with the field that was probably meant.
+
+    ``replace`` names the fields, too.
+    """
     make, known = kind.__init__, [field.name for field in fields(kind)]  # type: ignore[misc]
 
     @wraps(make)
@@ -98,6 +102,7 @@ def _suggesting(kind: C) -> C:
         make(self, *given, **named)
 
     kind.__init__ = make_or_suggest  # type: ignore[misc]
+    show_fields(kind, kind.replace)  # type: ignore[attr-defined]
     return kind
 
 
@@ -561,3 +566,8 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_jsonable(item) for item in value]
     return repr(value) if callable(value) else value
+
+
+def field_names() -> frozenset[str]:
+    """The names of all fields of both configurations."""
+    return frozenset(field.name for kind in (EngineConfig, SamplingParams) for field in fields(kind))

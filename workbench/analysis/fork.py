@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from workbench.base.named_fields import show_fields
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
@@ -110,6 +111,9 @@ def fork(
     if hang := why_hung(forked):
         forked.meta = msgspec.structs.replace(meta, source=f"{source}; {hang}")
     return forked
+
+
+show_fields(EngineConfig, fork)
 
 
 def recorded_requests(trace: Trace) -> tuple[list[Arrival], Callable[[Request], int]]:

@@ -22,6 +22,7 @@ from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interv
 from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
+from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy
@@ -330,6 +331,9 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = F
     if cost_model is None and not force:
         predictor.check.require()
     return predictor.simulate(**config)
+
+
+show_fields(EngineConfig, whatif)
 
 
 def simulate_log(log: AccessLog, config: EngineConfig, cost_model: StepCost) -> Trace:

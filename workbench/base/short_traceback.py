@@ -8,7 +8,6 @@ way to the rest: ``%tb`` asks a second time. Errors of a class of ours bring the
 from __future__ import annotations
 
 import linecache
-import sys
 import traceback
 from functools import cache, partial
 from types import FrameType, TracebackType
@@ -44,12 +43,6 @@ def shorten_in(shell: Any) -> None:
     """
     if not shell.custom_exceptions:
         shell.set_custom_exc((Exception, KeyboardInterrupt), _show)
-
-
-def shorten_here() -> None:
-    """Call `shorten_in` with the shell that runs this process, if it is IPython's."""
-    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
-        shorten_in(shell)
 
 
 def is_on_purpose(problem: BaseException) -> bool:
@@ -100,7 +93,8 @@ def _place(problem: BaseException) -> str:
     for frame, line in traceback.walk_tb(problem.__traceback__):
         if _is_ours(frame):
             break
-        callers.append((frame, line))
+        if not frame.f_globals.get("__name__", "").startswith("IPython."):  # a magic is called by IPython
+            callers.append((frame, line))
     if not callers:
         return ""
     frame, number = callers[-1]

@@ -16,6 +16,7 @@ from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compat
 from workbench.base.device import Device, default_device, hold_device
 from workbench.base.field_checks import integer
 from workbench.base.installed import installed_version
+from workbench.base.named_fields import show_fields
 from workbench.base.on_demand import find, picture
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
@@ -727,6 +728,11 @@ class Engine(Shortcuts):
         trace: Trace = find("Trace.fork")(self.trace, at_step, **config_changes)
         return trace
 
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed: it takes no steps, and its trace stays readable."""
+        return self._thread.closed
+
     def close(self) -> None:
         """Stop after the current step and end the engine's thread. The trace stays readable."""
         if self._thread.is_forked:
@@ -803,6 +809,10 @@ class Engine(Shortcuts):
             "attention": self.runner.mode,
             "blas": backend_info(),
         }
+
+
+show_fields(EngineConfig, Engine.__init__, Engine.fork)
+show_fields(SamplingParams, Engine.add_request)
 
 
 def _versions() -> dict[str, str]:

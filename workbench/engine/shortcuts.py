@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.named_fields import show_fields
 from workbench.base.on_demand import find
+from workbench.config import SamplingParams
 from workbench.engine.outputs import Outputs
 from workbench.models.tokenizer import ChatTemplateError
 
@@ -126,6 +128,7 @@ class Shortcuts:
             print(words[-1], end="", flush=True)
         print()
         state.returned = True
+        self._idle_since = self.scheduler.step
         num_steps = self.scheduler.step - begin
         return Answer("".join(words).strip(), request_id, self.trace, self.trace[max(0, len(self.trace) - num_steps) :])
 
@@ -154,6 +157,7 @@ class Shortcuts:
                 self.step()
         for state in states:
             state.returned = True
+        self._idle_since = self.scheduler.step
         return Outputs([state.output() for state in states], self.trace)
 
     def watch(self, **options: Any) -> Any:
@@ -167,6 +171,9 @@ class Shortcuts:
     def view(self, name: str, **options: Any) -> Any:
         """One panel of the live view as a widget, such as ``engine.view("kv_pool")``; see `viz.widget.view`."""
         return find("Trace.view")(self, name, **options)
+
+
+show_fields(SamplingParams, Shortcuts.generate, Shortcuts.chat, Shortcuts.ask)
 
 
 def _as_list(prompts: Any) -> list[Any]:

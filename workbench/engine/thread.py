@@ -78,6 +78,11 @@ class EngineThread:
         """Whether this process is a fork of the thread's, without the thread."""
         return self._process != os.getpid()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the thread has been given back."""
+        return not self._end.alive
+
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue work and return its future.
 
@@ -86,7 +91,7 @@ class EngineThread:
         """
         if self._process != os.getpid():
             raise _in_a_fork(self._process)
-        if not self._end.alive:
+        if self.closed:
             raise RuntimeError("this engine is closed: make a new Engine")
         future: Future[T] = Future()
         self._worker.queue.put((future, work))

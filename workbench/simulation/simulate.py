@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from workbench.base.named_fields import show_fields
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy, described
@@ -28,6 +29,7 @@ def simulate(
     as_vllm: bool = False,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
+    **config_fields: Any,
 ) -> Trace:
     """Run a workload through the scheduler, the one that an Engine uses.
 
@@ -43,6 +45,7 @@ def simulate(
         as_vllm: Let requests wait forever, and the scheduler die, where vLLM 0.33.0 does (docs/limits.md).
         max_steps: Maximum number of steps.
         progress: Show a progress bar of finished and aborted requests.
+        **config_fields: Fields of EngineConfig by name, on top of the configuration.
 
     Returns:
         The trace. Its ``end`` is "done", "stuck" (requests are left that are never scheduled) or "max_steps".
@@ -59,6 +62,8 @@ def simulate(
     workload_config, arrivals, cost_model = read_simulation(workload, cost_model)
     if not isinstance(config, EngineConfig):
         config = workload_config.replace(**(config or {}))
+    if config_fields:
+        config = config.replace(**config_fields)
 
     return simulate_requests(
         config,
@@ -70,6 +75,9 @@ def simulate(
         max_steps=max_steps,
         progress=progress,
     )
+
+
+show_fields(EngineConfig, simulate)
 
 
 def next_token(request: Request) -> int:

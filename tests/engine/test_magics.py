@@ -1,0 +1,150 @@
+"""The magics of ``%load_ext workbench``, and the completions that importing the package brings."""
+
+import pytest
+
+from workbench import Engine, simulate
+from workbench.base.ipython import complete_in
+from workbench.config import field_names
+
+WORKLOAD = {"requests": [{"id": "first", "prompt": {"len": 9}, "max_tokens": 3}]}
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    pytest.importorskip("IPython")
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.setenv("WORKBENCH_HEADLESS", "1")
+    shell = InteractiveShell(colors="nocolor")
+    yield shell
+    shell.history_manager.end_session()
+
+
+@pytest.fixture
+def run(shell, capsys):
+    """A function that runs a cell, and gives its result and what it printed."""
+
+    def run(cell):
+        capsys.readouterr()
+        result = shell.run_cell(cell).result
+        return result, "".join(capsys.readouterr())
+
+    run("%load_ext workbench")
+    return run
+
+
+@pytest.fixture
+def engine(tiny_llama, shell):
+    with Engine(tiny_llama, max_num_batched_tokens=4, block_size=4, num_blocks=64) as engine:
+        shell.user_ns["engine"] = engine
+        yield engine
+
+
+def test_step_takes_steps_and_shows_the_last(run, engine, caplog):
+    engine.add_request(list(range(5, 14)), max_tokens=3)
+    record, _ = run("%step")
+    assert record is engine.trace[0] and len(engine.trace) == 1
+    record, _ = run("%step 2")
+    assert record is engine.trace[2]
+    record, _ = run("%step 99")
+    assert record is engine.trace[-1] and engine.state == "idle"
+    assert run("%step")[0] is None and "nothing to do" in caplog.text
+
+
+def test_explain_and_watch_take_the_notebooks_engine_before_its_traces(run, engine, shell):
+    shell.user_ns["recorded"] = simulate(WORKLOAD)
+    engine.generate([[5, 6, 7]], max_tokens=2)
+    found, _ = run("%explain r0")
+    assert found.request_id == "r0"
+    found, _ = run("%explain -e recorded fir")
+    assert found.request_id == "first"
+    view, _ = run("%watch chunks kv_pool --height 300")
+    assert view.options["panels"] == ["gantt", "pool"] and view.options["height"] == 300
+    assert view._feed.controller is engine
+    view, _ = run("%watch -e recorded")
+    assert view._feed.trace is shell.user_ns["recorded"]
+
+
+def test_ask_prints_the_answer_and_gives_its_steps(run, engine, shell, monkeypatch):
+    asked = []
+    monkeypatch.setattr(engine, "ask", lambda question, **options: asked.append((question, options)), raising=False)
+    run("%%ask -n 7\nWhat is it?\nAnd why?\n")
+    assert asked == [("What is it?\nAnd why?", {"max_tokens": 7})]
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("%step", "no variable that holds an engine"),
+        ("%step -e nothing", "-e nothing"),
+        ("%step many", "many"),
+        ("%explain", "request"),
+        ("%watch", "no variable that holds an engine or a trace"),
+    ],
+)
+def test_a_magic_that_cannot_work_says_why_in_one_line(run, cell, words):
+    _, said = run(cell)
+    assert said.count("\n") == 1 and said.startswith("UsageError") and words in said
+
+
+def test_one_of_several_engines_is_chosen_by_name_and_a_closed_one_does_not_count(run, engine, shell, tiny_llama):
+    with Engine(tiny_llama, num_blocks=64) as other:
+        shell.user_ns["other"] = other
+        _, said = run("%step")
+        assert "-e NAME: engine, other" in said
+        other.add_request([5, 6], max_tokens=1)
+        record, _ = run("%step -e other")
+        assert record is other.trace[0]
+    assert other.closed and not engine.closed
+    engine.add_request([5, 6], max_tokens=1)
+    record, _ = run("%step")
+    assert record is engine.trace[0]
+
+
+def test_an_error_in_a_magic_names_the_cell(run, engine, shell):
+    from workbench.base.short_traceback import shorten_in
+
+    shorten_in(shell)
+    _, said = run("%watch chonks")
+    assert len(said.strip().splitlines()) == 3 and "unknown 'chonks'" in said and "%tb" in said
+
+
+@pytest.mark.parametrize("jedi", [True, False])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("trace.fork(max_num_b", "max_num_batched_tokens="),
+        ("trace.fork(2, max_num_s", "max_num_seqs="),
+        ("trace.whatif(block_s", "block_size="),
+        ("engine.fork(block_s", "block_size="),
+        ("engine.add_request('x', temp", "temperature="),
+        ("engine.generate(['x'], max_t", "max_tokens="),
+        ("engine.ask('x', top_", "top_p="),
+        ("Engine('smollm2', watermar", "watermark="),
+        ("simulate({}, block_s", "block_size="),
+        ("simulate({}, config={'block_s", "block_size"),
+        ('simulate({}, config={"seed": 1, "block_s', "block_size"),
+        ("simulate({}, config=dict(seed=1, block_s", "block_size="),
+        ("config.replace(block_s", "block_size="),
+    ],
+)
+def test_fields_are_completed(shell, engine, jedi, text, found):
+    from IPython.core.completer import provisionalcompleter
+
+    shell.user_ns |= {"trace": simulate(WORKLOAD), "simulate": simulate, "Engine": Engine, "config": engine.config}
+    shell.Completer.use_jedi = jedi
+    complete_in(shell, field_names)
+    complete_in(shell, field_names)
+    with provisionalcompleter():
+        texts = [completion.text for completion in shell.Completer.completions(text, len(text))]
+    assert texts.count(found) == 1
+
+
+def test_other_functions_complete_as_before(shell):
+    from IPython.core.completer import provisionalcompleter
+
+    shell.user_ns["other"] = lambda mine=1, seed=2: None
+    complete_in(shell, field_names)
+    with provisionalcompleter():
+        texts = [completion.text for completion in shell.Completer.completions("other(", 6)]
+    assert texts.count("mine=") == 1 and texts.count("seed=") == 1 and "block_size=" not in texts

@@ -1,0 +1,99 @@
+"""``%load_ext workbench``: four magics over the public functions, for a notebook.
+
+``%%ask`` asks an engine, ``%step`` takes steps, ``%watch`` shows a view and ``%explain`` says where a request's time
+went. Each uses the engine of the notebook if there is one; ``-e NAME`` names another, or a trace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from workbench.engine.engine import Engine
+from workbench.trace.trace import Trace
+
+
+def load(shell: Any) -> None:
+    """Register the magics with an IPython shell."""
+    shell.register_magics(WorkbenchMagics)
+
+
+@magics_class
+class WorkbenchMagics(Magics):
+    """The magics; each is a line over a method of the engine or trace that the notebook has."""
+
+    @magic_arguments()
+    @argument("-e", "--engine", help="variable that holds the engine; by default the only open one")
+    @argument("-n", "--max-tokens", type=int, default=256, help="maximum number of tokens of the answer (256)")
+    @cell_magic
+    def ask(self, line: str, cell: str) -> Any:
+        """Ask the model: the answer appears word by word, then its way through the engine."""
+        given = parse_argstring(self.ask, line)
+        return self._source(given.engine, steps=True).ask(cell.strip(), max_tokens=given.max_tokens)
+
+    @magic_arguments()
+    @argument("-e", "--engine", help="variable that holds the engine; by default the only open one")
+    @argument("count", type=int, nargs="?", default=1, help="number of steps to take (1)")
+    @line_magic
+    def step(self, line: str) -> Any:
+        """Take steps; the last one is shown."""
+        given = parse_argstring(self.step, line)
+        engine, record = self._source(given.engine, steps=True), None
+        for _ in range(given.count):
+            if (taken := engine.step()) is None:
+                break
+            record = taken
+        return record
+
+    @magic_arguments()
+    @argument("-e", "--engine", help="variable that holds the engine or the trace; by default the only one")
+    @argument("--height", type=int, help="height of the view in pixels; it scrolls within")
+    @argument("panels", nargs="*", help="panels to show, such as chunks or kv_pool; by default all")
+    @line_magic
+    def watch(self, line: str) -> Any:
+        """Show a live view."""
+        given = parse_argstring(self.watch, line)
+        return self._source(given.engine).watch(panels=tuple(given.panels), height=given.height)
+
+    @magic_arguments()
+    @argument("-e", "--engine", help="variable that holds the engine or the trace; by default the only one")
+    @argument("request", help="id of the request, or a beginning of it")
+    @line_magic
+    def explain(self, line: str) -> Any:
+        """Say where the time of a request went."""
+        given = parse_argstring(self.explain, line)
+        source = self._source(given.engine)
+        return getattr(source, "trace", source).explain(given.request)
+
+    def _source(self, name: str | None, *, steps: bool = False) -> Any:
+        """The engine or trace to use.
+
+        Args:
+            name: Its variable; None for the only one of the notebook, an engine before a trace.
+            steps: It must be an engine.
+
+        Raises:
+            UsageError: There is none, or there are several.
+        """
+        kinds = (Engine,) if steps else (Engine, Trace)
+        wanted = "an engine" if steps else "an engine or a trace"
+        assert self.shell is not None
+        variables = self.shell.user_ns
+        if name is not None:
+            if not isinstance(found := variables.get(name), kinds):
+                raise UsageError(f"-e {name}: there is no variable of this name that holds {wanted}")
+            return found
+        for kind in kinds:
+            # Names that begin with _ are IPython's: outputs of cells.
+            values = [(name, value) for name, value in variables.items() if not name.startswith("_")]
+            usable = [pair for pair in values if isinstance(pair[1], kind) and not getattr(pair[1], "closed", False)]
+            found = {id(value): (name, value) for name, value in usable}
+            if len(found) > 1:
+                names = ", ".join(name for name, _ in found.values())
+                raise UsageError(f"choose one with -e NAME: {names}")
+            if found:
+                return next(iter(found.values()))[1]
+        raise UsageError(f"this notebook has no variable that holds {wanted}: engine = workbench.Engine('smollm2')")
