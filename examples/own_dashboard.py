@@ -9,7 +9,7 @@ from bokeh.plotting import figure
 
 from workbench import panes, simulate
 
-pn.extension()
+pn.extension(inline=True)  # nothing is loaded from the network
 
 requests = [{"id": "long", "prompt": {"len": 900}, "max_tokens": 24}]
 requests += [{"id": f"r{i}", "prompt": {"len": 40}, "max_tokens": 24, "arrival_step": 2 * i} for i in range(8)]
@@ -24,15 +24,15 @@ plot.step(np.arange(len(trace)), waiting, mode="after")
 mark = plot.vspan(x=[0], line_width=2, line_color="#B8005C")
 
 
-def move_mark(step: int | None) -> str:
+def move_mark(step: int) -> str:
     """Put the mark of the plot at the cursor, and tell the step."""
-    shown = len(trace) - 1 if step is None else min(step, len(trace) - 1)
-    mark.data_source.data = {"x": [shown]}
-    return str(trace[shown])
+    mark.data_source.data = {"x": [step]}
+    return str(trace[step])
 
 
-slider = pn.widgets.IntSlider(name="step", start=0, end=len(trace) - 1)
-slider.link(cursor, value="step", bidirectional=False)
+cursor.step = len(trace) - 1  # begin at the end
+slider = pn.widgets.IntSlider(name="step", start=0, end=len(trace) - 1, value=cursor.step)
+slider.link(cursor, value="step", bidirectional=True)  # a click into a panel moves the slider, too
 
 pn.Column(
     pn.pane.Markdown(pn.bind(move_mark, cursor.param.step)),
@@ -40,5 +40,6 @@ pn.Column(
     timeline,
     pn.Row(chunks, pool),
     plot,
+    trace.figure(),  # with a mark that follows the cursor, and a selection that moves it
     sizing_mode="stretch_width",
 ).servable(title="Own dashboard")

@@ -193,6 +193,13 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "np.ptp(logits) < 2 * error",
         "np.ptp(np.sort(logits)[:2]) < 2 * error",
     ),
+    "prompt_share": _function(
+        "prompt_share(chunks, token_budget)",
+        'sum(n for role, n in chunks if role != "decode") / token_budget',
+        "sum(n for role, n in chunks) / token_budget",
+        'sum(n for role, n in chunks if role != "decode") / sum(n for role, n in chunks)',
+        'sum(n for role, n in chunks if role == "decode") / token_budget',
+    ),
     "eviction": tuple(
         EVICTION.format(result)
         for result in (

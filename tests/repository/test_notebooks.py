@@ -27,7 +27,7 @@ def code_cells(path):
 
 def test_the_course_is_complete_and_in_order():
     numbers = [path.name[:2] for path in NOTEBOOKS]
-    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(20)]
+    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(21)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -187,6 +187,10 @@ ANSWERS = {
     course.check_could_differ: (
         lambda logits, error: np.ptp(np.sort(logits)[-2:]) < 2 * error,
         lambda logits, error: np.ptp(np.sort(logits)[-2:]) < error,
+    ),
+    course.check_prompt_share: (
+        lambda chunks, token_budget: sum(n for role, n in chunks if role != "decode") / token_budget,
+        lambda chunks, token_budget: sum(n for role, n in chunks) / token_budget,
     ),
     course.check_recomputed: (
         lambda num_tokens, chunk: sum(min(end, num_tokens) for end in range(chunk, num_tokens + chunk, chunk)),

@@ -122,7 +122,7 @@ def test_an_engine_is_a_live_component(open_page, panel_serve, way):
 
 
 def test_the_example_of_an_own_dashboard(open_page, panel_serve):
-    """Three panels beside a plot: one cursor, moved in a panel and from Python's side."""
+    """Three panels beside a plot: one cursor, moved in a panel and from Python's side; the slider follows."""
     page = open_page(panel_serve((ROOT / "examples" / "own_dashboard.py").read_text()), height=1600)
     page.page.locator(".wb-root").nth(2).wait_for()
     views = """() => {
@@ -143,4 +143,4 @@ def test_the_example_of_an_own_dashboard(open_page, panel_serve):
     slider = page.page.get_by_role("slider").last
     slider.focus()
     slider.press("ArrowRight")
-    page.page.wait_for_function(f"({views})().every(([, step]) => step === 1)", timeout=30_000)
+    page.page.wait_for_function(f"({views})().every(([, step]) => step === 10)", timeout=30_000)

@@ -1,10 +1,13 @@
 """Parts of the dashboard by themselves: widgets, Panel components and figures, under one cursor."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 
 import panel
 import pytest
+from bokeh.document import Document
 from bokeh.models import Column
 from viz_traces import pictures, random_trace
 
@@ -105,6 +108,47 @@ def test_figures_hold_the_numbers_of_the_metrics(trace):
     assert (cursor_of(trace).step, cursor_of(trace).follow) == (5, False)
     metrics.figure().children[0].renderers[0].data_source.selected.indices = [7]
     assert cursor_of(trace).step == 7
+
+
+def marked(figure):
+    """The step that the mark of a figure stands at; None without one."""
+    mark = next(item for item in figure.children[0].center if type(item).__name__ == "Span")
+    return mark.location if mark.visible else None
+
+
+def test_a_figure_follows_the_cursor(trace):
+    figure, axis = trace.figure(), None
+    cursor = cursor_of(trace)
+    assert marked(figure) is None
+    cursor.step = 2
+    assert marked(figure) == 2 and marked(trace.figure()) == 2
+    axis = figure.children[0].x_range
+    axis.update(start=4.0, end=8.0)  # as the browser tells it after a zoom
+    cursor.step = 5
+    assert (axis.start, axis.end) == (4, 8), "in sight"
+    cursor.step = 11
+    assert (axis.start, axis.end) == (9, 13) and marked(figure) == 11
+    cursor.step = None
+    assert marked(figure) is None
+
+
+def test_a_served_figure_is_changed_in_its_documents_turn(trace, monkeypatch):
+    figure, turns = trace.figure(), []
+    document = Document()
+    document.add_root(figure)
+    monkeypatch.setattr(Document, "session_context", object())
+    monkeypatch.setattr(Document, "add_next_tick_callback", lambda self, change: turns.append(change))
+    cursor_of(trace).step = 3
+    assert marked(figure) is None and len(turns) == 1, "a thread may have moved the cursor"
+    turns[0]()
+    assert marked(figure) == 3
+
+
+def test_a_figure_that_is_gone_is_not_kept_by_its_cursor(trace):
+    gone = weakref.ref(trace.figure())
+    gc.collect()
+    assert gone() is None
+    cursor_of(trace).step = 3
 
 
 def test_a_notebook_shows_a_figure_without_set_up(trace, monkeypatch):

@@ -1,7 +1,10 @@
-"""Metrics as Bokeh figures: zoom, hover, save, and a box selection that moves the cursor of the other views."""
+"""Metrics as Bokeh figures: zoom, hover, save, and a mark that is linked with the cursor of the other views."""
 
 from __future__ import annotations
 
+import sys
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from workbench.trace.readings.metrics_collector import metrics as metrics_of
@@ -25,8 +28,9 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
 
     Args:
         metrics: The metrics of a trace.
-        cursor: Moved to the first step of a box selection where Python runs, in a served page or a notebook; by default
-            the cursor that the views of the trace share.
+        cursor: Linked where Python runs, in a served page or a notebook: a box selection moves it to its first step,
+            and the mark in the figure follows it, with the range if it would be out of sight. By default it is the
+            cursor that the views of the trace share.
 
     Returns:
         A ``bokeh.models.Column`` of two figures; a notebook shows it, and ``panel.pane.Bokeh`` and
@@ -75,9 +79,52 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
                 cursor.param.update(step=int(numbers[min(selected)]), follow=False)
 
         tokens.selected.on_change("indices", move)
+        _follow(above, cursor)
     shown: Any = column(above, below, sizing_mode="stretch_width")
     shown._ipython_display_ = lambda: _display(shown)
     return shown
+
+
+def _follow(figure: Any, cursor: Cursor) -> None:
+    """Mark the step of a cursor in a figure, and keep the mark within its range."""
+    from bokeh.models.annotations import Span
+
+    mark = Span(dimension="height", line_color=LIGHT.cursor, line_width=2, visible=cursor.step is not None)
+    mark.location = cursor.step
+    figure.add_layout(mark)
+    shown = weakref.ref(figure)
+
+    def moved(event: Any) -> None:
+        if (plot := shown()) is None:
+            cursor.param.unwatch(watching)
+            return
+
+        def move() -> None:
+            mark.update(location=event.new, visible=event.new is not None)
+            start, end = plot.x_range.start, plot.x_range.end
+            # The browser tells the range; without one there is nothing to move.
+            if event.new is not None and isinstance(start, (int, float)) and not start <= event.new <= end:
+                half = (end - start) / 2
+                plot.x_range.update(start=event.new - half, end=event.new + half)
+
+        _in_document(plot.document, move)
+
+    watching = cursor.param.watch(moved, "step")
+
+
+def _in_document(document: Any, change: Callable[[], None]) -> None:
+    """Change a figure, from any thread, where it is shown: a served page's turn, or a notebook's channel."""
+    if document is not None and document.session_context is not None:
+        document.add_next_tick_callback(change)
+        return
+    change()
+    if document is not None and "panel" in sys.modules:
+        from panel.io.notebook import push
+        from panel.io.state import state
+
+        for _, _, shown_in, comm in list(state._views.values()):
+            if shown_in is document and comm is not None:
+                push(document, comm)
 
 
 def _display(figure: Any) -> None:

@@ -356,3 +356,17 @@ def check_could_differ(answer: Callable[[np.ndarray, float], bool]) -> Verdict:
         moved = np.where(np.arange(6) == best, logits - error, logits + error)
         cases.append(({"logits": logits, "error": error}, bool(moved.argmax() != best)))
     return try_cases(answer, cases, lambda result, expected: bool(result) == expected)
+
+
+def check_prompt_share(answer: Callable[[list[tuple[str, int]], int], float]) -> Verdict:
+    """Notebook 20: ``answer(chunks, token_budget)`` is the share of the budget that prompts take.
+
+    The chunks are pairs of role and number of tokens.
+    """
+    cases = []
+    for step in _mixed_steps():
+        assert step.token_budget is not None
+        chunks = [(chunk.arm, chunk.num_tokens) for chunk in step.chunks]
+        share = step.num_prefill_tokens / step.token_budget
+        cases.append(({"chunks": chunks, "token_budget": step.token_budget}, share))
+    return try_cases(answer, cases, lambda result, share: abs(result - share) < 1e-9)
