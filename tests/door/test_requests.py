@@ -14,7 +14,7 @@ from openai.types.chat.chat_completion_message import FunctionCall
 from openai.types.chat.parsed_chat_completion import ParsedChatCompletionMessage
 from serve_helpers import serving
 from tokenizers import AddedToken, Tokenizer, models
-from tool_templates import HERMES
+from tool_templates import HERMES, THINKS
 from transformers import AutoTokenizer
 
 from workbench import Engine, EngineConfig
@@ -33,14 +33,6 @@ from workbench.models.tokenizer import ChatTemplate
 
 CONFIG = EngineConfig(max_num_batched_tokens=256, max_num_seqs=8, block_size=4, num_blocks=2000, max_model_len=512)
 HELLO = {"role": "user", "content": "abc"}
-THINKS = (
-    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}: "
-    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ '\\n' }}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}\n{% endfor %}{% if reasoning_effort == 'low' %}briefly {% endif %}"
-    "{% if add_generation_prompt %}assistant: {% if think is not defined %}<think>{% endif %}{% endif %}"
-)
 PLACE = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "call-1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
 

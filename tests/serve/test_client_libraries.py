@@ -1,6 +1,6 @@
-"""pydantic-ai and LangChain against the server, as they come.
+"""pydantic-ai, LangChain and openai against the server, as they come, over five turns.
 
-`make test-clients` installs both into an environment, and names its Python in CLIENTS_PYTHON.
+`make test-clients` installs them into an environment, and names its Python in CLIENTS_PYTHON.
 """
 
 import json
@@ -10,21 +10,32 @@ from pathlib import Path
 
 import pytest
 from serve_helpers import ServerProcess
-from test_tools import HERMES
+from tool_templates import THINKS
 
 PYTHON = os.environ.get("CLIENTS_PYTHON")
 SCRIPT = Path(__file__).parents[1] / "support" / "client_libraries.py"
 
 
 @pytest.mark.skipif(not PYTHON, reason="CLIENTS_PYTHON names no Python with these libraries: make test-clients")
-def test_client_libraries_get_what_they_ask_for():
-    engine = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": 800, "max_model_len": 512}
-    process = ServerProcess(letters=True, template=HERMES, engine=engine)
+def test_client_libraries_hold_conversations_with_reasoning_and_tools():
+    engine = {
+        "max_num_batched_tokens": 256,
+        "max_num_seqs": 8,
+        "num_blocks": 4000,
+    }
+    process = ServerProcess(letters=True, template=THINKS, max_position=8192, engine=engine)
     try:
         command = [PYTHON, str(SCRIPT), str(process.port)]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+        done = subprocess.run(command, capture_output=True, timeout=300, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
     finally:
         process.end()
-    assert isinstance(found["pydantic_ai"]["x"], bool) and isinstance(found["langchain"]["place"]["x"], bool)
-    assert found["langchain"]["calls"] and all(name == "look" for name, _ in found["langchain"]["calls"])
-    assert all(isinstance(arguments["x"], bool) for _, arguments in found["langchain"]["calls"])
+    found = json.loads(done.stdout)
+    places = [*found["pydantic_ai"]["places"], found["langchain"]["place"]]
+    assert len(places) == 6 and all(isinstance(place["x"], bool) for place in places)
+    for turns in (found["pydantic_ai"]["turns"], found["langchain"]["turns"], found["openai"]):
+        assert [bool(turn["calls"]) for turn in turns] == [False, True, False, True, False]
+        assert all(isinstance(arguments["x"], bool) for turn in turns for arguments in turn["calls"])
+    # LangChain drops reasoning from the answers that it gives.
+    for turns in (found["pydantic_ai"]["turns"], found["openai"]):
+        assert [bool(turn["reasoning"]) for turn in turns] == [True, False, True, False, True]

@@ -22,6 +22,8 @@ def main(options):
     model = make_letter_llama(options.get("template")) if options.get("letters") else make_tiny_llama()
     if "template" in options and not options.get("letters"):
         model = replace(model, tokenizer=TemplateTokenizer(options["template"]))
+    if "max_position" in options:
+        model = replace(model, max_position=options["max_position"])
     engine = Engine(model, EngineConfig(**options.get("engine", {})), keep_steps=options.get("keep_steps"))
     if options.get("record_to"):
         engine.trace.record_to(options["record_to"])

@@ -63,3 +63,13 @@ ENDS = {
     "nemotron": "\n", "apriel": "\n", "minimax": "\n",
 }  # fmt: skip
 """The text that follows the calls of a message."""
+
+THINKS = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}: "
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ '\\n' }}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}\n{% endfor %}{% if reasoning_effort == 'low' %}briefly {% endif %}"
+    "{% if add_generation_prompt %}assistant: {% if think is not defined %}<think>{% endif %}{% endif %}"
+)
+"""Thinks unless ``think`` is given, and calls tools as Hermes does."""
