@@ -41,6 +41,13 @@ def test_ipython_shows_three_lines_then_everything(code, message, line, capsys):
     assert "Traceback (most recent call last)" in whole and "workbench/" in whole and message in whole
 
 
+def test_a_long_message_is_cut_and_whole_when_asked_again(capsys):
+    short, whole = run_cell("EngineConfig(seats=3)", capsys, EngineConfig=EngineConfig)
+    message, _, _ = short.strip().splitlines()
+    assert len(message) < 310 and message.endswith(", …") and "unknown EngineConfig field 'seats'" in message
+    assert "record_top_tokens" in whole and "record_top_tokens" not in short
+
+
 PLAIN = "from workbench import Trace, simulate\ntrace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"
 
 

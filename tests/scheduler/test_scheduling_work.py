@@ -1,4 +1,4 @@
-"""The work of a step grows with its requests, and packing does not grow with the rows: lines run are counted, not time."""
+"""The work of a step grows with its requests, that of packing not with the rows: lines are counted, not time."""
 
 import sys
 

@@ -69,6 +69,31 @@ view
     "controller.step()\nview.shared_cursor.step = 0",
     "for _ in recorded:\n    controller.step()",
 )
+MISTAKES = (
+    """
+import sys, threading, _thread, warnings
+sys.path[:0] = [{support!r}, {checkout!r}]
+from word_llama import make_tiny_llama
+from workbench import Engine, EngineConfig, Trace, load_model, simulate
+engine = Engine(make_tiny_llama(), num_blocks=64)
+trace = simulate(dict(requests=[dict(id="a", prompt=dict(len=9))]))
+""",
+    "Engine('smolm2')",
+    "EngineConfig(max_num_seq=4)",
+    "EngineConfig(seats=4)",
+    "engine.add_request('w5', 4)",
+    "engine.add_request('w5', max_token=4)",
+    "engine.view('chunck')",
+    "Trace.load('nope.jsonl')",
+    "simulate(dict(requests=[dict(prompt=dict(len=3))]))",
+    "trace.explain('nobody')",
+    "trace.fork(max_num_seq=3)",
+    "engine.start()",
+    "engine.add_request([5] * 5000)",
+    "engine.add_request('w5', max_tokens=450)\nthreading.Timer(0.3, _thread.interrupt_main).start()\n"
+    "while True:\n    engine.add_request('w5', max_tokens=450)\n    engine.run(progress=False)",
+    "engine.close()\nengine.step()",
+)
 ROOTS = "[...document.querySelectorAll('.wb-root')].map((root) => root.workbench).filter(Boolean)"
 
 
@@ -78,11 +103,13 @@ def lab(tmp_path_factory):
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("jupyterlab")
     tmp_path = tmp_path_factory.mktemp("lab")
-    for name, cells in (("views", CELLS), ("composed", COMPOSED), ("kept", KEPT)):
+    for name, cells in (("views", CELLS), ("composed", COMPOSED), ("kept", KEPT), ("mistakes", MISTAKES)):
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         for source in cells:
             source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{checkout" in source else source
-            notebook.cells.append(nbformat.v4.new_code_cell(source.strip()))
+            # Running all cells goes on after an error in a cell with this tag.
+            tags = {"tags": ["raises-exception"]}
+            notebook.cells.append(nbformat.v4.new_code_cell(source.strip(), metadata=tags))
         nbformat.write(notebook, tmp_path / f"{name}.ipynb")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -200,6 +227,21 @@ def test_a_view_stays_in_a_saved_notebook(browser, lab):
         assert page.locator("img[alt^='Tokens']").first.is_visible()
         page.wait_for_timeout(500)
         assert not page.get_by_text("Error displaying widget").is_visible()
+
+
+def test_a_mistake_takes_five_lines_of_the_notebook(browser, lab):
+    """Measured on the page, at the width of a laptop: a line that wraps counts twice."""
+    with run_notebook(browser, lab, "mistakes") as page:
+        last = page.locator(".jp-CodeCell").nth(len(MISTAKES) - 1)
+        last.get_by_text("this engine is closed").wait_for(timeout=90_000)
+        lines = page.evaluate(
+            """() => [...document.querySelectorAll(".jp-CodeCell")].map((cell) => {
+                const texts = [...cell.querySelectorAll(".jp-OutputArea-output pre")];
+                const lines = (text) => text.clientHeight / parseFloat(getComputedStyle(text).lineHeight);
+                return Math.round(texts.reduce((sum, text) => sum + lines(text), 0));
+            })"""
+        )
+        assert lines[0] == 0 and all(1 <= count <= 5 for count in lines[1:]), lines
 
 
 def look_at_two_views(page):

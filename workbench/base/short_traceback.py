@@ -14,6 +14,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 PACKAGE = "workbench"
+MAX_CHARACTERS = 300
+"""Of a message that lists fields or panels, what three lines of a notebook show."""
 
 
 class ShortTraceback(BaseException):
@@ -32,8 +34,10 @@ class ShortTraceback(BaseException):
 
 def short_lines(problem: BaseException) -> list[str]:
     """The message, the caller's line and how to see more; empty if nobody called."""
-    place = _place(problem)
-    return [f"{type(problem).__name__}: {problem}", place, "(%tb shows the whole traceback)"] if place else []
+    place, message = _place(problem), f"{type(problem).__name__}: {problem}"
+    if len(message) > MAX_CHARACTERS:
+        message = f"{message[:MAX_CHARACTERS].rsplit(' ', 1)[0]} …"
+    return [message, place, "(%tb shows the whole traceback)"] if place else []
 
 
 def shorten_in(shell: Any) -> None:
