@@ -1,5 +1,7 @@
 """Single panels in a real browser: what they draw, light up and compare."""
 
+from base64 import b64decode
+
 import msgspec
 import pytest
 from viz_traces import ReplayingController, random_trace, workload
@@ -390,3 +392,45 @@ def test_the_phases_of_a_step_stand_at_their_places_in_its_time(page_of):
     page.view("view.cursor.seek(argument)", 2)
     page.frame()
     assert not page.root.locator(".wb-phases").is_visible()
+
+
+def test_a_panel_is_saved_and_copied_as_a_picture(page_of, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    page = page_of(random_trace(1))
+    page.page.evaluate("() => { navigator.clipboard.write = (items) => Promise.reject(new Error('not here')); }")
+    panel = page.page.locator("[data-panel=pool]")
+    panel.hover()
+    page.page.wait_for_timeout(200)
+    shown = page.view("(() => { const c = view.panel('pool').canvas; return [c.width, c.height, c.toDataURL()]; })()")
+    overlay = page.view("view.panel('pool').overlayShown")
+    (tmp_path / "canvas.png").write_bytes(b64decode(shown[2].partition(",")[2]))
+    for button in ("PNG", "Copy"):  # a browser that does not allow copies saves the file
+        with page.page.expect_download() as download:
+            panel.get_by_role("button", name=f"{button}:").click()
+        assert download.value.suggested_filename == "kv-pool.png"
+        download.value.save_as(tmp_path / "saved.png")
+        canvas, saved = image.open(tmp_path / "canvas.png"), image.open(tmp_path / "saved.png").convert("RGB")
+        ratio = canvas.width / page.view("view.panel('pool').width")
+        left, top = round(8 * ratio), round(30 * ratio)
+        assert saved.size == (shown[0] + 2 * left, shown[1] + top + left)
+        background = image.new("RGB", canvas.size, saved.getpixel((1, 1)))
+        background.paste(canvas, mask=canvas.getchannel("A"))
+        drawn = saved.crop((left, top, left + canvas.width, top + canvas.height))
+        assert overlay or max(difference(drawn, background)) <= 2
+        assert len(saved.crop((left, left, left + 100, top - 2)).getcolors(9999)) > 5, "no title"
+    page.page.evaluate(
+        """() => { navigator.clipboard.write = async ([item]) => {
+            globalThis.copied = [item.types, (await item.getType("image/png")).size];
+        }; }"""
+    )
+    panel.get_by_role("button", name="Copy:").click()
+    page.page.get_by_text("KV pool is in the clipboard").wait_for()
+    types, size = page.page.evaluate("globalThis.copied")
+    assert types == ["image/png"] and size > 1000
+
+
+def difference(a, b):
+    """The largest difference of two pictures in each colour."""
+    from PIL import ImageChops
+
+    return [high for _, high in ImageChops.difference(a, b).getextrema()]

@@ -112,8 +112,12 @@ export function formatSeconds(seconds) {
 export function offerDownload(bytes) {
   if (!bytes?.byteLength) return;
   const data = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), end = data.indexOf(10);
-  const url = URL.createObjectURL(new Blob([data.slice(end + 1)], { type: "text/html" }));
-  const link = h("a", { href: url, download: new TextDecoder().decode(data.slice(0, end)) });
-  link.click();
+  offerFile(new Blob([data.slice(end + 1)], { type: "text/html" }), new TextDecoder().decode(data.slice(0, end)));
+}
+
+/** Let the browser save a file. */
+export function offerFile(blob, name) {
+  const url = URL.createObjectURL(blob);
+  h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -3,6 +3,7 @@
 
 import { h, replace, table } from "./dom.js";
 import { clearedContext } from "./drawing.js";
+import { pictureButtons } from "./picture.js";
 import { withTerms } from "./terms.js";
 
 /** Changes after which a panel shown as a table is filled again. */
@@ -118,6 +119,7 @@ export class CanvasPanel extends Panel {
     this.overlay = h("canvas", { class: "wb-overlay", "aria-hidden": "true" });
     this.holder = h("div", { class: "wb-canvas" }, this.canvas, this.overlay);
     this.body.append(this.holder);
+    this.tableButton.before(...pictureButtons(this));
     this.width = 0;
     this.canvas.addEventListener("pointermove", (event) => this.pointer(event));
     this.canvas.addEventListener("pointerleave", () => {
