@@ -14,6 +14,7 @@ from workbench.scheduler.queues import Order, Queues, ServiceOrder
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
     from workbench.scheduler.kv_cache_manager import KVCacheManager
+    from workbench.scheduler.policy import SchedulingPolicy
     from workbench.scheduler.request import Request
 
 _OWN = {"rehearsal", "find"}
@@ -28,6 +29,7 @@ class Owner(Protocol):
     queues: Queues
     kv_cache: KVCacheManager
     order: ServiceOrder
+    policy: SchedulingPolicy | None
     max_model_len: int
     as_vllm: bool
 
@@ -153,15 +155,23 @@ def needed_for(request: Request) -> list[str]:
     return [kind for kind, is_for in _JOINING if is_for(request)]
 
 
-def make_order(scheduler: Owner, lowest: ServiceOrder) -> ServiceOrder:
-    """The chain of a scheduler's configuration over an order, with what the links of its chain before know."""
-    order, before = lowest, links_of(scheduler.order)
+def make_order(scheduler: Owner) -> ServiceOrder:
+    """The chain of a scheduler's configuration over vLLM's order or a policy's, with what its links before know."""
+    order, before = _lowest(scheduler), links_of(scheduler.order)
     for link in CHAIN:
         if link.kind in before if link.is_on is None else link.is_on(scheduler.config):
             order = made = _kind_of(link)(scheduler, order)
             if link.kind in before:
                 made.carry_on(before[link.kind])
     return order
+
+
+def _lowest(scheduler: Owner) -> ServiceOrder:
+    if scheduler.policy is None:
+        return ServiceOrder(scheduler.config, scheduler.queues, scheduler.kv_cache)
+    from workbench.scheduler.policy import PolicyOrder
+
+    return PolicyOrder(scheduler.config, scheduler.queues, scheduler.kv_cache, scheduler.policy)
 
 
 def with_links(scheduler: Owner, kinds: Collection[str]) -> ServiceOrder:

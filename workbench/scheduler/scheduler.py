@@ -93,18 +93,14 @@ class Scheduler:
         self._budget_spent = Reason("token_budget", budget_field, self._token_budget, available=0)
         seats_field = "max_num_active_seqs" if config.max_num_active_seqs else "max_num_seqs"
         self._no_seat = Reason("seats", seats_field, self.max_running, 1, 0)
-        self._keeps_tables = config.async_scheduling or len(config.cache_groups) > 1
-        order = ServiceOrder(config, self.queues, self.kv_cache)
-        if self.policy is not None:
-            from workbench.scheduler.policy import PolicyOrder
-
-            order = PolicyOrder(config, self.queues, self.kv_cache, self.policy)
-        self._use(make_order(self, order))
+        self._use(make_order(self))
 
     def _use(self, order: ServiceOrder) -> None:
         """Ask this order from now on."""
         self.order = order
         self._max_in_flight = order.max_in_flight()
+        # Tables that change before their step is recorded are copied.
+        self._keeps_tables = self._max_in_flight > 1 or len(self.kv_cache.groups) > 1
         # A step asks for the room of every chunk: no call if nobody answers.
         self._room = None if getattr(order.room, "__func__", None) is ServiceOrder.room else order.room
 
