@@ -75,7 +75,9 @@ class TraceView(anywidget.AnyWidget):
     def _ipython_display_(self) -> None:
         """Show the widget, and below it the picture that stays in a saved notebook."""
         if (found := super()._repr_mimebundle_()) is not None:
-            self._still.show(found[0], self._feed.trace)
+            # The number of steps of this moment would stay beside the picture of the end.
+            words = {"text/plain": "TraceView: a live view, as long as its kernel runs"}
+            self._still.show(found[0] | words, self._feed.trace)
             refresh_after_cells(self)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
