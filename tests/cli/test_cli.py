@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from unittest.mock import MagicMock
 
 import pytest
 
 from workbench import Engine, Trace, simulate
 from workbench.apps.cli import build_parser, main
 from workbench.apps.cli.bench import serve_requests
-from workbench.apps.cli.demo import open_browser
+from workbench.apps.cli.demo import _run_served, open_browser
+from workbench.base.served_names import own_addresses
 from workbench.trace import TraceWriter
 
 COMMAND = [sys.executable, "-m", "workbench"]
@@ -231,3 +233,36 @@ def test_the_headless_demo_prints_every_text_and_a_summary(smollm2):
     assert any(re.search(r"\d+ prompt tokens and \d+ repl(y|ies) share one pass", line) for line in steps)
     assert any("waits: the token budget is used up" in line for line in steps)
     assert "time to first token" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "is_open", "addresses"),
+    [
+        ("127.0.0.1", (), True, ["http://127.0.0.1:5006"]),
+        ("127.0.0.1", ("tunnel.example.org",), False, ["http://127.0.0.1:5006"]),
+        ("0.0.0.0", (), False, ["http://192.0.2.7:5006", "http://192.0.2.9:5006"]),
+        ("192.0.2.7", (), False, ["http://192.0.2.7:5006"]),
+    ],
+)
+def test_the_demo_of_a_class_prints_its_links_and_gives_control_to_the_teacher(
+    host, allowed, is_open, addresses, monkeypatch, capsys
+):
+    def serve(engine, *, on_listening, room, address, allow_hosts, **_):
+        assert (address, allow_hosts, room._is_open) == (host, allowed, is_open)
+        on_listening()
+        found.append(room.key)
+
+    found = []
+    monkeypatch.setattr("workbench.viz.app.serve", serve)
+    monkeypatch.setattr("workbench.viz.app.check_port_is_free", lambda port, address: None)
+    monkeypatch.setattr("workbench.apps.demo.Arrivals", lambda engine: None)
+    monkeypatch.setattr("workbench.apps.cli.demo.own_addresses", lambda: ["192.0.2.7", "192.0.2.9"])
+    assert _run_served(host, 5006, allowed, False, None, lambda config: MagicMock()) == 0
+    printed = capsys.readouterr().out
+    assert f"to teach: {addresses[0]}/#teach={found[0]}" in printed
+    assert [f"{address}/#follow" in printed for address in addresses] == [True] * len(addresses)
+    assert ("warning: everybody who reaches" in printed) is not is_open
+
+
+def test_own_addresses_are_those_of_other_machines():
+    assert all(not address.startswith("127.") for address in own_addresses())

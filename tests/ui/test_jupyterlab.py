@@ -107,7 +107,7 @@ def lab(tmp_path_factory):
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         for source in cells:
             source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{checkout" in source else source
-            # Running all cells goes on after an error in a cell with this tag.
+            # An error in a cell with this tag does not end the run of all cells.
             tags = {"tags": ["raises-exception"]}
             notebook.cells.append(nbformat.v4.new_code_cell(source.strip(), metadata=tags))
         nbformat.write(notebook, tmp_path / f"{name}.ipynb")

@@ -1,10 +1,13 @@
 """A class: roles, the key of the teacher's link, the place of the teacher, and the spread of predictions."""
 
 import random
+from functools import partial
 
 import pytest
+from viz_traces import ReplayingController, random_trace
 
-from workbench.viz.classroom import MAX_BARS, Classroom
+from workbench.viz.classroom import MAX_BARS, READING, Classroom
+from workbench.viz.feed import Feed
 
 
 class Page:
@@ -182,3 +185,106 @@ def test_a_question_out_of_range_is_refused_and_a_new_one_forgets_the_answers(ro
         assert room.facts(teacher)["spread"] == [] and not room.facts(follower)["answered"]
         room.take(follower, "answer", number=room.facts(follower)["question"]["number"], value=3)
         assert room.facts(teacher)["spread"] == [("3", 1)]
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+COMMANDS = sorted(name.removeprefix("_do_") for name in vars(Feed) if name.startswith("_do_"))
+ARGUMENTS = {
+    "add_request": {"prompt": "hello", "run": True},
+    "abort": {"request_id": "r0"},
+    "step_into": {"layers": False},
+    "capture": {"layer": 0},
+    "add_breakpoint": {"kind": "preemption"},
+    "remove_breakpoint": {"number": 1},
+    "fork": {"at_step": 0, "changes": {"max_num_seqs": 2}},
+    "explain": {"request_id": "r0"},
+    "tune": {"slo": "ttft_p99=1s"},
+    "show_weights": {"row": 0},
+    "class": {"what": "end"},
+}
+
+
+class Engine(ReplayingController):
+    """Notes what is done to it."""
+
+    def __init__(self, recorded):
+        super().__init__(recorded)
+        self.done = []
+        for name in ("start", "pause", "step", "step_into", "abort", "add_request", "capture"):
+            setattr(self, name, partial(self.note, name, getattr(self, name, lambda *args, **kwargs: None)))
+
+    def note(self, name, do, *args, **kwargs):
+        self.done.append(name)
+        return do(*args, **kwargs)
+
+
+@pytest.fixture
+def taught(monkeypatch):
+    """A class of a teacher, thirty followers, and a visitor: the engine, and each one's feed."""
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    engine, room = Engine(random_trace(2)), Classroom()
+    for _ in range(9):
+        engine.step()
+    feeds = [Feed(engine, room=room) for _ in range(32)]
+    for feed in feeds:
+        feed.confirm()
+    for feed, role in zip(feeds, ["teacher", "visitor", *["follower"] * 30]):
+        feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
+    engine.done.clear()
+    return engine, feeds
+
+
+def state_of(engine, feeds):
+    statuses = [{name: value for name, value in feed.status().items() if name != "handled"} for feed in feeds]
+    return len(engine.trace), engine.state, [*map(repr, engine.breakpoints)], statuses
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_whatever_a_follower_sends_changes_nothing_for_others(taught, command):
+    engine, (teacher, visitor, hostile, *others) = taught
+    for sender in (hostile, visitor):
+        witnesses = [teacher, *others, visitor if sender is hostile else hostile]
+        before = state_of(engine, witnesses)
+        sender.handle({"name": command, "args": ARGUMENTS.get(command, {})})
+        assert engine.done == [] and state_of(engine, witnesses) == before
+        if command not in READING:
+            assert "teacher" in sender.status()["message"]
+
+
+@pytest.mark.parametrize("command", ["start", "pause", "step", "add_request", "abort"])
+def test_the_teacher_controls_the_engine(taught, command):
+    engine, (teacher, *_) = taught
+    teacher.handle({"name": command, "args": ARGUMENTS.get(command, {})})
+    assert command in engine.done
+
+
+def test_the_class_asks_when_the_teacher_lets_it(taught):
+    engine, (teacher, visitor, follower, *_) = taught
+
+    def ask(feed):
+        feed.handle({"name": "add_request", "args": {"prompt": "hello"}})
+        return "add_request" in engine.done
+
+    assert follower.status()["refused"] == {"control": True, "ask": True} and not ask(follower)
+    follower.handle({"name": "class", "args": {"what": "questions", "allowed": True}})
+    assert not ask(follower), "a follower cannot open questions"
+    teacher.handle({"name": "class", "args": {"what": "questions", "allowed": True}})
+    assert follower.status()["refused"] == {"control": True, "ask": False}
+    assert not ask(visitor) and ask(follower)
+    engine.done.clear()
+    teacher.handle({"name": "class", "args": {"what": "questions", "allowed": False}})
+    assert not ask(follower)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_visitors_control_an_engine_that_this_machine_alone_reaches(is_open):
+    engine, room = Engine(random_trace(2)), Classroom(is_open=is_open)
+    visitor, follower = Feed(engine, room=room), Feed(engine, room=room)
+    for feed in (visitor, follower):
+        feed.confirm()
+    follower.handle({"name": "class", "args": {"what": "join", "role": "follower"}})
+    follower.handle({"name": "step"})
+    assert engine.done == []
+    visitor.handle({"name": "start"})
+    assert ("start" in engine.done) is is_open

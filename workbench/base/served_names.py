@@ -7,8 +7,10 @@ page open a websocket to any server, and name the page's site as Origin.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -33,6 +35,25 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a host, a name or an address, is this machine as only it can call itself."""
     return host in LOOPBACK_NAMES or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_any(host: str) -> bool:
+    """Whether a host stands for all addresses of this machine."""
+    return host == "" or (is_address(host) and ipaddress.ip_address(host).is_unspecified)
+
+
+def own_addresses() -> list[str]:
+    """The IPv4 addresses by which other machines may reach this one, the one towards the gateway first.
+
+    Nothing is sent: connecting a datagram socket only asks the routing table.
+    """
+    found = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address of no machine
+        found.append(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return [address for address in dict.fromkeys(map(str, found)) if not is_loopback(address)]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,10 @@
 
 Each visitor has a cursor; only a follower's moves with the teacher's, until the follower leaves again. The link of the
 teacher carries a key that the server makes at its start. Answers have no names, and nothing of them is stored.
+
+Followers read: what a page does to the engine, or to what others see, is the teacher's, and so is the switch that lets
+the class ask the model. Visitors without a link may control the engine of a server that only this machine can reach, as
+long as no teacher is there.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ from workbench.base.on_demand import extra_for
 from workbench.base.text import shown
 
 ROLES = ("visitor", "follower", "teacher")
+
+READING = frozenset(
+    ("class", "resend", "explain", "look", "tune", "fork", "save_html", "forget_capture", "show_weights")
+)
+"""Commands of a view whose results only its page sees. Every other one, a new one too, needs the right to control."""
 
 VIEWS = ("story", "scheduler", "kernel", "all")
 
@@ -66,12 +75,17 @@ class Visitor:
 class Classroom:
     """The visitors of one served dashboard. Used by one thread, that of the server's event loop.
 
+    Args:
+        is_open: Visitors without a link may control the engine while no teacher is there.
+
     Attributes:
         key: The key of the teacher's link.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = True) -> None:
         self.key = secrets.token_urlsafe(9)
+        self._is_open = is_open
+        self._may_ask = False
         self._visitors: WeakKeyDictionary[Any, Visitor] = WeakKeyDictionary()
         self._lead: dict[str, Any] = {}
         self._question: dict[str, Any] | None = None
@@ -89,11 +103,21 @@ class Classroom:
         """A page closes."""
         visitor = self._visitors.pop(page, None)
         if visitor is not None and self._teachers == [visitor]:
-            self._question, self._lead = None, {}
+            self._question, self._lead, self._may_ask = None, {}, False
         self._tell()
 
+    def refusal(self, page: Any, command: str) -> str:
+        """The reason why a page may not give a command of a view; "" if it may."""
+        visitor = self._visitors.get(page)
+        role = visitor.role if visitor is not None else "visitor"
+        if command in READING or self._controls(role) or (command == "add_request" and self._asks(role)):
+            return ""
+        if command == "add_request":
+            return "the teacher has not opened questions to the class"
+        return "only the teacher controls the engine: a page of the class reads"
+
     def take(self, page: Any, what: str, **values: Any) -> None:
-        """Carry out a command of a page: join, lead, code, ask, answer or end.
+        """Carry out a command of a page: join, lead, code, questions, ask, answer or end.
 
         Raises:
             ValueError: The page may not do this, or a value is out of range.
@@ -102,6 +126,7 @@ class Classroom:
             "join": self._join,
             "lead": self._lead_on,
             "code": self._show_code,
+            "questions": self._let_ask,
             "ask": self._ask,
             "answer": self._answer,
             "end": self._end,
@@ -120,6 +145,7 @@ class Classroom:
         if visitor.role == "teacher":
             facts |= {"visitors": len(self._visitors) - len(self._teachers), "followers": len(self._followers)}
             facts |= {"question": self._question, "spread": self._spread(self._followers), "code": visitor.code}
+            facts["class_asks"] = self._may_ask
         return facts
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -148,6 +174,11 @@ class Classroom:
         with extra_for("a QR code"):
             import segno
         visitor.code = ["".join(map(str, row)) for row in segno.make_qr(link, error="m").matrix] if link else []
+
+    def _let_ask(self, visitor: Visitor, allowed: bool) -> None:
+        """Let the followers ask the model, or no longer."""
+        self._teacher(visitor)
+        self._may_ask = bool(allowed)
 
     def _ask(self, visitor: Visitor, text: str, choices: str = "") -> None:
         """Ask for a prediction: one of the choices, which commas separate, or a number if there are none."""
@@ -180,6 +211,12 @@ class Classroom:
     def _teacher(self, visitor: Visitor) -> None:
         if visitor.role != "teacher":
             raise ValueError("only the teacher can do this: open the teacher's link that the server printed")
+
+    def _controls(self, role: str) -> bool:
+        return role == "teacher" or (role == "visitor" and self._is_open and not self._teachers)
+
+    def _asks(self, role: str) -> bool:
+        return self._controls(role) or (role == "follower" and self._may_ask)
 
     def _spread(self, followers: list[Visitor]) -> list[tuple[str, int]]:
         """The answers of the followers as (words, count): each choice, or ranges of numbers from small to large."""

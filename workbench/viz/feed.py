@@ -33,6 +33,9 @@ log = logging.getLogger("workbench")
 ABILITIES = ("breakpoints", "step_into", "fork", "capture")
 """Optional attributes of a controller."""
 
+RIGHTS = {"control": "start", "ask": "add_request"}
+"""Rights of a page, each by a command that it allows; a class may refuse them."""
+
 MAX_ASKED = 32
 """Maximum number of a view's own questions that are told to it; the newest are."""
 
@@ -197,7 +200,10 @@ class Feed:
             "tuned": self._tuned,
             "incident": self._incident,
         }
-        return answers if self.room is None else {**answers, "class": self.room.facts(self)}
+        if self.room is None:
+            return answers
+        refused = {name: bool(self.room.refusal(self, command)) for name, command in RIGHTS.items()}
+        return {**answers, "class": self.room.facts(self), "refused": refused}
 
     def _has_chat_template(self) -> bool:
         try:
@@ -214,6 +220,8 @@ class Feed:
         handler = getattr(self, f"_do_{name}", None)
         if handler is None:
             self._message = f"unknown command {name!r}"
+        elif self.room is not None and (reason := self.room.refusal(self, str(name))):
+            self._message = reason
         else:
             self._attempt(lambda: handler(**dict(command.get("args") or {})))
         if isinstance(number, int):

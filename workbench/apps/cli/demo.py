@@ -20,11 +20,17 @@ from workbench.apps.cli.options import (
     allow_hosts,
     check_port,
 )
+from workbench.base.served_names import is_any, is_loopback, own_addresses
 
 if TYPE_CHECKING:
     from workbench.engine.distributed.job import MakeEngine
     from workbench.models.load import LoadedModel
 
+
+REACHABLE = (
+    "warning: everybody who reaches {host} can see this run, unencrypted. Only pages opened by the teacher's link "
+    "control the engine; keep that link to yourself."
+)
 
 BROWSER_SECONDS = 10
 """Maximum time that the run waits for the browser to show its page."""
@@ -35,6 +41,12 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "demo", run, "a real model serving real requests, with the dashboard", extra="serve")
     add_dashboard_port_option(parser)
     add_allow_host_option(parser)
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen on; 0.0.0.0 lets a class in the same network follow (default: this machine only)",
+    )
     add_model_option(parser)
     parser.add_argument("--headless", action="store_true", help="no server: print every text and a summary, then exit")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
@@ -49,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     run_requests = (
         _run_headless
         if options.headless
-        else partial(_run_served, check_port(options), allow_hosts(options), not options.no_browser)
+        else partial(_run_served, options.host, check_port(options), allow_hosts(options), not options.no_browser)
     )
     from workbench.engine.distributed.job import run_job
 
@@ -73,14 +85,23 @@ def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
 
 
 def _run_served(
-    port: int, allow_hosts: tuple[str, ...], browser: bool, _model: LoadedModel, make_engine: MakeEngine
+    host: str,
+    port: int,
+    allow_hosts: tuple[str, ...],
+    browser: bool,
+    _model: LoadedModel,
+    make_engine: MakeEngine,
 ) -> int:
     from workbench.apps.demo import CONFIG, Arrivals
     from workbench.viz.app import check_port_is_free, serve
     from workbench.viz.classroom import Classroom
 
-    check_port_is_free(port)
-    address, room = f"http://127.0.0.1:{port}", Classroom()
+    check_port_is_free(port, host)
+    is_alone = is_loopback(host) and not allow_hosts
+    room = Classroom(is_open=is_alone)
+    # The code for phones shows the address by which the teacher's page was opened.
+    names = (own_addresses() or ["127.0.0.1"]) if is_any(host) else [host]
+    address = f"http://{names[0] if ':' not in names[0] else f'[{names[0]}]'}:{port}"
     with make_engine(CONFIG) as engine:
         print(engine, flush=True)
         Arrivals(engine)
@@ -90,7 +111,11 @@ def _run_served(
             """Print the address and start the run; where a browser opens, not before it shows the page."""
             print(f"dashboard: {address}", flush=True)
             print(f"to teach: {address}/#teach={room.key}; to follow: {address}/#follow", flush=True)
-            if browser and open_browser(address):
+            if not is_alone:
+                print(REACHABLE.format(host=host), flush=True)
+                for name in names[1:]:
+                    print(f"  for the class: http://{name}:{port}/#follow", flush=True)
+            if browser and open_browser(address if is_alone else f"{address}/#teach={room.key}"):
                 print(f"waiting for the browser, at most {BROWSER_SECONDS} s", flush=True)
                 threading.Thread(target=start_when_seen, name="workbench-demo", daemon=True).start()
             else:
@@ -102,7 +127,7 @@ def _run_served(
 
         with contextlib.suppress(KeyboardInterrupt):
             serve(
-                engine, port=port, title="Workbench", on_listening=begin, on_seen=seen.set, room=room,
+                engine, port=port, address=host, title="Workbench", on_listening=begin, on_seen=seen.set, room=room,
                 allow_hosts=allow_hosts,
             )  # fmt: skip
         seen.set()

@@ -28,6 +28,8 @@ export class Classroom {
     this.copy = button("Copy the followers' link", "Pages opened by it follow you", copy);
     const show = () => this.view.send("class", { what: "code", link: this.facts.code?.length ? "" : this.link });
     this.show = button("Show its QR code", "For the cameras of the class", show);
+    const open = () => this.view.send("class", { what: "questions", allowed: !this.facts.class_asks });
+    this.open = button("Let the class ask", "Followers may ask the model", open);
     this.code = h("div", { class: "wb-code" });
     this.prompt = h("input", {
       type: "text",
@@ -39,7 +41,7 @@ export class Classroom {
     this.choices = h("input", { type: "text", placeholder: choices, "aria-label": "Choices", size: 34 });
     this.form = form({ class: "wb-form" }, () => this.ask(), this.prompt, this.choices, submitButton("Ask the class"));
     this.question = h("div", { class: "wb-predict", role: "status" });
-    const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy, this.show);
+    const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy, this.show, this.open);
     this.element = h(
       "section",
       { class: "wb-class", hidden: true, "aria-label": "Class" },
@@ -106,7 +108,8 @@ export class Classroom {
     setText(this.words, teaches ? count : follows ? followed : "A teacher leads a class here.");
     this.follow.hidden = teaches || follows;
     this.leave.hidden = !teaches && !follows;
-    this.copy.hidden = this.show.hidden = this.form.hidden = !teaches;
+    this.copy.hidden = this.show.hidden = this.open.hidden = this.form.hidden = !teaches;
+    setText(this.open, this.facts.class_asks ? "Close questions" : "Let the class ask");
     setText(this.show, code?.length ? "Hide the QR code" : "Show its QR code");
     this.draw(code || []);
     if (follows) this.take(lead);

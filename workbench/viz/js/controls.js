@@ -148,7 +148,9 @@ export class Controls {
     setText(this.name, plain(status.name || store.facts.model?.name || "Trace", 40));
     setText(this.badge, this.badgeText());
     this.badge.dataset.state = live ? state || "recording" : "recording";
-    this.engine.hidden = !live;
+    this.engine.hidden = !view.may("control") && !view.can("fork");
+    for (const element of [this.run, this.pause, this.stepEngine]) element.hidden = !view.may("control");
+    this.add.hidden = !view.may("ask");
     for (const element of [this.run, this.stepEngine, this.into]) unusable(element, state !== "paused");
     unusable(this.pause, state !== "running");
     this.into.hidden = !view.can("step_into");

@@ -133,6 +133,11 @@ class View {
     return Boolean(this.status.live) && !this.gone;
   }
 
+  /** Whether this page may control the engine, or ask the model: "control", "ask". A class may refuse it. */
+  may(right) {
+    return this.live && !this.status.refused?.[right];
+  }
+
   /** The host has lost the engine: nothing will answer any more. */
   lose() {
     this.gone = true;
@@ -156,7 +161,8 @@ class View {
   }
 
   can(ability) {
-    return this.live && (this.status.can || []).includes(ability);
+    const own = ability === "fork" || ability === "save_html";
+    return this.live && (own || this.may("control")) && (this.status.can || []).includes(ability);
   }
 
   // -- the host --------------------------------------------------------------------------------------------------
@@ -340,6 +346,7 @@ class View {
   /** Run, pause or step the engine, or say why it cannot be done now. */
   engineDo(name) {
     const { state } = this.status;
+    if (!this.may("control")) return this.say("Only the teacher controls the engine of this class.");
     if (name === "pause" && state !== "running") return this.say("Nothing is running, so there is nothing to pause.");
     if (name !== "pause" && state === "idle") return this.say(NOTHING_TO_DO);
     if (name !== "pause" && state === "running") return this.say("The engine is running already. Pause it to step.");
@@ -357,6 +364,7 @@ class View {
   /** Go to the box for questions. */
   ask() {
     if (!this.live) return this.say("This is a recording: only a live engine can be asked.");
+    if (!this.may("ask")) return this.say("The teacher has not opened questions to the class.");
     if (!this.panel("texts")) return this.say("The box for questions comes with the panel “texts”, which is not here.");
     if (this.shown !== "all") this.show("story");
     this.question.update();

@@ -49,8 +49,8 @@ export class Question {
   }
 
   update() {
-    const { view } = this, { status, shown, whole, live } = view;
-    this.element.hidden = !live || !view.panel("texts") || (whole && shown !== "story" && shown !== "all");
+    const { view } = this, { status, shown, whole } = view;
+    this.element.hidden = !view.may("ask") || !view.panel("texts") || (whole && shown !== "story" && shown !== "all");
     if (this.element.hidden) return;
     this.ask.update(status);
     const [id, prompt] = status.asked?.at(-1) || [];
@@ -83,7 +83,7 @@ export class Question {
 
   /** Show facts; an engine that stands still can be told to run. */
   fill(facts) {
-    if (this.view.status.state === "paused") {
+    if (this.view.status.state === "paused" && this.view.may("control")) {
       const run = { words: "Run it", go: () => this.view.engineDo("start") };
       facts = [...facts, ["engine", ["paused: ", run]]];
     }

@@ -208,7 +208,7 @@ export class TextsPanel extends Panel {
     setText(card.state, `${this.progress(request, state, count)} · ${tokens}`);
     // At the newest step, not at the cursor: a request that has ended cannot be aborted any more.
     const newest = store.stateOf(request, cursor.last);
-    card.abort.hidden = !this.view.live || newest === "finished" || newest === "aborted";
+    card.abort.hidden = !this.view.may("control") || newest === "finished" || newest === "aborted";
     const hue = theme.hue(request.index);
     card.element.style.setProperty("--wb-hue", hue || theme.colours.owned);
     card.chip.setAttribute("aria-pressed", String(Boolean(hue)));
