@@ -39,11 +39,21 @@ class Case:
     kv_split: int | None = None
     shared_prefix: int = 0
     seed: int = 0
+    value_dim: int = 0
+    latent: bool = False
+    chunk_size: int = 0
+
+    @property
+    def size_of_values(self) -> int:
+        """Elements of a value per head."""
+        return self.value_dim or self.head_dim
 
     def __str__(self) -> str:
         heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_dim}"
+        heads += f"to{self.value_dim}" * bool(self.value_dim) + "latent" * self.latent
         extras = [f"w{self.left}"] * (self.left >= 0) + [f"cap{self.softcap:g}"] * bool(self.softcap)
         extras += ["sinks"] * self.sinks + [f"split{self.kv_split}"] * bool(self.kv_split)
+        extras += [f"chunks{self.chunk_size}"] * bool(self.chunk_size)
         extras += ["shared"] * bool(self.shared_prefix)
         rows, context = sum(q for q, _ in self.sequences), max(kv for _, kv in self.sequences)
         batch = f"{len(self.sequences)}seqs_{rows}rows_{context}kv"
@@ -68,7 +78,9 @@ class Batch:
     @property
     def options(self) -> AttentionOptions:
         """Options of ``attend``."""
-        return AttentionOptions(self.scale, (self.case.left, 0), self.case.softcap, self.sinks)
+        case = self.case
+        value_dim = case.size_of_values if case.latent else 0
+        return AttentionOptions(self.scale, (case.left, 0), case.softcap, self.sinks, case.chunk_size, value_dim)
 
     @property
     def inputs(self) -> tuple[mx.array, mx.array, mx.array, AttentionMetadata]:
@@ -80,7 +92,7 @@ class Batch:
         return reference_attention(
             as_float64(self.q),
             as_float64(self.k_cache),
-            as_float64(self.v_cache),
+            as_float64(self.v_cache)[..., : self.case.size_of_values],
             cu_seqlens_q=self.metadata.cu_seqlens_q,
             seqused_k=self.metadata.seqused_k,
             block_table=self.metadata.block_table,
@@ -88,6 +100,7 @@ class Batch:
             left=self.case.left,
             softcap=self.case.softcap,
             sinks=None if self.sinks is None else np.array(self.sinks),
+            chunk_size=self.case.chunk_size,
         )
 
 
@@ -112,9 +125,12 @@ def build(case: Case) -> Batch:
         positions = np.arange(kv_len)
         written[table[seq, positions // case.block_size], positions % case.block_size] = True
 
-    shape = (pool, case.block_size, case.num_kv_heads, case.head_dim)
-    k_cache, v_cache = (np.where(written[..., None, None], normal(rng, shape), np.nan) for _ in range(2))
+    slots = (pool, case.block_size, case.num_kv_heads)
     dtype = DTYPES[case.dtype]
+    k_cache, v_cache = (
+        mx.array(np.where(written[..., None, None], normal(rng, (*slots, dim)), np.nan)).astype(dtype)
+        for dim in (case.head_dim, case.size_of_values)
+    )
     metadata = AttentionMetadata(
         np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
         kv_lens.astype(np.int32),
@@ -125,8 +141,8 @@ def build(case: Case) -> Batch:
     return Batch(
         case,
         mx.array(normal(rng, (int(query_lens.sum()), case.num_heads, case.head_dim))).astype(dtype),
-        mx.array(k_cache).astype(dtype),
-        mx.array(v_cache).astype(dtype),
+        k_cache,
+        k_cache if case.latent else v_cache,
         metadata,
         mx.array(normal(rng, case.num_heads) * 2) if case.sinks else None,
     )

@@ -62,14 +62,15 @@ class AttentionBackend(ABC):
 
         Args:
             k: Keys, [T, num_kv_heads, head_dim]; stored as `workbench.kernels.attention.stored` says.
-            v: Values, [T, num_kv_heads, head_dim].
+            v: Values, [T, num_kv_heads, value_dim]; not read in latent attention.
             k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, stored_dim].
-            v_cache: Cached values, like ``k_cache``.
+            v_cache: Cached values, likewise; in latent attention, the same object as ``k_cache``.
             metadata: The batch, with a ``slot_mapping``.
         """
         index = metadata.write_index
         k_cache[index] = to_stored(k, k_cache.dtype)
-        v_cache[index] = to_stored(v, v_cache.dtype)
+        if v_cache is not k_cache:
+            v_cache[index] = to_stored(v, v_cache.dtype)
 
     @abstractmethod
     def attend(
@@ -80,12 +81,12 @@ class AttentionBackend(ABC):
         Args:
             q: Queries, [T, num_heads, head_dim].
             k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, stored_dim].
-            v_cache: Cached values, like ``k_cache``.
+            v_cache: Cached values, likewise; in latent attention, the same object as ``k_cache``.
             metadata: The batch.
-            options: Scale, window, soft cap and sinks of the layer.
+            options: Scale, window, soft cap, sinks and sizes of the layer.
 
         Returns:
-            [T, num_heads, head_dim] in q's dtype.
+            [T, num_heads, value_dim] in q's dtype.
         """
 
     def wait_for(self, *arrays: mx.array) -> None:

@@ -126,7 +126,7 @@ class AttentionMetadata:
 
         Args:
             block_q: Maximum number of query rows in an item.
-            window: Left window as in flash-attn, -1 for none.
+            window: The reach of rows: a left window, -1 for all, or -n for chunks of n.
             kv_split: Maximum number of KV positions in an item, None for no split.
 
         Returns:

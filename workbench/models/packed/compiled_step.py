@@ -48,8 +48,8 @@ class CompiledStep:
     ) -> None:
         self._description, self._embedding_scale = description, np.float32(embedding_scale)
         _, block_size, _, stored_dim = caches[0].k_cache.shape
-        sizes = description.num_heads, description.num_kv_heads, description.head_dim
-        self._shapes = Shapes(*sizes, block_size, stored_dim)
+        sizes = description.num_heads, description.num_kv_heads, description.head_dim, description.head_dim
+        self._shapes = Shapes(*sizes, block_size, stored_dim, stored_dim)
         self._pool_size = caches[0].k_cache.size
         layers = model.layers.copy()
         self._memory = []
