@@ -18,7 +18,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.base.short_traceback import ShortTraceback
 from workbench.base.threads import num_threads
@@ -50,8 +50,13 @@ log = logging.getLogger("workbench")
 
 WORST_ROW = 10
 
-_WAYS: tuple[tuple[Literal["kernel", "gather"], int], ...] = (("kernel", 0), ("gather", 4), ("gather", 5))
-"""Ways to serve a model, the best one first, as (mode, mask_ndim) of a `PreflightResult`."""
+_WAYS: tuple[tuple[Literal["kernel", "gather"], int, bool], ...] = (
+    ("kernel", 0, False),
+    ("kernel", 0, True),
+    ("gather", 4, False),
+    ("gather", 5, False),
+)
+"""Ways to serve a model, the best one first, as (mode, mask_ndim, reads_arithmetic) of a `PreflightResult`."""
 
 
 class UnsupportedModelError(ShortTraceback, ValueError):
@@ -79,6 +84,7 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     caches = [one for entry in entries for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
     states = [cache for cache in caches if type(cache) is ArraysCache]
     windows = {id(cache): _window_of(index, cache) for index, cache in enumerate(caches) if cache not in states}
+    chunk_sizes = [cache.chunk_size if isinstance(cache, ChunkedKVCache) else 0 for cache in caches]
     token_ids = probe_tokens(model)
     for cache in caches:
         if id(cache) in windows:
@@ -103,7 +109,8 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
             kept.append(_layer_state(index, cache, next(paths)))
             continue
         window = windows[id(cache)]
-        kept.append(_layer_kv(index, cache, window, max(widest[window], widest.get(-1, 0)) - window))
+        of_layer = _layer_kv(index, cache, window, max(widest[window], widest.get(-1, 0)) - window)
+        kept.append(replace(of_layer, chunk_size=chunk_sizes[index]))
     if kv_cache_dtype != "auto":
         stored = STORED_DTYPES[kv_cache_dtype]
         kept = [replace(one, dtype=stored) if isinstance(one, LayerKV) else one for one in kept]
@@ -116,9 +123,10 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     trial = _Trial(model, specs, token_ids, reference)
 
     reasons: list[str] = []
-    for mode, mask_ndim in _WAYS:
+    for mode, mask_ndim, reads_arithmetic in _WAYS:
         try:
-            result = trial.run(mode, backend, mask_ndim, reasons[0] if reasons else "")
+            reason = reasons[1] if mode == "gather" else ""
+            result = trial.run(mode, backend, mask_ndim, reads_arithmetic, reason)
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
@@ -130,9 +138,10 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
         if result.mode == "gather":
             log.info("attention gathers context instead of running a kernel: %s", result.reason)
         return result
-    ways = f"with a kernel, {reasons[0]}; with gathered context, {reasons[1]}"
+    by_kernel, gathered = reasons[1:3]
+    ways = f"with a kernel, {by_kernel}; with gathered context, {gathered}"
     raise UnsupportedModelError(
-        f"paged attention does not reproduce the model: {reasons[0] if reasons[0] == reasons[1] else ways}"
+        f"paged attention does not reproduce the model: {by_kernel if by_kernel == gathered else ways}"
     )
 
 
@@ -157,8 +166,10 @@ def _narrow(cache: Any, window: int) -> None:
     If a model asks for a mask of another width than its cache has, the difference is kept and shows in the logits.
     ``cache.widest_mask`` is the widest that it asked for.
     """
-    make_mask = cache.make_mask
     cache.widest_mask = 0
+    if isinstance(cache, ChunkedKVCache):  # the model makes the masks
+        return
+    make_mask = cache.make_mask
 
     def make_narrow_mask(*args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("window_size")
@@ -175,18 +186,17 @@ def _narrow(cache: Any, window: int) -> None:
 
 def _window_of(index: int, cache: Any) -> int:
     """Sliding window of a layer, from the cache that mlx-lm would use for it."""
-    if type(cache) is KVCache:
+    if type(cache) in (KVCache, ChunkedKVCache):
         return -1
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return cache.max_size
     kinds = {
-        "ChunkedKVCache": "chunked attention",
         "RotatingKVCache": "a sliding window that keeps its first tokens",
     }
     name = type(cache).__name__
     raise UnsupportedModelError(
         f"layer {index} uses a {name}: {kinds.get(name, 'an unknown kind of cache')} cannot live in the paged KV "
-        "pool; models whose layers use KVCache, RotatingKVCache or ArraysCache can be served"
+        "pool; models whose layers use KVCache, RotatingKVCache, ChunkedKVCache or ArraysCache can be served"
     )
 
 
@@ -236,22 +246,57 @@ class _Trial:
     reference: np.ndarray
 
     def run(
-        self, mode: Literal["kernel", "gather"], backend: AttentionBackend, mask_ndim: int, reason: str
+        self,
+        mode: Literal["kernel", "gather"],
+        backend: AttentionBackend,
+        mask_ndim: int,
+        reads_arithmetic: bool,
+        reason: str,
     ) -> PreflightResult:
         """Try one way to serve the model.
+
+        Layers that ask for attention over latents, or pass masks, get another description, and the way is tried again.
 
         Raises:
             _Mismatch: The model cannot be served in this way.
         """
+        original = self.caches
+        while True:
+            asked: list[LayerKV] = []
+            try:
+                return self._run(mode, backend, mask_ndim, reads_arithmetic, reason, asked)
+            except _Mismatch:
+                rest = iter(asked)
+                flat = [next(rest, one) if isinstance(one, LayerKV) else one for one in flat_caches(self.caches)]
+                if flat == flat_caches(self.caches):
+                    self.caches = original
+                    raise
+                items = iter(flat)
+                self.caches = tuple(
+                    tuple(next(items) for _ in spec) if isinstance(spec, tuple) else next(items) for spec in self.caches
+                )
+
+    def _run(
+        self,
+        mode: Literal["kernel", "gather"],
+        backend: AttentionBackend,
+        mask_ndim: int,
+        reads_arithmetic: bool,
+        reason: str,
+        asked: list[LayerKV],
+    ) -> PreflightResult:
+        """`run` with the layers as they are described; ``asked`` gets the descriptions that the model asks for."""
         flat = flat_caches(self.caches)
         paths = [path for one in flat if isinstance(one, LayerState) for path in one.mixers]
         groups = [int(isinstance(one, LayerState)) for one in flat]
         narrow = tuple(tuple(map(_narrowed, s)) if isinstance(s, tuple) else _narrowed(s) for s in self.caches)
         patches: list[Patch | MixerPatch] = [MixerPatch(self.model, paths)] if paths else []
         reader = backend if mode == "kernel" else None
-        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim)
+        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim, reads_arithmetic)
+        for layer in kv_cache.kernel_layers:
+            layer.checks_masks = True
         if mode == "kernel":
-            patches += patch_model(self.model, backend)
+            patches += patch_model(self.model, backend, reads_arithmetic)
         else:
             windows = [one.window for one in flat if isinstance(one, LayerKV)]
             for window, layer_cache in zip(windows, kv_cache.layers):
@@ -262,23 +307,27 @@ class _Trial:
         finally:
             for patch in patches:
                 patch.restore()
+            layers = [one for one in flat if isinstance(one, LayerKV)]
+            for one, layer in zip(layers, kv_cache.kernel_layers):
+                latent, masked = one.latent or layer.wants_latent, one.masked or layer.wants_masks
+                asked.append(replace(one, latent=latent, masked=masked))
         if not control_error > max(error_bound(self.caches), 4 * np.median(errors)):
             raise _Mismatch(
                 f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
                 "tell right from wrong"
             )
         num_heads = kv_cache.layers[0].num_heads if kv_cache.layers else 0
-        layers = tuple(one for one in flat if isinstance(one, LayerKV))
         return PreflightResult(
             mode,
-            layers,
+            tuple(layers),
             num_heads,
             final_norm,
             float(errors.max()),
             control_error,
             reason,
             mask_ndim,
-            self.caches if self.caches != layers else (),
+            self.caches if self.caches != tuple(layers) else (),
+            reads_arithmetic,
         )
 
     def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, np.ndarray]:

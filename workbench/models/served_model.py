@@ -57,7 +57,7 @@ class ServedModel:
             windows=windows if len(set(windows)) > 1 else windows[:1],
             num_heads=self.preflight.num_heads,
             num_kv_heads=layers[0].num_kv_heads if layers else 0,
-            head_dim=layers[0].k_head_dim if layers else 0,
+            head_dim=layers[0].key_dim if layers else 0,
             dtype=dtype_name(layers[0].dtype) if layers else "",
         )
 

@@ -41,13 +41,14 @@ class AttentionBackend(ABC):
         """The kernels, if all they do is to add operations to MLX's graph, so that a step's graph can be replayed."""
         return None
 
-    def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
+    def check_supported(self, head_dim: int, block_size: int, dtype: str, value_dim: int = 0) -> None:
         """Raise ValueError, with what to do, when the backend has no variant for a model. The default takes all.
 
         Args:
             head_dim: Elements per head.
             block_size: Tokens per KV block.
             dtype: Element type of the KV cache, such as "float16".
+            value_dim: Elements of a value per head, 0 for as many as a key has.
         """
         return None
 

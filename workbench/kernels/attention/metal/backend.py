@@ -44,9 +44,9 @@ class MetalSourceBackend(AttentionBackend):
         """See `AttentionBackend.replayable_kernels`."""
         return self.kernels
 
-    def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
+    def check_supported(self, head_dim: int, block_size: int, dtype: str, value_dim: int = 0) -> None:
         """See `AttentionBackend.check_supported`."""
-        check_supported(head_dim, block_size, getattr(mx, dtype))
+        check_supported(head_dim, block_size, getattr(mx, dtype), value_dim)
 
     def attend(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions

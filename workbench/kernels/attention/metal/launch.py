@@ -305,8 +305,8 @@ def launch_dtype(stored: mx.Dtype) -> mx.Dtype:
     return mx.float16 if stored == mx.int8 else stored
 
 
-def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
-    """Raise ValueError when the tiled kernel does not support a head_dim, block size or dtype."""
+def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype, value_dim: int = 0) -> None:
+    """Raise ValueError when the tiled kernel does not support the sizes of heads, a block size or a dtype."""
     if dtype not in STORED_DTYPES.values():
         taken = ", ".join(map(dtype_name, STORED_DTYPES.values()))
         raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes {taken}")
