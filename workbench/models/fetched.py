@@ -234,12 +234,18 @@ class RowPositions(mx.array):
         return RowPositions(moved, self.num_positions) if isinstance(number, int) else moved
 
 
-def positions_between(start: Any, stop: Any) -> mx.array:
+def positions_between(start: Any, stop: Any, num_axes: int) -> mx.array:
     """``arange(start, stop)`` for a model that has one sequence in mind, where one of them is `RowPositions`.
 
-    From a row's position to the next, it is the position, [T, 1]. From 0, it is all positions that the pool's tables
-    hold, [num_positions], of which the model masks what it must not see.
+    From a row's position to the next, it is the position, with the rows as the first of some axes. From 0, it is all
+    positions that the pool's tables hold, [num_positions], of which the model masks what it must not see.
+
+    Args:
+        start: First position.
+        stop: End of the positions.
+        num_axes: Number of axes: 2 for [T, 1], as tokens have; 3 for [T, 1, 1], from which ``[:, None]`` makes a factor
+            of queries, [T, 1, 1, 1].
     """
     if isinstance(start, RowPositions):
-        return mx.array(start)[:, None]
+        return mx.array(start).reshape(-1, *[1] * (num_axes - 1))
     return mx.arange(start, stop.num_positions)

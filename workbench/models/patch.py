@@ -112,13 +112,13 @@ def _operating(original: Callable[..., Any], operation: Callable[[Any, Any], Any
     return call
 
 
-def _arange(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``arange`` that also counts from one of `RowPositions` or up to it."""
+def _arange(original: Callable[..., Any], num_axes: int) -> Callable[..., Any]:
+    """``arange`` that also counts from `RowPositions` or up to them."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         between = args[:2] if len(args) > 1 else (0, *args)
         if any(isinstance(end, RowPositions) for end in between):
-            return positions_between(*between)
+            return positions_between(*between, num_axes)
         return original(*args, **kwargs)
 
     return call
@@ -137,14 +137,14 @@ def _functions_of_mlx(core: Any) -> Mapping[str, Any]:
         **{name: _knowing(getattr(core, name), name) for name in ("expand_dims", "tile", "tanh", "softmax")},
         **{name: _knowing(getattr(core, name), name) for name in ("swapaxes", "transpose")},
         **{name: _operating(getattr(core, name), operation) for name, operation in operators.items()},
-        "arange": _arange(core.arange),
+        "arange": _arange(core.arange, 3),
         "fast": Namespace(core.fast, lambda fast: {ATTENTION_NAME: attend}),
     }
 
 
 _NAMESPACES: dict[str, Callable[[Any], Mapping[str, Any]]] = {
     "mlx.core": _functions_of_mlx,
-    "numpy": lambda numpy: {"arange": _arange(numpy.arange)},
+    "numpy": lambda numpy: {"arange": _arange(numpy.arange, 2)},
 }
 """Functions that replace those of a module, by its name."""
 
