@@ -289,3 +289,37 @@ def random_case(seed: int) -> Case:
         shared_prefix=int(rng.choice([0, 0, 32])),
         seed=seed,
     )
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "512": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 512},
+    "320": {"num_heads": 3, "num_kv_heads": 1, "head_dim": 320},
+    "192 and 128": {"num_heads": 4, "num_kv_heads": 4, "head_dim": 192, "value_dim": 128},
+    "96 and 64": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 96, "value_dim": 64},
+    "48 and 80": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 48, "value_dim": 80},
+    "latents of 512 + 64": {"num_heads": 20, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True},
+    "latents of 64 + 16": {"num_heads": 5, "num_kv_heads": 1, "head_dim": 80, "value_dim": 64, "latent": True},
+    "latents of 256 + 32": {"num_heads": 16, "num_kv_heads": 1, "head_dim": 288, "value_dim": 256, "latent": True},
+    "chunks": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "chunk_size": 48},
+    "chunks of 7": {"num_heads": 4, "num_kv_heads": 4, "head_dim": 128, "chunk_size": 7},
+}
+"""Sizes and reaches that are not those of plain attention, by name."""
+
+
+def kind_case(kind: str, seed: int) -> Case:
+    """A small random batch of a kind, with the other options drawn."""
+    rng = np.random.default_rng([seed, len(kind), sum(map(ord, kind))])
+    options = KINDS[kind]
+    rows = [1, int(rng.integers(2, 30)), 1, int(rng.integers(1, 9))]
+    sequences = tuple((count, count + int(rng.integers(0, longest))) for count, longest in zip(rows, (300, 60, 1, 90)))
+    return Case(
+        sequences,
+        **options,
+        block_size=int(rng.choice(BLOCK_SIZES)),
+        dtype=list(DTYPES)[seed % 3],
+        left=-1 if "chunk_size" in options else int(rng.choice([-1, 0, 7, 32])),
+        softcap=float(rng.choice([0.0, 1.5, 30.0])),
+        sinks=bool(rng.random() < 0.5),
+        kv_split=[None, 8, 64][int(rng.integers(3))],
+        seed=seed,
+    )

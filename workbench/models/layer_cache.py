@@ -405,7 +405,9 @@ class PagedLayerCache(LayerCache):
         keys, rows = np.arange(visible.shape[-1]), positions[:, None]
         expected = (keys <= rows) & (keys >= first_visible(rows, self.layer.kernel_reach))
         if not np.array_equal(visible.reshape(len(positions), -1), expected) or keys.size <= positions.max():
-            raise NotImplementedError("the model's attention passes a mask that is not causal, of a window or of chunks")
+            raise NotImplementedError(
+                "the model's attention passes a mask that is not causal, of a window or of chunks"
+            )
 
 
 def _with_neighbours(rows: mx.array, count: int) -> mx.array:

@@ -27,7 +27,7 @@ from workbench.kernels.attention.selection import SELF_TESTED
 from workbench.kernels.attention.stored import STORED_DTYPES
 from workbench.models.far_trial import far_trial
 from workbench.models.final_norm import FinalNorm, norm_candidates
-from workbench.models.layer_cache import LayerKV
+from workbench.models.layer_cache import LayerCache, LayerKV
 from workbench.models.mixers import MixerPatch, find_mixers
 from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
 from workbench.models.patch import Patch, patch_model
@@ -227,7 +227,12 @@ def _one_line(problem: Exception) -> str:
 
 def _why_it_fails(problem: Exception) -> str:
     """The reason for an exception of a model that runs on a packed batch; the common ones in plain English."""
-    if isinstance(problem, AttributeError) and type(problem.obj).__module__ == LayerKV.__module__:
+    if isinstance(problem, AttributeError) and isinstance(problem.obj, LayerCache):
+        if problem.name in ("keys", "values"):
+            return (
+                f"a layer reads the {problem.name!r} of a cache itself, as an indexer does that selects the positions to "
+                "attend to: that takes a kernel over index keys, and one that attends to a list of positions"
+            )
         return f"the model uses {problem.name!r} of mlx-lm's own caches, which a paged cache does not have"
     if isinstance(problem, NotImplementedError):  # an attention backend's, or a patch's
         return str(problem)

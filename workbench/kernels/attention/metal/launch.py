@@ -15,7 +15,7 @@ import numpy as np
 from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.attention.metal.plan import LaunchPlan, plan_launch
 from workbench.kernels.attention.metal.tile_shape import TileShape
-from workbench.kernels.attention.stored import STORED_DTYPES
+from workbench.kernels.attention.stored import STORED_DTYPES, value_dim_of
 
 if TYPE_CHECKING:
     from workbench.kernels.attention.metadata import AttentionMetadata
@@ -42,8 +42,10 @@ class LaunchKey(NamedTuple):
         q_shape: Shape of the queries, [T, num_heads, head_dim].
         cache_shape: Shape of a cache.
         dtype: Element type of the caches.
-        arguments: Scale, left window and soft cap.
+        arguments: Scale, reach and soft cap.
         kv_split: Maximum number of KV positions in a work item; None chooses by the amount of work.
+        value_dim: Elements of a value per head.
+        latent: Whether values are the first elements of keys.
     """
 
     kernels: PagedVarlenKernels
@@ -52,6 +54,8 @@ class LaunchKey(NamedTuple):
     dtype: mx.Dtype
     arguments: tuple[float, int, float]
     kv_split: int | None
+    value_dim: int
+    latent: bool
 
 
 @dataclass(frozen=True)
@@ -121,13 +125,17 @@ class PagedVarlenKernels:
         Raises:
             ValueError: The kernel does not support the head_dim, the block size or the dtype.
         """
-        launch = self._prepared(q.shape, k_cache.shape, k_cache.dtype, metadata, options, kv_split)
-        if launch is None:
-            return mx.zeros_like(q)
-        if v_cache.shape != k_cache.shape:
+        value_dim = value_dim_of(v_cache, options)
+        if v_cache.shape[:3] != k_cache.shape[:3]:
             raise ValueError(
-                f"k_cache is {k_cache.shape} and v_cache is {v_cache.shape}; the Metal kernel needs one shape"
+                f"k_cache is {k_cache.shape} and v_cache is {v_cache.shape}; only their last axes may differ"
             )
+        latent = options.value_dim > 0
+        launch = self._prepared(
+            q.shape, k_cache.shape, k_cache.dtype, metadata, options, kv_split, value_dim=value_dim, latent=latent
+        )
+        if launch is None:
+            return mx.zeros((0, q.shape[1], value_dim), q.dtype)
         queries = q if q.dtype == launch.dtype else q.astype(launch.dtype)
         sinks, *scores = launch.scores
         if options.sinks is not None:
@@ -147,9 +155,11 @@ class PagedVarlenKernels:
         metadata: AttentionMetadata,
         options: AttentionOptions,
         kv_split: int | None,
+        value_dim: int,
+        latent: bool,
     ) -> PreparedLaunch | None:
         """The launch of a batch for layers of one shape, made on first use; None when the batch has no rows."""
-        key = LaunchKey(self, q_shape, cache_shape, dtype, options.arguments, kv_split)
+        key = LaunchKey(self, q_shape, cache_shape, dtype, options.arguments, kv_split, value_dim, latent)
         if key not in metadata.derived:
             if metadata.num_tokens == 0:
                 return None
@@ -166,15 +176,17 @@ class PagedVarlenKernels:
         Raises:
             ValueError: The kernel does not support the head_dim, the block size or the dtype.
         """
-        _, q_shape, (_, _, num_kv_heads, _), dtype, arguments, kv_split = key
-        num_heads, head_dim = q_shape[1:]
-        check_supported(head_dim, metadata.block_size, dtype)
+        _, q_shape, (_, _, num_kv_heads, _), dtype, arguments, kv_split, value_dim, latent = key
+        num_tokens, num_heads, head_dim = q_shape
+        check_supported(head_dim, metadata.block_size, dtype, value_dim)
         stored, dtype = dtype, launch_dtype(dtype)
-        shape = TileShape.choose(head_dim, dtype.size)
-        plan = self.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, arguments[1], kv_split)
-        outputs = [(q_shape, dtype)]
+        shape = TileShape.choose(head_dim, dtype.size, value_dim)
+        plan = self.plan(
+            metadata, num_heads, num_kv_heads, head_dim, dtype.size, arguments[1], kv_split, value_dim=value_dim
+        )
+        outputs = [((num_tokens, num_heads, value_dim), dtype)]
         if plan.num_partial_rows:
-            outputs.append(((plan.num_partial_rows, num_heads, head_dim), mx.float32))
+            outputs.append(((plan.num_partial_rows, num_heads, value_dim), mx.float32))
             outputs.append(((plan.num_partial_rows, num_heads, 2), mx.float32))
         grid, threadgroup = self.geometry(plan, shape, num_heads, num_kv_heads)
         attend = self._launcher(
@@ -185,6 +197,8 @@ class PagedVarlenKernels:
             template=[
                 ("T", dtype),
                 ("HEAD_DIM", head_dim),
+                ("VALUE_DIM", value_dim),
+                ("LATENT", latent),
                 ("BLOCK_SIZE", metadata.block_size),
                 ("TILE_KV", shape.tile_kv),
                 ("NUM_SIMDGROUPS", shape.num_simdgroups),
@@ -197,10 +211,10 @@ class PagedVarlenKernels:
             merging = plan.mlx_merge_rows, plan.mlx_merged_rows
             merge = self._launcher(
                 "merge_splits",
-                outputs=[((len(plan.merged_rows), num_heads, head_dim), dtype)],
+                outputs=[((len(plan.merged_rows), num_heads, value_dim), dtype)],
                 grid=(32 * num_heads, len(plan.merged_rows), 1),
                 threadgroup=(32, 1, 1),
-                template=[("T", dtype), ("HEAD_DIM", head_dim)],
+                template=[("T", dtype), ("HEAD_DIM", value_dim)],
             )
         tables = plan.mlx_items, metadata.mlx_block_table
         scores = score_inputs(*arguments, num_heads=num_heads, in_log2=True)
@@ -211,17 +225,20 @@ class PagedVarlenKernels:
     ) -> mx.array:
         """Attention by ``paged_varlen_v1``: one row and head per threadgroup, any head_dim and block size."""
         num_tokens, num_heads, head_dim = q.shape
+        out_shape = num_tokens, num_heads, value_dim_of(v_cache, options)
         if num_tokens == 0:
-            return mx.zeros_like(q)
+            return mx.zeros(out_shape, q.dtype)
         dtype = launch_dtype(k_cache.dtype)
         launch = self._launcher(
             "paged_varlen_v1",
-            outputs=[(q.shape, dtype)],
+            outputs=[(out_shape, dtype)],
             grid=(32 * V1_SIMDGROUPS * num_heads, num_tokens, 1),
             threadgroup=(32 * V1_SIMDGROUPS, 1, 1),
             template=[
                 ("T", dtype),
                 ("HEAD_DIM", head_dim),
+                ("VALUE_DIM", out_shape[2]),
+                ("LATENT", options.value_dim > 0),
                 ("BLOCK_SIZE", metadata.block_size),
                 ("NUM_SIMDGROUPS", V1_SIMDGROUPS),
             ],
@@ -242,9 +259,10 @@ class PagedVarlenKernels:
         itemsize: int,
         window: int = -1,
         kv_split: int | None = None,
+        value_dim: int = 0,
     ) -> LaunchPlan:
         """The plan of a batch, made once and shared by all layers with the same window."""
-        block_q = TileShape.choose(head_dim, itemsize).block_q(num_heads // num_kv_heads)
+        block_q = TileShape.choose(head_dim, itemsize, value_dim).block_q(num_heads // num_kv_heads)
         key = (LaunchPlan, block_q, window, num_kv_heads, kv_split)
         if key not in metadata.derived:
             metadata.derived[key] = plan_launch(
@@ -310,7 +328,7 @@ def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype, value_dim: 
     if dtype not in STORED_DTYPES.values():
         taken = ", ".join(map(dtype_name, STORED_DTYPES.values()))
         raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes {taken}")
-    TileShape.choose(head_dim, launch_dtype(dtype).size)
+    TileShape.choose(head_dim, launch_dtype(dtype).size, value_dim)
     if block_size % 8:
         raise ValueError(
             f"block_size is {block_size}; the Metal kernel takes multiples of 8: "
@@ -320,7 +338,7 @@ def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype, value_dim: 
 
 @lru_cache(maxsize=256)
 def score_inputs(
-    softmax_scale: float, left_window: int, softcap: float, *, num_heads: int, in_log2: bool
+    softmax_scale: float, reach: int, softcap: float, *, num_heads: int, in_log2: bool
 ) -> tuple[mx.array, mx.array, mx.array]:
     """The inputs ``sinks`` (none), ``scoring`` and ``window`` of a kernel, the same in every step.
 
@@ -328,7 +346,7 @@ def score_inputs(
 
     Args:
         softmax_scale: Factor on q · k.
-        left_window: Left window as in flash-attn, -1 for none.
+        reach: The positions that a row sees: a left window, -1 for all, or -n for chunks of n.
         softcap: Soft cap, 0 for none.
         num_heads: Number of query heads.
         in_log2: Whether the kernel takes scores in units of log2, as the tiled one does.
@@ -340,5 +358,5 @@ def score_inputs(
     return (
         mx.array(np.full(num_heads, -np.inf, np.float32)),
         mx.array(scoring, mx.float32),
-        mx.array([min(left_window, MAX_WINDOW)], mx.int32),
+        mx.array([min(max(reach, -MAX_WINDOW), MAX_WINDOW)], mx.int32),
     )
