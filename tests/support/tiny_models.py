@@ -23,15 +23,17 @@ MAX_PARAMETERS = 10_000_000
 """Largest number of weights of a tiny model."""
 
 _KERNEL = """
-    Klear afm7 afmoe apertus bailing_moe cohere cohere2 deepseek deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone exaone4 gemma
-    gemma2 gemma3_text gemma3n gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox gpt_oss granite granitemoe helium hunyuan hunyuan_v1_dense internlm2
-    internlm3 iquestloopcoder kimi_k25 laguna lille-130m llama llama4 llama4_text longcat_flash mimo minicpm minicpm3 minimax ministral3 mistral4 mixtral muse_glimmer nanbeige nanochat
-    nemotron olmo2 olmo3 olmoe phi phi3 phimoe plamo plamo3 qwen qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl seed_oss smollm3
-    solar_open stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
+    Klear afm7 afmoe apertus bailing_moe cohere cohere2 deepseek deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe
+    exaone exaone4 gemma gemma2 gemma3_text gemma3n gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode
+    gpt_neox gpt_oss granite granitemoe helium hunyuan hunyuan_v1_dense internlm2 internlm3 iquestloopcoder kimi_k25
+    laguna lille-130m llama llama4 llama4_text longcat_flash mimo minicpm minicpm3 minimax ministral3 mistral4
+    mixtral muse_glimmer nanbeige nanochat nemotron olmo2 olmo3 olmoe phi phi3 phimoe plamo plamo3 qwen qwen2
+    qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl seed_oss smollm3 solar_open stablelm starcoder2 step3p5 talkie
+    telechat3 youtu_llm
 """
 _RECURRENT_KERNEL = """
-    bailing_hybrid bailing_moe_linear bailing_moe_v3 falcon_h1 granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 nemotron_h olmo_hybrid plamo2 qwen3_5
-    qwen3_5_moe qwen3_next recurrent_gemma rwkv7
+    bailing_hybrid bailing_moe_linear bailing_moe_v3 falcon_h1 granitemoehybrid jamba kimi_linear lfm2 lfm2_moe
+    mamba mamba2 nemotron_h olmo_hybrid plamo2 qwen3_5 qwen3_5_moe qwen3_next recurrent_gemma rwkv7
 """
 _REFUSED = "baichuan_m1 deepseek_v32 gear minimax_m3_vl"
 

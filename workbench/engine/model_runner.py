@@ -224,6 +224,8 @@ class ModelRunner:
             facts |= {
                 "num_kv_heads": layers[0].num_kv_heads,
                 "head_dim": layers[0].key_dim,
+                "value_dim": layers[0].value_dim,
+                "kv_layout": "latents" if layers[0].latent else "keys and values",
                 "kv_dtype": dtype_name(layers[0].dtype),
             }
         if self.preflight.states:

@@ -50,6 +50,11 @@ log = logging.getLogger("workbench")
 
 WORST_ROW = 10
 
+_SELECTS_POSITIONS = (
+    "a layer reads the keys of a cache itself, as an indexer does that selects the positions to attend to: that takes a "
+    "kernel over index keys, and one that attends to a list of positions"
+)
+
 _WAYS: tuple[tuple[Literal["kernel", "gather"], int, bool], ...] = (
     ("kernel", 0, False),
     ("kernel", 0, True),
@@ -138,7 +143,7 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
         if result.mode == "gather":
             log.info("attention gathers context instead of running a kernel: %s", result.reason)
         return result
-    by_kernel, gathered = reasons[1:3]
+    by_kernel, gathered = [_SELECTS_POSITIONS] * 2 if _SELECTS_POSITIONS in reasons else reasons[1:3]
     ways = f"with a kernel, {by_kernel}; with gathered context, {gathered}"
     raise UnsupportedModelError(
         f"paged attention does not reproduce the model: {by_kernel if by_kernel == gathered else ways}"
@@ -192,6 +197,7 @@ def _window_of(index: int, cache: Any) -> int:
         return cache.max_size
     kinds = {
         "RotatingKVCache": "a sliding window that keeps its first tokens",
+        "LayerCache": "a window beside keys that are compressed over several positions",
     }
     name = type(cache).__name__
     raise UnsupportedModelError(
@@ -229,10 +235,7 @@ def _why_it_fails(problem: Exception) -> str:
     """The reason for an exception of a model that runs on a packed batch; the common ones in plain English."""
     if isinstance(problem, AttributeError) and isinstance(problem.obj, LayerCache):
         if problem.name in ("keys", "values"):
-            return (
-                f"a layer reads the {problem.name!r} of a cache itself, as an indexer does that selects the positions to "
-                "attend to: that takes a kernel over index keys, and one that attends to a list of positions"
-            )
+            return _SELECTS_POSITIONS
         return f"the model uses {problem.name!r} of mlx-lm's own caches, which a paged cache does not have"
     if isinstance(problem, NotImplementedError):  # an attention backend's, or a patch's
         return str(problem)

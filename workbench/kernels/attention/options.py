@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """Scale, window, soft cap, sinks and sizes of a layer, under the names that flash-attn and vLLM use if they have one.
+    """Scale, window, soft cap, sinks and sizes of a layer, under the names that flash-attn and vLLM have for them.
 
     >>> AttentionOptions(0.125, window_size=(4095, 0)).left_window
     4095

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -79,8 +80,8 @@ class MetalBackend(MetalSourceBackend):
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:
-        """``mx.fast.metal_kernel``."""
-        return mx.fast.metal_kernel
+        """``mx.fast.metal_kernel`` with safe mathematics: the kernels rely on exp2(-inf) being 0 and on NaN."""
+        return partial(mx.fast.metal_kernel, compile_options={"math_mode": "safe"})
 
 
 class CudaBackend(MetalSourceBackend):

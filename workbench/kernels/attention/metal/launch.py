@@ -13,7 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.attention.dtypes import dtype_name
-from workbench.kernels.attention.metal.plan import LaunchPlan, plan_launch
+from workbench.kernels.attention.metadata import FEW_ELEMENTS
+from workbench.kernels.attention.metal.plan import LaunchPlan, RowPart, plan_launch, row_parts
 from workbench.kernels.attention.metal.tile_shape import TileShape
 from workbench.kernels.attention.stored import STORED_DTYPES, value_dim_of
 
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 
 V1_SIMDGROUPS = 4
 """Number of simdgroups that share the context of a row in ``paged_varlen_v1``."""
+
+MAX_DISPATCH_FLOP = 2.0**37
+"""Multiplications and additions of one dispatch, about 50 ms of an M1's stated 2.6 TFLOP/s.
+
+MLX cannot end a command buffer inside a dispatch, and macOS ends those that keep the GPU from drawing for seconds: 2,048
+rows at 128k positions, 32 heads of 128, are 4.4 TFLOP."""
+
+UNSPLIT = 2**30
+"""A length that no context has, as ``kv_split`` of a part of a batch that is not split."""
 
 MAX_WINDOW = 2**30
 """Wider windows are cut to this one: no context is longer, and positions minus it do not overflow."""
@@ -70,6 +80,8 @@ class PreparedLaunch:
         scores: The inputs sinks, scoring and window for a layer without sinks.
         attend: The tiled kernel with all of its arguments but the inputs.
         merge: The merge kernel in the same way; None when no context is split.
+        parts: Runs of rows that are dispatched one after another instead; none if one dispatch is short enough.
+        kv_split: Maximum number of KV positions in a work item of the parts.
     """
 
     dtype: mx.Dtype
@@ -79,6 +91,8 @@ class PreparedLaunch:
     scores: tuple[mx.array, mx.array, mx.array]
     attend: Callable[..., list[mx.array]]
     merge: Callable[..., list[mx.array]] | None
+    parts: Sequence[RowPart] = ()
+    kv_split: int = UNSPLIT
 
     @property
     def batch(self) -> LaunchArrays:
@@ -102,6 +116,8 @@ class PagedVarlenKernels:
         metal_kernel: ``mx.fast.metal_kernel``, ``workbench.kernels.msl.metal_kernel``, or another function of that
         signature. **launch_options: Extra keyword arguments of every launch, such as ``order=1`` for msl.
     """
+
+    max_dispatch_flop = MAX_DISPATCH_FLOP
 
     def __init__(self, metal_kernel: Callable[..., Any], **launch_options: Any):
         self.metal_kernel = metal_kernel
@@ -136,6 +152,10 @@ class PagedVarlenKernels:
         )
         if launch is None:
             return mx.zeros((0, q.shape[1], value_dim), q.dtype)
+        if launch.parts:
+            arguments = {"options": options, "kv_split": launch.kv_split}
+            outs = [self.attend(q[a:b], k_cache, v_cache, part, **arguments) for a, b, part in launch.parts]
+            return mx.concatenate(outs)
         queries = q if q.dtype == launch.dtype else q.astype(launch.dtype)
         sinks, *scores = launch.scores
         if options.sinks is not None:
@@ -217,8 +237,16 @@ class PagedVarlenKernels:
                 template=[("T", dtype), ("HEAD_DIM", value_dim)],
             )
         tables = plan.mlx_items, metadata.mlx_block_table
+        _check_sizes(*tables, *(merging or ())[:1])
         scores = score_inputs(*arguments, num_heads=num_heads, in_log2=True)
-        return PreparedLaunch(dtype, tables, merging, plan.num_partial_rows, scores, attend, merge)
+        parts: Sequence[RowPart] = ()
+        if int(metadata.query_lens.max()) > 1:  # decodes read, and hardly compute
+            block_q = shape.block_q(num_heads // num_kv_heads)
+            whole = metadata.work_list(block_q, arguments[1])
+            costs = whole[:, 2] * (whole[:, 4] - whole[:, 3]) * (2.0 * num_heads * (head_dim + value_dim))
+            parts = row_parts(metadata, whole, costs, self.max_dispatch_flop)
+        split = plan.kv_split or UNSPLIT
+        return PreparedLaunch(dtype, tables, merging, plan.num_partial_rows, scores, attend, merge, parts, split)
 
     def attend_v1(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
@@ -290,6 +318,17 @@ class PagedVarlenKernels:
         """A kernel with all of its arguments but ``inputs``."""
         shapes, dtypes = zip(*outputs)
         return partial(self.kernel(name), output_shapes=shapes, output_dtypes=dtypes, **launch, **self.launch_options)
+
+
+def _check_sizes(*tables: mx.array) -> None:
+    """Check that MLX passes tables of every size in the same way.
+
+    Raises:
+        RuntimeError: It would pass one as constants, and compile another variant of the kernel in the middle of a run.
+    """
+    for table in tables:
+        if table.size < FEW_ELEMENTS:
+            raise RuntimeError(f"a table has {table.size} elements, which takes a kernel of its own; fill it up to 8")
 
 
 def kernel_text(name: str) -> dict[str, Any]:

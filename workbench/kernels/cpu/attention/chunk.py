@@ -113,7 +113,8 @@ def _load_tile(tile, sizes, cache, table, start, stop, num_keys, kv_head, shapes
     """Copy KV positions [start, stop) of one head out of the cache; zeros up to ``num_keys`` and ``tile_row``.
 
     ``sizes`` are the elements of a row that are copied, those of a row in the cache, whose last ones are the scale of
-    codes, and those of a row of the tile. Only positions of the range are read, so the contents of a stale slot stay out of every sum.
+    codes, and those of a row of the tile. Only positions of the range are read, so the contents of a stale slot stay
+    out of every sum.
     """
     dim, stored_dim, tile_row = sizes
     block_size, num_vectors = shapes.block_size, dim // LANES
