@@ -11,6 +11,7 @@ from reference import reference_attention
 
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.kernels.attention.options import AttentionOptions
+from workbench.kernels.attention.stored import from_stored
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 UNIT_ROUNDOFF = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}
@@ -91,8 +92,8 @@ class Batch:
         """The result in float64."""
         return reference_attention(
             as_float64(self.q),
-            as_float64(self.k_cache),
-            as_float64(self.v_cache)[..., : self.case.size_of_values],
+            as_float64(from_stored(self.k_cache)),
+            as_float64(from_stored(self.v_cache))[..., : self.case.size_of_values],
             cu_seqlens_q=self.metadata.cu_seqlens_q,
             seqused_k=self.metadata.seqused_k,
             block_table=self.metadata.block_table,

@@ -51,8 +51,8 @@ log = logging.getLogger("workbench")
 WORST_ROW = 10
 
 _SELECTS_POSITIONS = (
-    "a layer reads the keys of a cache itself, as an indexer does that selects the positions to attend to: that takes a "
-    "kernel over index keys, and one that attends to a list of positions"
+    "a layer reads the keys of a cache itself, as an indexer does that selects the positions to attend to: that takes "
+    "a kernel over index keys, and one that attends to a list of positions"
 )
 
 _WAYS: tuple[tuple[Literal["kernel", "gather"], int, bool], ...] = (

@@ -28,8 +28,8 @@ V1_SIMDGROUPS = 4
 MAX_DISPATCH_FLOP = 2.0**37
 """Multiplications and additions of one dispatch, about 50 ms of an M1's stated 2.6 TFLOP/s.
 
-MLX cannot end a command buffer inside a dispatch, and macOS ends those that keep the GPU from drawing for seconds: 2,048
-rows at 128k positions, 32 heads of 128, are 4.4 TFLOP."""
+MLX cannot end a command buffer inside a dispatch, and macOS ends those that keep the GPU from drawing for seconds:
+2,048 rows at 128k positions, 32 heads of 128, are 4.4 TFLOP."""
 
 UNSPLIT = 2**30
 """A length that no context has, as ``kv_split`` of a part of a batch that is not split."""
