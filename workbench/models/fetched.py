@@ -17,13 +17,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 
-if TYPE_CHECKING:
-    from workbench.models.layer_cache import PagedLayerCache
+
+class AttendingLayer(Protocol):
+    """The layer that keys and values belong to, see `workbench.models.paged_layer.PagedLayerCache`."""
+
+    reads_arithmetic: bool
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of every packed row."""
+
+    def attention(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, softmax_scale: float, softcap: float = 0.0
+    ) -> mx.array:
+        """Attention over the layer's context."""
 
 
 class Fetched(mx.array):
@@ -38,7 +50,7 @@ class Fetched(mx.array):
     """
 
     def __init__(
-        self, array: mx.array, layer: PagedLayerCache, are_keys: bool, transposed: bool = False, tiles: int = 1
+        self, array: mx.array, layer: AttendingLayer, are_keys: bool, transposed: bool = False, tiles: int = 1
     ) -> None:
         super().__init__(array)
         self.layer, self.are_keys, self.transposed, self.tiles = layer, are_keys, transposed, tiles
@@ -58,22 +70,22 @@ class Fetched(mx.array):
             sizes[-1 if self.transposed else -2] = self.layer.offset + 1
         return tuple(sizes)
 
-    def swapaxes(self, axis1: int, axis2: int, **options: Any) -> mx.array:  # type: ignore[override]
+    def swapaxes(self, axis1: int, axis2: int, **options: Any) -> mx.array:
         """See `mx.swapaxes`; exchanging the last two axes keeps the layer."""
         swapped = super().swapaxes(axis1, axis2, **options)
         last_two = {axis1 % self.ndim, axis2 % self.ndim} == {self.ndim - 2, self.ndim - 1}
         return self._with(swapped, transposed=not self.transposed) if last_two else swapped
 
-    def transpose(self, *axes: Any, **options: Any) -> mx.array:  # type: ignore[override]
+    def transpose(self, *axes: Any, **options: Any) -> mx.array:
         """See `mx.transpose`; exchanging the last two axes keeps the layer."""
         order = [axis % self.ndim for axis in (axes[0] if axes and isinstance(axes[0], list | tuple) else axes)]
         if order == [*range(self.ndim - 2), self.ndim - 1, self.ndim - 2]:
             return self.swapaxes(-1, -2)
         return super().transpose(*axes, **options)
 
-    def astype(self, dtype: mx.Dtype, **options: Any) -> mx.array:  # type: ignore[override]
+    def astype(self, dtype: mx.Dtype, stream: Any = None) -> mx.array:
         """See `mx.array.astype`: rows are stored in the pool's type whatever the model computes in."""
-        return self._with(super().astype(dtype, **options))
+        return self._with(super().astype(dtype, stream=stream))
 
     def as_rows(self) -> Fetched:
         """The same keys or values as the layer gave them, without the views that a model has made."""
@@ -173,7 +185,7 @@ def _number(value: Any) -> float:
     Raises:
         NotImplementedError: It is not one number that is finite and positive.
     """
-    if isinstance(value, Real) and math.isfinite(value) and value > 0:
+    if isinstance(value, int | float | np.floating) and math.isfinite(value) and value > 0:
         return float(value)
     raise NotImplementedError(f"the model multiplies its scores by {value!r}; a paged kernel takes a positive number")
 
@@ -209,8 +221,8 @@ class Weights:
         if not keys.are_keys:
             raise NotImplementedError("the model's scores are products with values, which a paged kernel does not take")
         queries = scores.queries
-        asked = {"softmax_scale": scores.scale, "softcap": scores.softcap}
-        out = keys.layer.attention(queries.flatten(1, -3), keys.as_rows(), values.as_rows(), **asked)
+        rows = queries.flatten(1, -3), keys.as_rows(), values.as_rows()
+        out = keys.layer.attention(*rows, softmax_scale=scores.scale, softcap=scores.softcap)
         return out.reshape(*queries.shape[:-1], out.shape[-1])
 
 

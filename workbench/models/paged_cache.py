@@ -19,8 +19,8 @@ from workbench.models.layer_cache import (
     LayerKV,
     LayerStep,
     Memory,
-    PagedLayerCache,
 )
+from workbench.models.paged_layer import PagedLayerCache
 from workbench.models.state_cache import LayerState, StateLayerCache, States, StateStep
 
 CacheSpec = LayerKV | LayerState | tuple["LayerKV | LayerState", ...]

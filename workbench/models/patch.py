@@ -26,7 +26,7 @@ import mlx.nn as nn
 
 from workbench.kernels.attention.backend import AttentionBackend
 from workbench.models.fetched import Fetched, RowPositions, Scores, Weights, positions_between
-from workbench.models.layer_cache import PagedLayerCache
+from workbench.models.paged_layer import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
 SWIGLU_NAME = "swiglu"
@@ -116,9 +116,9 @@ def _arange(original: Callable[..., Any], num_axes: int) -> Callable[..., Any]:
     """``arange`` that also counts from `RowPositions` or up to them."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        between = args[:2] if len(args) > 1 else (0, *args)
-        if any(isinstance(end, RowPositions) for end in between):
-            return positions_between(*between, num_axes)
+        start, stop = args[:2] if len(args) > 1 else (0, *args)
+        if isinstance(start, RowPositions) or isinstance(stop, RowPositions):
+            return positions_between(start, stop, num_axes)
         return original(*args, **kwargs)
 
     return call

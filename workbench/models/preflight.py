@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -55,13 +55,17 @@ _SELECTS_POSITIONS = (
     "a kernel over index keys, and one that attends to a list of positions"
 )
 
-_WAYS: tuple[tuple[Literal["kernel", "gather"], int, bool], ...] = (
-    ("kernel", 0, False),
-    ("kernel", 0, True),
-    ("gather", 4, False),
-    ("gather", 5, False),
-)
-"""Ways to serve a model, the best one first, as (mode, mask_ndim, reads_arithmetic) of a `PreflightResult`."""
+
+class _Way(NamedTuple):
+    """A way to serve a model, see `PreflightResult`."""
+
+    mode: Literal["kernel", "gather"]
+    mask_ndim: int = 0
+    reads_arithmetic: bool = False
+
+
+_WAYS = (_Way("kernel"), _Way("kernel", reads_arithmetic=True), _Way("gather", 4), _Way("gather", 5))
+"""Ways to serve a model, the best one first."""
 
 
 class UnsupportedModelError(ShortTraceback, ValueError):
@@ -128,10 +132,9 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     trial = _Trial(model, specs, token_ids, reference)
 
     reasons: list[str] = []
-    for mode, mask_ndim, reads_arithmetic in _WAYS:
+    for way in _WAYS:
         try:
-            reason = reasons[1] if mode == "gather" else ""
-            result = trial.run(mode, backend, mask_ndim, reads_arithmetic, reason)
+            result = trial.run(way, backend, reasons[1] if way.mode == "gather" else "")
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
@@ -253,14 +256,7 @@ class _Trial:
     token_ids: np.ndarray
     reference: np.ndarray
 
-    def run(
-        self,
-        mode: Literal["kernel", "gather"],
-        backend: AttentionBackend,
-        mask_ndim: int,
-        reads_arithmetic: bool,
-        reason: str,
-    ) -> PreflightResult:
+    def run(self, way: _Way, backend: AttentionBackend, reason: str) -> PreflightResult:
         """Try one way to serve the model.
 
         Layers that ask for attention over latents, or pass masks, get another description, and the way is tried again.
@@ -272,7 +268,7 @@ class _Trial:
         while True:
             asked: list[LayerKV] = []
             try:
-                return self._run(mode, backend, mask_ndim, reads_arithmetic, reason, asked)
+                return self._run(way, backend, reason, asked)
             except _Mismatch:
                 rest = iter(asked)
                 flat = [next(rest, one) if isinstance(one, LayerKV) else one for one in flat_caches(self.caches)]
@@ -284,16 +280,9 @@ class _Trial:
                     tuple(next(items) for _ in spec) if isinstance(spec, tuple) else next(items) for spec in self.caches
                 )
 
-    def _run(
-        self,
-        mode: Literal["kernel", "gather"],
-        backend: AttentionBackend,
-        mask_ndim: int,
-        reads_arithmetic: bool,
-        reason: str,
-        asked: list[LayerKV],
-    ) -> PreflightResult:
+    def _run(self, way: _Way, backend: AttentionBackend, reason: str, asked: list[LayerKV]) -> PreflightResult:
         """`run` with the layers as they are described; ``asked`` gets the descriptions that the model asks for."""
+        mode, mask_ndim, reads_arithmetic = way
         flat = flat_caches(self.caches)
         paths = [path for one in flat if isinstance(one, LayerState) for path in one.mixers]
         groups = [int(isinstance(one, LayerState)) for one in flat]

@@ -162,9 +162,15 @@ def _attention() -> Iterator[str]:
         f'"auto" is {name}; checked for the bundled model: {NUM_HEADS} query and {NUM_KV_HEADS} KV heads, '
         f"head_dim {HEAD_DIM}, block_size {BLOCK_SIZE}"
     )
-    heads = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM, "block_size": BLOCK_SIZE}
     for dtype in dtypes:
-        chosen = select_backend("auto", **heads, dtype=dtype)
+        chosen = select_backend(
+            "auto",
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
+            block_size=BLOCK_SIZE,
+            dtype=dtype,
+        )
         error = chosen.self_test_error
         if error is None and not chosen.fallback_reason:
             shapes = (NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype)

@@ -25,6 +25,19 @@ def filled_up(table: np.ndarray) -> np.ndarray:
     return np.pad(table, ((0, missing), (0, 0))) if missing > 0 else table
 
 
+def check_filled_up(*tables: mx.array) -> None:
+    """Check that a kernel gets tables of `FEW_ELEMENTS` elements or more.
+
+    Raises:
+        RuntimeError: MLX would pass one as constants, and compile another variant of the kernel in the middle of a run.
+    """
+    for table in tables:
+        if table.size < FEW_ELEMENTS:
+            raise RuntimeError(
+                f"a table has {table.size} elements, which takes a kernel of its own; fill it up to {FEW_ELEMENTS}"
+            )
+
+
 def mlx_copy(attribute: str) -> cached_property[mx.array]:
     """A property with the MLX array of a NumPy attribute, made on first use."""
 

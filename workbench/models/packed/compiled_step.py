@@ -26,8 +26,8 @@ from workbench.kernels.cpu.layer_loop import (
     run_layers,
 )
 from workbench.kernels.cpu.threads import thread_pool
-from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
+from workbench.models.paged_layer import PagedLayerCache
 
 FIRST_POSITIONS = 1024
 """Positions of the first table of RoPE; it doubles when a step needs more."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.attention.dtypes import dtype_name
-from workbench.kernels.attention.metadata import FEW_ELEMENTS
+from workbench.kernels.attention.metadata import check_filled_up
 from workbench.kernels.attention.metal.plan import LaunchPlan, RowPart, plan_launch, row_parts
 from workbench.kernels.attention.metal.tile_shape import TileShape
 from workbench.kernels.attention.stored import STORED_DTYPES, value_dim_of
@@ -153,9 +153,11 @@ class PagedVarlenKernels:
         if launch is None:
             return mx.zeros((0, q.shape[1], value_dim), q.dtype)
         if launch.parts:
-            arguments = {"options": options, "kv_split": launch.kv_split}
-            outs = [self.attend(q[a:b], k_cache, v_cache, part, **arguments) for a, b, part in launch.parts]
-            return mx.concatenate(outs)
+            split = launch.kv_split
+            runs = ((q[begin:end], part) for begin, end, part in launch.parts)
+            return mx.concatenate(
+                [self.attend(rows, k_cache, v_cache, part, options, kv_split=split) for rows, part in runs]
+            )
         queries = q if q.dtype == launch.dtype else q.astype(launch.dtype)
         sinks, *scores = launch.scores
         if options.sinks is not None:
@@ -237,7 +239,7 @@ class PagedVarlenKernels:
                 template=[("T", dtype), ("HEAD_DIM", value_dim)],
             )
         tables = plan.mlx_items, metadata.mlx_block_table
-        _check_sizes(*tables, *(merging or ())[:1])
+        check_filled_up(*tables, *(merging or ())[:1])
         scores = score_inputs(*arguments, num_heads=num_heads, in_log2=True)
         parts: Sequence[RowPart] = ()
         if int(metadata.query_lens.max()) > 1:  # decodes read, and hardly compute
@@ -318,17 +320,6 @@ class PagedVarlenKernels:
         """A kernel with all of its arguments but ``inputs``."""
         shapes, dtypes = zip(*outputs)
         return partial(self.kernel(name), output_shapes=shapes, output_dtypes=dtypes, **launch, **self.launch_options)
-
-
-def _check_sizes(*tables: mx.array) -> None:
-    """Check that MLX passes tables of every size in the same way.
-
-    Raises:
-        RuntimeError: It would pass one as constants, and compile another variant of the kernel in the middle of a run.
-    """
-    for table in tables:
-        if table.size < FEW_ELEMENTS:
-            raise RuntimeError(f"a table has {table.size} elements, which takes a kernel of its own; fill it up to 8")
 
 
 def kernel_text(name: str) -> dict[str, Any]:
