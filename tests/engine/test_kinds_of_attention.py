@@ -125,3 +125,22 @@ def test_captured_weights_know_the_soft_cap_and_latents():
             values = capture.values[0].repeat(weights.shape[0] // capture.values[0].shape[1], axis=1)
             out = np.einsum("hk,khd->hd", weights, values.astype(np.float64))
             np.testing.assert_allclose(out, capture.out[row], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "deepseek_v2", "llama4", "gemma2"])
+def test_the_metal_source_serves_them_too(architecture):
+    """Every launch is recorded with its plan, and `shadow` reads the same numbers."""
+    sizes = {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    changes = sizes if "deepseek" in architecture else {}
+    loaded = tiny_loaded_model(architecture, **changes)
+    tokens = {}
+    for backend in ("msl", "cpu"):
+        config = EngineConfig(**{**SETTINGS, "block_size": 8, "attention_backend": backend})
+        with Engine(loaded, config) as engine:
+            assert (engine.runner.mode, engine.runner.backend_name) == ("kernel", backend)
+            engine.add_request([5 + index for index in range(11)], SamplingParams(max_tokens=3, ignore_eos=True))
+            tokens[backend] = [list(output.token_ids) for output in engine.run(progress=False)]
+            assert all(step.kernel.work_items for step in engine.trace)
+            if backend == "cpu":
+                assert engine.shadow(len(engine.trace) - 1).agrees
+    assert tokens["msl"] == tokens["cpu"]

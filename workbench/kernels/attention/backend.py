@@ -117,6 +117,7 @@ class AttentionBackend(ABC):
         head_dim: int,
         dtype: str,
         windows: tuple[int, ...] = (-1,),
+        value_dim: int = 0,
     ) -> KernelLaunch:
         """The launch of a step's layers, for the record of the step.
 
@@ -126,9 +127,12 @@ class AttentionBackend(ABC):
             num_kv_heads: Number of KV heads.
             head_dim: Elements per head.
             dtype: Element type of q and of the cache, such as "float32".
-            windows: Left window of each layer as in flash-attn, -1 for none; one entry when all layers agree.
+            windows: The reach of rows in each layer: a left window as in flash-attn, -1 for all, -n for chunks of n;
+                one entry when all layers agree.
+            value_dim: Elements of a value per head, 0 for as many as a key has.
         """
-        items, tile, details = self._plan(metadata, num_heads, num_kv_heads, head_dim, dtype, windows[0])
+        sizes = num_heads, num_kv_heads, head_dim, value_dim or head_dim
+        items, tile, details = self._plan(metadata, sizes, dtype, windows[0])
         block_q, block_kv = tile
         return KernelLaunch(
             backend=self.name,
@@ -144,12 +148,12 @@ class AttentionBackend(ABC):
         )
 
     def _plan(
-        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
+        self, metadata: AttentionMetadata, sizes: tuple[int, int, int, int], dtype: str, window: int
     ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
         """The work list of a launch, its `tile_shape`, and the other fields of its `KernelLaunch`."""
-        tile = self.tile_shape(num_heads, num_kv_heads, head_dim)
+        tile = self.tile_shape(*sizes)
         return metadata.work_list(tile[0], window), tile, {}
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
         """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut."""
         return WHOLE, WHOLE

@@ -31,7 +31,7 @@ class CpuBackend(AttentionBackend):
 
     name = "cpu"
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
         """As many rows as fill the kernel's panels; fewer when more query heads share a KV head."""
         return max(1, PAIRS_PER_ITEM // (num_heads // num_kv_heads)), BLOCK_KV
 

@@ -55,18 +55,19 @@ class MetalSourceBackend(AttentionBackend):
         """See `AttentionBackend.attend`."""
         return self.kernels.attend(q, k_cache, v_cache, metadata, options)
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
         """Query rows per work item and KV positions per inner tile, for elements of 2 bytes."""
-        shape = TileShape.choose(head_dim, 2)
+        shape = TileShape.choose(head_dim, 2, value_dim)
         return shape.block_q(num_heads // num_kv_heads), shape.tile_kv
 
     def _plan(
-        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
+        self, metadata: AttentionMetadata, sizes: tuple[int, int, int, int], dtype: str, window: int
     ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
         """See `AttentionBackend`; includes the launch grid and the splits that were chosen."""
+        num_heads, num_kv_heads, head_dim, value_dim = sizes
         itemsize = launch_dtype(getattr(mx, dtype)).size
-        shape = TileShape.choose(head_dim, itemsize)
-        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, window)
+        shape = TileShape.choose(head_dim, itemsize, value_dim)
+        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, window, value_dim=value_dim)
         grid, threadgroup = self.kernels.geometry(plan, shape, num_heads, num_kv_heads)
         details = {"threadgroup_bytes": shape.threadgroup_bytes, "merged_rows": len(plan.merged_rows)}
         tile = shape.block_q(num_heads // num_kv_heads), shape.tile_kv
