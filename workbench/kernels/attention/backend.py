@@ -48,7 +48,7 @@ class AttentionBackend(ABC):
             head_dim: Elements per head.
             block_size: Tokens per KV block.
             dtype: Element type of the KV cache, such as "float16".
-            value_dim: Elements of a value per head, 0 for as many as a key has.
+            value_dim: Elements of a value per head, given if they are not as many as those of a key.
         """
         return None
 
@@ -151,9 +151,13 @@ class AttentionBackend(ABC):
         self, metadata: AttentionMetadata, sizes: tuple[int, int, int, int], dtype: str, window: int
     ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
         """The work list of a launch, its `tile_shape`, and the other fields of its `KernelLaunch`."""
-        tile = self.tile_shape(*sizes)
+        *heads, value_dim = sizes
+        tile = self.tile_shape(*heads) if value_dim == heads[2] else self.tile_shape(*sizes)
         return metadata.work_list(tile[0], window), tile, {}
 
     def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
-        """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut."""
+        """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut.
+
+        ``value_dim`` is given for layers whose values have another size than keys.
+        """
         return WHOLE, WHOLE

@@ -147,8 +147,9 @@ def select_backend(
         RuntimeError: The named backend cannot run here or fails its self-test.
     """
     backend = get_backend(name)
+    sizes = (head_dim, block_size, dtype) if value_dim in (0, head_dim) else (head_dim, block_size, dtype, value_dim)
     if backend.name not in SELF_TESTED:
-        backend.check_supported(head_dim, block_size, dtype, value_dim)
+        backend.check_supported(*sizes)
         return Selection(backend)
 
     from workbench.kernels.attention.probe import ERROR_LIMIT, Probe
@@ -160,7 +161,7 @@ def select_backend(
     started = time.perf_counter()
     error = None
     try:
-        backend.check_supported(head_dim, block_size, dtype, value_dim)
+        backend.check_supported(*sizes)
         with _progress(f"compiling and checking the {backend.name} attention kernel (head_dim {head_dim}, {dtype})"):
             error = max(
                 self_test(backend, Probe(test, sequences, *variant, value_dim=value_dim, latent=latent))
