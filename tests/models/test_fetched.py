@@ -1,4 +1,4 @@
-"""What a model does with its keys and values says how its attention is computed, and other arithmetic is refused."""
+"""Attention is computed as a model asks for it by its use of keys and values; other arithmetic is refused."""
 
 import mlx.core as mx
 import numpy as np
@@ -159,7 +159,7 @@ def test_layers_that_share_keys_and_values_write_them_once(architecture):
 
 
 class Masking(llama.LlamaModel):
-    """Llama with a mask of its own, which a subclass makes."""
+    """Llama with a mask that a subclass makes."""
 
     def __call__(self, inputs, cache=None, input_embeddings=None):
         h = self.embed_tokens(inputs)

@@ -40,7 +40,7 @@ class _Shared(KVCache):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What the last call of `update_and_fetch` has returned, for layers that share it."""
+        """The result of the last `update_and_fetch`, for layers that share it."""
         keys, values = (mx.concatenate([a, b], axis=2) for a, b in zip(self._context, (self.keys, self.values)))
         return keys, values
 

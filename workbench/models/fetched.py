@@ -1,10 +1,10 @@
 """Keys and values that remember the layer they belong to, and what a model makes of them.
 
 The context of a row lies in the block pool, so a model cannot compute with it. A paged layer cache gives the model the
-keys and values of its new rows instead, as arrays that know their layer. What the model then does with them says how
-its attention is computed, and the layer computes it from the pool:
+keys and values of its new rows instead, as arrays that know their layer. Its use of them says how attention is
+computed, and the layer computes it from the pool:
 
-- a call of an attention function: with the keys of its own layer, or with those of an earlier one, which it shares;
+- a call of an attention function: with the keys of the same layer, or with those of an earlier one, which it shares;
 - ``queries @ keys.swapaxes(-1, -2)`` are `Scores`, which may be multiplied, soft-capped, and added to other scores as
   the mask of a latent attention;
 - their softmax are `Weights`, and ``weights @ values`` is the output.

@@ -40,8 +40,7 @@ class LayerKV:
         chunk_size: Tokens of a chunk that a row cannot look out of, in chunked attention; 0 for none.
         latent: Whether attention is over latents: the model's keys, latents, are the values too, and what it calls
             values are the rotary part of the keys. The pool keeps both as one row, once.
-        masked: Whether the model passes masks of its own; they say what the kernel does anyway, as the preflight has
-            checked.
+        masked: Whether the model makes masks itself; the preflight has checked that the kernel does what they say.
     """
 
     num_kv_heads: int

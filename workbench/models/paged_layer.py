@@ -46,7 +46,7 @@ class PagedLayerCache(LayerCache):
         return self._fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """What `update_and_fetch` has returned in this step, for a layer that shares it."""
+        """The result of `update_and_fetch` in this step, for a layer that shares it."""
         if self._fetched is None:
             raise RuntimeError("a layer reads keys and values of another one that has not run in this step")
         return self._fetched

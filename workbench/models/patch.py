@@ -38,10 +38,10 @@ _COMPILED: ContextVar[bool] = ContextVar("compiled_operations", default=False)
 
 
 class Replacement:
-    """What stands under a name of a module, in place of the original.
+    """An object under a name of a module, in place of the original.
 
     Attributes:
-        original: What it replaces.
+        original: The object that it replaces.
         num_holders: Number of patches that need it; the last one to be restored puts the original back.
     """
 

@@ -258,7 +258,7 @@ def test_a_long_dispatch_is_cut_into_runs_of_rows(changes, kv_split):
 
 
 def test_the_limit_of_a_dispatch():
-    """What it costs: 2,048 rows at 128k positions are cut, and a step of SmolLM2 is not."""
+    """2,048 rows at 128k positions are cut, and a step of SmolLM2 is not."""
     kernels = PagedVarlenKernels(lambda **_: lambda **given: [mx.zeros(shape) for shape in given["output_shapes"]])
     for rows, context, heads, dim, parts in ((2048, 131072, 32, 128, range(32, 64)), (512, 2048, 9, 64, range(1))):
         table = np.zeros((1, context // 16), np.int32)
@@ -276,7 +276,7 @@ def test_a_table_that_is_not_filled_up_is_refused(monkeypatch, place):
     """MLX would pass it as constants, and compile another kernel when a run first meets it."""
     monkeypatch.setattr(f"workbench.kernels.attention.{place}.filled_up", lambda table: table)
     batch = build(Case(((1, 20),), 2, 1, 32, 16))
-    with pytest.raises(RuntimeError, match="elements, which takes a kernel of its own"):
+    with pytest.raises(RuntimeError, match="elements, which takes another kernel"):
         PagedVarlenKernels(msl.metal_kernel).attend(*batch.inputs, batch.options, kv_split=8)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from workbench.apps.cli import kernel_bench
 from workbench.apps.cli.options import Commands, add_command
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def add_parser(commands: Commands) -> None:
     check.add_argument(
         "--full", action="store_true", help="every head_dim, block size and dtype; on by default on a GPU"
     )
+    kernel_bench.add_parser(actions)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ def check_filled_up(*tables: mx.array) -> None:
     for table in tables:
         if table.size < FEW_ELEMENTS:
             raise RuntimeError(
-                f"a table has {table.size} elements, which takes a kernel of its own; fill it up to {FEW_ELEMENTS}"
+                f"a table has {table.size} elements, which takes another kernel; fill it up to {FEW_ELEMENTS}"
             )
 
 

@@ -63,7 +63,9 @@ class AttentionOptions:
         if self.chunk_size and left >= 0:
             raise ValueError(f"chunk_size is {self.chunk_size} and the window {left}; only one of them can be given")
         if not isinstance(self.value_dim, int | np.integer) or self.value_dim < 0:
-            raise ValueError(f"value_dim is {self.value_dim!r}; it must be at least 1, or 0 for values of their own")
+            raise ValueError(
+                f"value_dim is {self.value_dim!r}; it must be at least 1, or 0 if values are stored by themselves"
+            )
         object.__setattr__(self, "softmax_scale", float(self.softmax_scale))
         object.__setattr__(self, "softcap", float(self.softcap))
 
