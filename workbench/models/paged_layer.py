@@ -104,12 +104,12 @@ class PagedLayerCache(LayerCache):
             raise NotImplementedError("the model's attention is not over latents in all calls of a layer")
         options = self._options_for(softmax_scale, softcap, sinks)
         if not own or not isinstance(keys, Fetched) or self._fetched is None:
-            return self._attend(queries, keys, values, options)
+            return self.attend(queries, keys, values, options)
         if keys.transposed or not keys.are_keys or not isinstance(values, Fetched) or values.are_keys:
             raise NotImplementedError("the model's attention does not take a layer's keys as keys and values as values")
         if keys.tiles != values.tiles or (keys.tiles > 1 and sinks is not None):
             raise NotImplementedError("the model repeats the heads of keys and values in a way that a kernel cannot")
-        out = self._attend(_with_neighbours(queries, keys.tiles), *self._fetched, options)
+        out = self.attend(_with_neighbours(queries, keys.tiles), *self._fetched, options)
         return out if keys.tiles == 1 else _with_neighbours(out, out.shape[1] // keys.tiles)
 
     def _attend_to_latents(
@@ -126,9 +126,9 @@ class PagedLayerCache(LayerCache):
         latents, rotary_keys = self._fetched
         whole = mx.concatenate([queries * softmax_scale, rotary.queries * rotary.scale], axis=-1)
         rows = mx.concatenate([latents, rotary_keys], axis=-1)
-        return self._attend(whole, rows, rows, self._options_for(1.0, 0.0, None))
+        return self.attend(whole, rows, rows, self._options_for(1.0, 0.0, None))
 
-    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, options: AttentionOptions) -> mx.array:
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, options: AttentionOptions) -> mx.array:
         """Write this step's keys and values if that has not been done, then attend over each row's own sequence."""
         if self.num_reads and isinstance(keys, Fetched):
             out = self.backend.attend(queries.squeeze(2), self.k_cache, self.v_cache, self.metadata, options)
