@@ -26,9 +26,14 @@ from workbench.kernels.attention.metal.launch import PagedVarlenKernels
 from workbench.kernels.attention.metal.tile_shape import TileShape
 from workbench.kernels.attention.probe import Probe, ProbeBatch, probe_batch
 from workbench.kernels.attention.selection import get_backend, why_unavailable
+from workbench.kernels.attention.work_list import first_visible
 
 SMOLLM2 = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
+GEMMA_4 = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 512}
+EXPANDED = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 192, "value_dim": 128}
+LATENTS = {"num_heads": 16, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True}
 LLAMA3_8B = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256, 512)
 DECODES = tuple((1, int(kv)) for kv in np.linspace(300, 1500, 24))
 
 COUNTED = (
@@ -39,6 +44,17 @@ COUNTED = (
     Probe("24 decodes and 2 chunks of 256 rows at 768", (*DECODES, (256, 1024), (256, 1024)), **SMOLLM2),
     Probe("the same, window of 256", (*DECODES, (256, 1024), (256, 1024)), left=255, **SMOLLM2),
     Probe("8 decodes, context 1,000, 4 heads per KV head of 128", ((1, 1000),) * 8, **LLAMA3_8B),
+    Probe("8 decodes, context 1,000, heads of 512", ((1, 1000),) * 8, **GEMMA_4),
+    Probe("chunk of 128 rows at 384, heads of 512", ((128, 512),), **GEMMA_4),
+    Probe("8 decodes, context 1,000, keys of 192 and values of 128", ((1, 1000),) * 8, **EXPANDED),
+    Probe("8 decodes, context 1,000, latents of 512 + 64", ((1, 1000),) * 8, **LATENTS),
+    Probe("chunk of 64 rows at 448, latents of 512 + 64", ((64, 512),), **LATENTS),
+    Probe(
+        "24 decodes and 2 chunks of 256 rows at 768, chunked attention of 256",
+        (*DECODES, (256, 1024), (256, 1024)),
+        chunk_size=256,
+        **SMOLLM2,
+    ),
 )
 DECODE_TIMED = Probe("64 decodes, context 4,096", ((1, 4096),) * 64, **LLAMA3_8B)
 PREFILL_TIMED = Probe("chunk of 2,048 rows at 2,048", ((2048, 4096),), **LLAMA3_8B)
@@ -49,18 +65,18 @@ def count(probe: Probe) -> dict[str, Any]:
     kernels = PagedVarlenKernels(msl.metal_kernel, statistics=True)
     batch = probe_batch(probe)
     kernels.attend(batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.options)
-    plan = kernels.plan(batch.metadata, probe.num_heads, probe.num_kv_heads, probe.head_dim, 2, probe.left)
+    sizes = probe.num_heads, probe.num_kv_heads, probe.head_dim, 2
+    plan = kernels.plan(batch.metadata, *sizes, batch.options.reach, value_dim=probe.size_of_values)
     statistics = kernels.kernel("paged_varlen_split" if plan.num_partial_rows else "paged_varlen").last_statistics
-    position_bytes = 2 * probe.num_kv_heads * probe.head_dim * 2
+    stored = probe.head_dim + (0 if probe.latent else probe.size_of_values)
+    position_bytes = probe.num_kv_heads * stored * 2
     kv_read = sum(statistics.buffers[name].bytes_read for name in ("k_cache", "v_cache"))
     others = [name for name in statistics.buffers if name not in ("k_cache", "v_cache")]
     per_tile = int((plan.items[:, 4] - plan.items[:, 3]).sum()) * position_bytes
     first_rows = [kv - rows for rows, kv in probe.sequences]
-    seen = sum(
-        kv - (max(0, first - probe.left) if probe.left >= 0 else 0)
-        for first, (_, kv) in zip(first_rows, probe.sequences)
-    )
-    needed_flops = 4 * probe.num_heads * probe.head_dim * visible_pairs(probe)
+    reach = batch.options.reach
+    seen = sum(kv - int(first_visible(first, reach)) for first, (_, kv) in zip(first_rows, probe.sequences))
+    needed_flops = 2 * probe.num_heads * (probe.head_dim + probe.size_of_values) * visible_pairs(probe)
     return {
         "work_items": len(plan.items),
         "threadgroups": statistics.threadgroups,
@@ -74,6 +90,7 @@ def count(probe: Probe) -> dict[str, Any]:
         "matrix_flops_over_needed": statistics.matrix_multiplications * 1024 / needed_flops,
         "barriers_per_threadgroup": statistics.threadgroup_barriers / statistics.threadgroups,
         "threadgroup_memory": statistics.threadgroup_memory,
+        "output_registers_per_lane": probe.size_of_values // 4,
     }
 
 
@@ -81,16 +98,19 @@ def visible_pairs(probe: Probe) -> int:
     """Number of (row, position) pairs that the mask allows."""
     pairs = 0
     for rows, kv in probe.sequences:
-        seen = np.arange(kv - rows, kv) + 1
-        pairs += int(np.minimum(seen, probe.left + 1).sum() if probe.left >= 0 else seen.sum())
+        positions = np.arange(kv - rows, kv)
+        reach = -probe.chunk_size if probe.chunk_size else probe.left
+        pairs += int((positions + 1 - first_visible(positions, reach)).sum())
     return pairs
 
 
 def threadgroup_memory() -> dict[str, int]:
     """Bytes of threadgroup memory of every variant."""
     return {
-        f"head_dim {head_dim}, {itemsize} bytes": TileShape.choose(head_dim, itemsize).threadgroup_bytes
-        for head_dim in (32, 64, 80, 96, 112, 128, 192, 256)
+        f"head_dim {head_dim}{f' and {value_dim}' if value_dim else ''}, {itemsize} bytes": TileShape.choose(
+            head_dim, itemsize, value_dim
+        ).threadgroup_bytes
+        for head_dim, value_dim in (*((dim, 0) for dim in HEAD_DIMS), (192, 128), (576, 512))
         for itemsize in (2, 4)
     }
 

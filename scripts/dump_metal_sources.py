@@ -36,7 +36,9 @@ from workbench.kernels.msl.compiler import syntax_errors
 from workbench.kernels.msl.rewrite import rewrite
 from workbench.kernels.msl.signature import write_kernel
 
-HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
+HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256, 512)
+OTHER_SIZES = ((192, 128, False), (96, 64, False), (576, 512, True))
+"""Sizes of a key and of a value, and whether values are parts of keys."""
 BLOCK_SIZES = (8, 16, 32)
 SEQUENCES = ((1, 40), (9, 30))
 MARK = b"struct WorkPerThread"
@@ -104,9 +106,13 @@ def sources() -> Iterator[tuple[str, str]]:
         for head_dim in HEAD_DIMS:
             for block_size in BLOCK_SIZES:
                 yield from launched(dtype, head_dim, block_size)
+        for sizes in OTHER_SIZES:
+            yield from launched(dtype, sizes[0], BLOCK_SIZES[1], *sizes[1:])
 
 
-def launched(dtype: str, head_dim: int, block_size: int) -> Iterator[tuple[str, str]]:
+def launched(
+    dtype: str, head_dim: int, block_size: int, value_dim: int = 0, latent: bool = False
+) -> Iterator[tuple[str, str]]:
     """The texts of the launches of one batch: both kernels, whole and split."""
     texts: dict[str, str] = {}
 
@@ -123,14 +129,16 @@ def launched(dtype: str, head_dim: int, block_size: int) -> Iterator[tuple[str, 
 
         return launch
 
-    batch = probe_batch(Probe("variant", SEQUENCES, 8, 2, head_dim, block_size, dtype))
+    sizes = {"value_dim": value_dim, "latent": latent}
+    batch = probe_batch(Probe("variant", SEQUENCES, 8, 1 if latent else 2, head_dim, block_size, dtype, **sizes))
     kernels = PagedVarlenKernels(recorder)
     arrays = batch.q, batch.k_cache, batch.v_cache, batch.metadata, batch.options
     kernels.attend_v1(*arrays)
     kernels.attend(*arrays)
     kernels.attend(*arrays, kv_split=16)
+    dims = f"{head_dim}to{value_dim}" if value_dim else f"{head_dim}"
     for name, text in texts.items():
-        yield f"{name}-{dtype}-{head_dim}-{block_size}", text
+        yield f"{name}-{dtype}-{dims}-{block_size}", text
 
 
 def main() -> int:

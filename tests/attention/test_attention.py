@@ -40,21 +40,28 @@ def poison_unseen(batch: Batch) -> Batch:
     size, table = batch.metadata.block_size, batch.metadata.block_table
     caches = [np.array(cache.astype(mx.float32)) for cache in (batch.k_cache, batch.v_cache)]
     seen = np.zeros(caches[0].shape[:2], bool)
+    chunk_size, latent = batch.case.chunk_size, batch.k_cache is batch.v_cache
     for seq, (rows, kv_len) in enumerate(batch.case.sequences):
         if rows:
             first = max(0, kv_len - rows - batch.case.left) if batch.case.left >= 0 else 0
+            first = (kv_len - rows) // chunk_size * chunk_size if chunk_size else first
             positions = np.arange(first, kv_len)
             seen[table[seq, positions // size], positions % size] = True
-    poison = np.random.default_rng(0).choice(np.array([np.nan, np.inf, -np.inf], np.float32), caches[0].shape)
+    poisons = np.array([np.nan, np.inf, -np.inf], np.float32)
     batch.k_cache, batch.v_cache = (
-        mx.array(np.where(seen[..., None, None], cache, poison)).astype(batch.k_cache.dtype) for cache in caches
+        mx.array(np.where(seen[..., None, None], cache, np.random.default_rng(0).choice(poisons, cache.shape))).astype(
+            batch.k_cache.dtype
+        )
+        for cache in caches
     )
+    if latent:
+        batch.v_cache = batch.k_cache
     return batch
 
 
 def attend(backend: str, batch: Batch) -> mx.array:
     result = get_backend(backend).attend(*batch.inputs, batch.options)
-    assert result.shape == batch.q.shape and result.dtype == batch.q.dtype
+    assert result.shape == (*batch.q.shape[:2], batch.case.size_of_values) and result.dtype == batch.q.dtype
     return result
 
 
@@ -109,10 +116,25 @@ def test_cpu_threads_change_no_bit(monkeypatch):
         assert np.array_equal(np.array(attend("cpu", batch)), alone)
 
 
-def test_cpu_refuses_keys_and_values_of_different_sizes():
-    batch = build(Case(MIXED, 6, 2, head_dim=64))
-    with pytest.raises(NotImplementedError, match="keys have 64 elements per head and values 32"):
-        get_backend("cpu").attend(batch.q, batch.k_cache, batch.v_cache[..., :32], batch.metadata, batch.options)
+SIZES = {
+    "values smaller": {"head_dim": 24, "value_dim": 16},
+    "values larger": {"head_dim": 48, "value_dim": 80},
+    "expanded": {"head_dim": 192, "value_dim": 128},
+    "latent": {"num_heads": 20, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True},
+    "odd latent": {"num_kv_heads": 1, "head_dim": 23, "value_dim": 17, "latent": True},
+    "latent as keys": {"num_kv_heads": 2, "head_dim": 64, "value_dim": 64, "latent": True},
+    "512": {"head_dim": 512},
+}
+REACHES = {"all": {}, "window": {"left": 5}, "chunks": {"chunk_size": 16}, "odd chunks": {"chunk_size": 7}}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sizes_of_keys_and_values(backend, sizes, reach):
+    options = {"num_heads": 6, "num_kv_heads": 2} | SIZES[sizes] | REACHES[reach]
+    batch = poison_unseen(build(Case(MIXED, **options, softcap=3.0, sinks=True)))
+    assert relative_error(attend(backend, batch), batch.reference()) <= 2e-6
 
 
 @settings(max_examples=examples(60), deadline=None)

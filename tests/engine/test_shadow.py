@@ -198,7 +198,7 @@ def test_what_cannot_run_again_is_refused(smollm2):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "why"), [("mamba", "recurrent layers"), ("gemma2", "does its own arithmetic")]
+    ("architecture", "why"), [("mamba", "recurrent layers"), ("gathered", "does its own arithmetic")]
 )
 def test_models_that_the_kernel_cannot_follow(architecture, why):
     with Engine(tiny_loaded_model(architecture), num_blocks=32) as engine:

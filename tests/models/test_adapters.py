@@ -13,7 +13,7 @@ from workbench.models.packed.pack_model import pack_model, why_not_packed
 
 ARCHITECTURES = [
     "granitemoehybrid",  # with recurrent layers
-    *("deepseek_v2", "deepseek_v3", "gemma2"),  # the model's own attention, over gathered keys and values
+    *("deepseek_v2", "deepseek_v3", "gemma2"),  # values of another size, latents, attention that the model writes out
     *("llama", "qwen2", "gemma3_text", "starcoder2", "phi3", "olmo2", "cohere2", "qwen3_moe"),  # our attention
 ]
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
 from tiny_configurations import VOCAB_SIZE, WINDOW
-from tiny_models import tiny_loaded_model, tiny_model
+from tiny_models import tiny_gathered_model, tiny_loaded_model, tiny_model
 
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
@@ -131,9 +131,21 @@ def test_keys_and_values_of_different_widths():
     runner.close()
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "deepseek_v3", "plamo3", "iquestloopcoder", "gemma4_text"])
-def test_models_that_attend_by_themselves_get_gathered_context(architecture):
-    runner = runner_for(tiny_model(architecture))
+@pytest.mark.repeats(step=2)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "architecture",
+    ["gemma2", "deepseek_v2", "deepseek_v3", "plamo", "plamo3", "iquestloopcoder", "gemma4_text", "gemma3n", "llama4"],
+)
+def test_models_whose_attention_is_read(architecture, backend):
+    runner = runner_for(tiny_model(architecture), backend)
+    assert runner.mode == "kernel"
+    assert largest_error(runner, sequences([29, 3, 41, 17, 1])) < TOLERANCE
+    runner.close()
+
+
+def test_a_model_whose_attention_cannot_be_read_gets_gathered_context():
+    runner = runner_for(tiny_gathered_model())
     assert runner.mode == "gather"
     assert largest_error(runner, sequences([29, 3, 41, 17, 1])) < TOLERANCE
     runner.close()
@@ -238,13 +250,15 @@ def test_one_model_call_per_step():
 
 
 @pytest.mark.parametrize(
-    ("architecture", "backend"), [("gemma3_text", "gather"), ("gemma3_text", "cpu"), ("gemma2", "gather")]
+    ("architecture", "backend"),
+    [("gemma3_text", "gather"), ("gemma3_text", "cpu"), ("gemma2", "cpu"), ("deepseek_v3", "cpu"), ("gathered", "cpu")],
 )
 def test_the_earlier_content_of_a_block_never_shows(architecture, backend):
     """Blocks of finished requests keep their content, and 0 * NaN is NaN."""
-    runner = runner_for(tiny_model(architecture), backend)
+    runner = runner_for(tiny_loaded_model(architecture).model, backend)
     for layer in runner.kv_cache.layers:
-        layer.k_cache, layer.v_cache = (mx.full(array.shape, mx.nan) for array in layer.state)
+        keys, values = (mx.full(array.shape, mx.nan) for array in layer.state)
+        layer.k_cache, layer.v_cache = keys, keys if layer.k_cache is layer.v_cache else values
     mx.eval(runner.kv_cache.arrays)
     assert largest_error(runner, sequences([29, 3, 41, 17, 1])) < TOLERANCE
     runner.close()
@@ -369,7 +383,7 @@ def test_a_pool_larger_than_the_machine_is_refused(monkeypatch):
 
 
 def test_a_step_whose_gathered_context_is_larger_than_the_machine_is_refused(monkeypatch):
-    runner = runner_for(tiny_model("gemma2"))
+    runner = runner_for(tiny_gathered_model())
     monkeypatch.setattr("workbench.engine.forward.gathering.usable_memory", lambda: 2**16)
     with pytest.raises(ValueError, match=r"29 tokens with a context of 32.*lower max_num_batched_tokens"):
         runner.forward(pack([Segment([1, 2, 3, 4], 0, 29, list(range(29)))], BLOCK_SIZE))

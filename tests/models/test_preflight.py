@@ -1,7 +1,7 @@
 """The preflight finds out how a model is served by running it, and refuses others with the reason."""
 
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models import base, llama
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from tiny_configurations import NUM_LAYERS, WINDOW
-from tiny_models import SERVED_AS, tiny_model
+from tiny_models import SERVED_AS, EinsumAttention, tiny_gathered_model, tiny_model
 
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
@@ -61,8 +61,7 @@ def test_windows_longer_than_the_preflight_are_still_tested(window):
     [
         ("baichuan_m1", "layer 0 hands its recurrent state to no module"),
         ("gear", "the plain model does not run here"),
-        ("gpt_bigcode", "the model computes the positions of one sequence, and a packed batch has several"),
-        ("afm7", "the model uses 'keys_and_values' of mlx-lm's own caches, which a paged cache does not have"),
+        ("deepseek_v32", "indexer"),
     ],
 )
 def test_a_refusal_gives_the_reason(architecture, reason):
@@ -71,10 +70,9 @@ def test_a_refusal_gives_the_reason(architecture, reason):
 
 
 @pytest.mark.parametrize(("architecture", "sizes"), [("deepseek_v2", (24, 16)), ("youtu_llm", (192, 128))])
-def test_keys_and_values_of_different_sizes_are_gathered_on_a_cpu(architecture, sizes):
+def test_keys_and_values_of_different_sizes(architecture, sizes):
     result = preflight(tiny_model(architecture), get_backend("cpu"))
-    expected = "keys have {} elements per head and values {}; the cpu kernel takes equal sizes only".format(*sizes)
-    assert result.mode == "gather" and expected in result.reason
+    assert result.mode == "kernel" and {(one.key_dim, one.value_dim) for one in result.layers} == {sizes}
 
 
 def test_damaged_weights_are_refused():
@@ -128,16 +126,22 @@ def own_attention(self, x, mask=None, cache=None):
 
 
 def test_a_layer_that_bypasses_the_paged_attention_is_noticed():
-    result = preflight(changed_llama(__call__=own_attention), get_backend("gather"))
+    result = preflight(tiny_gathered_model(), get_backend("gather"))
     assert result.mode == "gather" and "called the paged attention 0 times" in result.reason
 
 
 def test_one_such_layer_is_enough():
     model = tiny_model("llama")
-    layer = model.layers[2].self_attn
-    layer.__class__ = type("ChangedAttention", (llama.Attention,), {"__call__": own_attention})
+    model.layers[2].self_attn.__class__ = EinsumAttention
     result = preflight(model, get_backend("gather"))
     assert result.mode == "gather" and "called the paged attention 0 or 1 times" in result.reason
+
+
+def test_attention_that_calls_mlx_itself_is_read():
+    result = preflight(changed_llama(__call__=own_attention), get_backend("gather"))
+    assert result.mode == "kernel" and result.reads_arithmetic
+    assert mx.fast.scaled_dot_product_attention is llama.mx.fast.scaled_dot_product_attention
+    assert isinstance(mx, ModuleType)
 
 
 def test_an_attention_that_ignores_its_cache_is_refused():

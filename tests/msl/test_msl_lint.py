@@ -37,6 +37,10 @@ REJECTED = {
         "note: candidate function not viable", "header", 1,
         ("y[i] = first(x);", "float first(const device float* p) { return p[0]; }"),
         ("y[i] = first(x);", "template <typename P>\nfloat first(P p) { return p[0]; }")),
+    "a comment that is not ASCII": (
+        "MLX hands sources over as ASCII", "source", 3,
+        ("y[i] = x[i] * x[i];\n// x²", ""),
+        ("y[i] = x[i] * x[i];\n// x^2", "")),
     "lambda": (
         "lambda", "source", 2,
         ("auto twice = [](float v) { return 2 * v; };\ny[i] = twice(x[i]);", ""),

@@ -11,6 +11,7 @@ from reference import reference_attention
 
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.kernels.attention.options import AttentionOptions
+from workbench.kernels.attention.stored import from_stored
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 UNIT_ROUNDOFF = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8}
@@ -39,11 +40,21 @@ class Case:
     kv_split: int | None = None
     shared_prefix: int = 0
     seed: int = 0
+    value_dim: int = 0
+    latent: bool = False
+    chunk_size: int = 0
+
+    @property
+    def size_of_values(self) -> int:
+        """Elements of a value per head."""
+        return self.value_dim or self.head_dim
 
     def __str__(self) -> str:
         heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_dim}"
+        heads += f"to{self.value_dim}" * bool(self.value_dim) + "latent" * self.latent
         extras = [f"w{self.left}"] * (self.left >= 0) + [f"cap{self.softcap:g}"] * bool(self.softcap)
         extras += ["sinks"] * self.sinks + [f"split{self.kv_split}"] * bool(self.kv_split)
+        extras += [f"chunks{self.chunk_size}"] * bool(self.chunk_size)
         extras += ["shared"] * bool(self.shared_prefix)
         rows, context = sum(q for q, _ in self.sequences), max(kv for _, kv in self.sequences)
         batch = f"{len(self.sequences)}seqs_{rows}rows_{context}kv"
@@ -68,7 +79,9 @@ class Batch:
     @property
     def options(self) -> AttentionOptions:
         """Options of ``attend``."""
-        return AttentionOptions(self.scale, (self.case.left, 0), self.case.softcap, self.sinks)
+        case = self.case
+        value_dim = case.size_of_values if case.latent else 0
+        return AttentionOptions(self.scale, (case.left, 0), case.softcap, self.sinks, case.chunk_size, value_dim)
 
     @property
     def inputs(self) -> tuple[mx.array, mx.array, mx.array, AttentionMetadata]:
@@ -79,8 +92,8 @@ class Batch:
         """The result in float64."""
         return reference_attention(
             as_float64(self.q),
-            as_float64(self.k_cache),
-            as_float64(self.v_cache),
+            as_float64(from_stored(self.k_cache)),
+            as_float64(from_stored(self.v_cache))[..., : self.case.size_of_values],
             cu_seqlens_q=self.metadata.cu_seqlens_q,
             seqused_k=self.metadata.seqused_k,
             block_table=self.metadata.block_table,
@@ -88,6 +101,7 @@ class Batch:
             left=self.case.left,
             softcap=self.case.softcap,
             sinks=None if self.sinks is None else np.array(self.sinks),
+            chunk_size=self.case.chunk_size,
         )
 
 
@@ -112,9 +126,12 @@ def build(case: Case) -> Batch:
         positions = np.arange(kv_len)
         written[table[seq, positions // case.block_size], positions % case.block_size] = True
 
-    shape = (pool, case.block_size, case.num_kv_heads, case.head_dim)
-    k_cache, v_cache = (np.where(written[..., None, None], normal(rng, shape), np.nan) for _ in range(2))
+    slots = (pool, case.block_size, case.num_kv_heads)
     dtype = DTYPES[case.dtype]
+    k_cache, v_cache = (
+        mx.array(np.where(written[..., None, None], normal(rng, (*slots, dim)), np.nan)).astype(dtype)
+        for dim in (case.head_dim, case.size_of_values)
+    )
     metadata = AttentionMetadata(
         np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
         kv_lens.astype(np.int32),
@@ -125,8 +142,8 @@ def build(case: Case) -> Batch:
     return Batch(
         case,
         mx.array(normal(rng, (int(query_lens.sum()), case.num_heads, case.head_dim))).astype(dtype),
-        mx.array(k_cache).astype(dtype),
-        mx.array(v_cache).astype(dtype),
+        k_cache,
+        k_cache if case.latent else v_cache,
         metadata,
         mx.array(normal(rng, case.num_heads) * 2) if case.sinks else None,
     )
@@ -271,5 +288,39 @@ def random_case(seed: int) -> Case:
         sinks=bool(rng.random() < 0.3),
         kv_split=variant.kv_splits[rng.integers(len(variant.kv_splits))],
         shared_prefix=int(rng.choice([0, 0, 32])),
+        seed=seed,
+    )
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "512": {"num_heads": 8, "num_kv_heads": 2, "head_dim": 512},
+    "320": {"num_heads": 3, "num_kv_heads": 1, "head_dim": 320},
+    "192 and 128": {"num_heads": 4, "num_kv_heads": 4, "head_dim": 192, "value_dim": 128},
+    "96 and 64": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 96, "value_dim": 64},
+    "48 and 80": {"num_heads": 3, "num_kv_heads": 3, "head_dim": 48, "value_dim": 80},
+    "latents of 512 + 64": {"num_heads": 20, "num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True},
+    "latents of 64 + 16": {"num_heads": 5, "num_kv_heads": 1, "head_dim": 80, "value_dim": 64, "latent": True},
+    "latents of 256 + 32": {"num_heads": 16, "num_kv_heads": 1, "head_dim": 288, "value_dim": 256, "latent": True},
+    "chunks": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "chunk_size": 48},
+    "chunks of 7": {"num_heads": 4, "num_kv_heads": 4, "head_dim": 128, "chunk_size": 7},
+}
+"""Sizes and reaches that are not those of plain attention, by name."""
+
+
+def kind_case(kind: str, seed: int) -> Case:
+    """A small random batch of a kind, with the other options drawn."""
+    rng = np.random.default_rng([seed, len(kind), sum(map(ord, kind))])
+    options = KINDS[kind]
+    rows = [1, int(rng.integers(2, 30)), 1, int(rng.integers(1, 9))]
+    sequences = tuple((count, count + int(rng.integers(0, longest))) for count, longest in zip(rows, (300, 60, 1, 90)))
+    return Case(
+        sequences,
+        **options,
+        block_size=int(rng.choice(BLOCK_SIZES)),
+        dtype=list(DTYPES)[seed % 3],
+        left=-1 if "chunk_size" in options else int(rng.choice([-1, 0, 7, 32])),
+        softcap=float(rng.choice([0.0, 1.5, 30.0])),
+        sinks=bool(rng.random() < 0.5),
+        kv_split=[None, 8, 64][int(rng.integers(3))],
         seed=seed,
     )

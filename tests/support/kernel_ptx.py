@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.kernels.attention.metal.cuda import cuda_prelude, to_cuda
 from workbench.kernels.attention.metal.launch import kernel_text, metal_source
@@ -22,7 +24,7 @@ WHOLE_TILES = (
 """Changes that leave only the code of tiles that are neither checked nor masked."""
 
 
-def cuda_function(name: str, dtype: str, head_dim: int) -> str:
+def cuda_function(name: str, dtype: str, head_dim: int, value_dim: int = 0, latent: bool = False) -> str:
     """A kernel in the form that ``mx.fast.cuda_kernel`` gives it: shapes by value, template arguments inside."""
     text = kernel_text(name)
     source = to_cuda(text["source"])
@@ -34,9 +36,11 @@ def cuda_function(name: str, dtype: str, head_dim: int) -> str:
         if f"{buffer}_shape" in source:
             parameters.append(f"const __grid_constant__ Shape {buffer}_shape")
     parameters += [f"{CUDA_TYPES[types.get(buffer, dtype)]}* {buffer}" for buffer in text["output_names"]]
-    shape = TileShape.choose(head_dim, 4 if dtype == "float32" else 2)
+    shape = TileShape.choose(head_dim, 4 if dtype == "float32" else 2, value_dim)
     constants = {
         "HEAD_DIM": head_dim,
+        "VALUE_DIM": shape.value_dim,
+        "LATENT": int(latent),
         "BLOCK_SIZE": 16,
         "NUM_SIMDGROUPS": shape.num_simdgroups,
         "TILE_KV": shape.tile_kv,
@@ -44,7 +48,7 @@ def cuda_function(name: str, dtype: str, head_dim: int) -> str:
     }
     return "\n".join([
         "#define HAS_SPLITS" if name == "paged_varlen_split" else "#undef HAS_SPLITS",
-        f"__global__ void {name}_{dtype}({', '.join(parameters)}) {{",
+        f"__global__ void {name}_{dtype}_{head_dim}({', '.join(parameters)}) {{",
         f"  using T = {CUDA_TYPES[dtype]};",
         "  using S = T;",
         *(f"  constexpr int {constant} = {value};" for constant, value in constants.items()),
@@ -53,8 +57,8 @@ def cuda_function(name: str, dtype: str, head_dim: int) -> str:
     ])  # fmt: skip
 
 
-def cuda_unit(functions: list[tuple[str, str, int]]) -> str:
-    """A file for nvcc with kernels, each given by name, dtype and head_dim."""
+def cuda_unit(functions: Sequence[tuple[Any, ...]]) -> str:
+    """A file for nvcc with kernels, each given by name, dtype, head_dim and, if they differ, value_dim and latent."""
     headers = {kernel_text(name).get("header", "").replace("#define HAS_SPLITS\n", "") for name, *_ in functions}
     before, shared, after = "\n".join(sorted(headers)).partition(metal_source("stored"))
     return "\n".join([

@@ -126,9 +126,10 @@ class ModelRunner:
             changes.append(MixerPatch(self.model, [path for state in states for path in state.mixers]))
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
-        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim)
+        reads_arithmetic = self.preflight.reads_arithmetic
+        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic)
         if reader is not None:
-            changes += patch_model(self.model, reader)
+            changes += patch_model(self.model, reader, reads_arithmetic)
         one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
         self._valid_form = (block_size, self.kv_cache.num_blocks, ()) if one_table else None
         path = self.preflight.final_norm
@@ -222,7 +223,9 @@ class ModelRunner:
         if layers:
             facts |= {
                 "num_kv_heads": layers[0].num_kv_heads,
-                "head_dim": layers[0].k_head_dim,
+                "head_dim": layers[0].key_dim,
+                "value_dim": layers[0].value_dim,
+                "kv_layout": "latents" if layers[0].latent else "keys and values",
                 "kv_dtype": dtype_name(layers[0].dtype),
             }
         if self.preflight.states:
@@ -285,13 +288,18 @@ def _tried_backend(
     result = check(model, backend)
     reason = result.reason if config.attention_backend == "auto" and backend.name in SELF_TESTED else ""
     if result.mode == "kernel":
-        layers = {(layer.num_kv_heads, layer.k_head_dim, dtype_name(layer.dtype)) for layer in result.layers}
-        for num_kv_heads, head_dim, dtype in sorted(layers):
+        layers = {
+            (layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.latent, dtype_name(layer.dtype))
+            for layer in result.layers
+        }
+        for num_kv_heads, head_dim, value_dim, latent, dtype in sorted(layers):
             chosen = select_backend(
                 config.attention_backend,
                 num_heads=result.num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
+                value_dim=value_dim,
+                latent=latent,
                 block_size=config.block_size,
                 dtype=dtype,
             )

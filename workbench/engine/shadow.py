@@ -152,6 +152,8 @@ def copied_call(call: AttentionCall) -> dict[str, Any]:
         "seqused_k": metadata.seqused_k,
         "softmax_scale": call.options.softmax_scale,
         "left_window": call.options.left_window,
+        "chunk_size": call.options.chunk_size,
+        "value_dim": call.options.value_dim,
         "softcap": call.options.softcap,
         "dtype": dtype_name(call.k_cache.dtype),
     }

@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.attention.gather import gather_positions
+from workbench.kernels.attention.stored import value_dim_of
+from workbench.kernels.attention.work_list import first_visible
 
 if TYPE_CHECKING:
     from workbench.models.layer_cache import AttentionCall
@@ -38,6 +40,8 @@ class LayerCapture:
         values: Values of each sequence's whole context, likewise.
         softmax_scale: Scale of the logits.
         window: Sliding window, -1 for full attention.
+        softcap: Soft cap of the logits, 0 for none.
+        reach: The positions that a row sees, see `workbench.kernels.attention.options`.
         sinks: One logit per head, or None.
     """
 
@@ -54,6 +58,8 @@ class LayerCapture:
     values: list[np.ndarray] = field(default_factory=list, repr=False)
     softmax_scale: float = 1.0
     window: int = -1
+    softcap: float = 0.0
+    reach: int = -1
     sinks: np.ndarray | None = field(default=None, repr=False)
 
     def fill(self, step: int, call: AttentionCall, request_ids: Sequence[str]) -> None:
@@ -67,10 +73,12 @@ class LayerCapture:
         options = call.options
         self.softmax_scale = options.softmax_scale
         self.window = options.left_window + 1 if options.left_window >= 0 else -1
+        self.softcap, self.reach = options.softcap, options.reach
         self.sinks = None if options.sinks is None else _copy(options.sinks)
         for seq, length in enumerate(self.seqused_k):
             self.keys.append(_copy(gather_positions(call.k_cache, metadata, seq, 0, length)))
-            self.values.append(_copy(gather_positions(call.v_cache, metadata, seq, 0, length)))
+            values = gather_positions(call.v_cache, metadata, seq, 0, length)
+            self.values.append(_copy(values[..., : value_dim_of(call.v_cache, options)]))
 
     def weights(self, row: int) -> np.ndarray:
         """Attention weights of a packed row over its sequence's context, float64 [num_heads, kv_len].
@@ -88,11 +96,13 @@ class LayerCapture:
         seq = int(np.searchsorted(self.cu_seqlens_q, row, side="right")) - 1
         length = self.seqused_k[seq]
         position = length - self.cu_seqlens_q[seq + 1] + row
-        first = 0 if self.window < 0 else max(0, position - self.window + 1)
+        first = int(first_visible(position, self.reach))
         query = self.q[row].astype(np.float64)
         keys = self.keys[seq][first : position + 1].astype(np.float64)
         group_size = query.shape[0] // keys.shape[1]
         logits = np.einsum("hd,khd->hk", query, keys.repeat(group_size, axis=1)) * self.softmax_scale
+        if self.softcap:
+            logits = self.softcap * np.tanh(logits / self.softcap)
         highest = logits.max(axis=1, keepdims=True)
         sink_weight: np.ndarray | float = 0.0
         if self.sinks is not None:

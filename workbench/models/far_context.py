@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.layer_cache import LayerKV
@@ -37,7 +37,12 @@ class _Shared(KVCache):
             keys, values = mx.concatenate([self.keys, keys], axis=2), mx.concatenate([self.values, values], axis=2)
         self.offset += keys.shape[2] - (0 if self.keys is None else self.keys.shape[2])
         self.keys, self.values = keys, values
-        return mx.concatenate([self._context[0], keys], axis=2), mx.concatenate([self._context[1], values], axis=2)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The result of the last `update_and_fetch`, for layers that share it."""
+        keys, values = (mx.concatenate([a, b], axis=2) for a, b in zip(self._context, (self.keys, self.values)))
+        return keys, values
 
 
 @dataclass
@@ -96,7 +101,7 @@ def behind(
         first = max(0, context - entry.max_size) if isinstance(entry, RotatingKVCache) else 0
         keys, values = (mx.array(rows[first:]).swapaxes(0, 1)[None] for rows in _rows_of(spec, context, seed))
         shared[spec] = keys.astype(spec.dtype), values.astype(spec.dtype)
-    if not isinstance(entry, RotatingKVCache):
+    if not isinstance(entry, RotatingKVCache | ChunkedKVCache):
         return _Shared(*shared[spec])
     entry.update_and_fetch(*shared[spec])
     entry.offset = context
@@ -135,7 +140,11 @@ class Pool:
             layer = next(layers)
             if not longest:
                 continue
-            for array, rows in zip((layer.k_cache, layer.v_cache), _rows_of(spec, longest, self._seed)):
+            keys, values = _rows_of(spec, longest, self._seed)
+            written = [(layer.k_cache, keys), (layer.v_cache, values)]
+            if spec.latent:
+                written = [(layer.k_cache, np.concatenate([keys, values], axis=-1))]
+            for array, rows in written:
                 if id(array) not in by_array:
                     memory = np.zeros((self.num_blocks, BLOCK_SIZE, *rows.shape[1:]), np.float32)
                     whole = rows[: self._shared * BLOCK_SIZE]

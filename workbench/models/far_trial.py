@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -76,6 +76,7 @@ class FarTrial:
     final_norm: str | None
     mode: str
     mask_ndim: int
+    reads_arithmetic: bool
     longest: int
     contexts: tuple[int, ...]
     _made: dict[int, list[Case]] = field(default_factory=dict)
@@ -154,7 +155,9 @@ class FarTrial:
         """Computes cases by the model's own layers over a pool."""
 
         def compute(cases: Sequence[Case], seed: int) -> list[np.ndarray]:
-            patches: list[Any] = [] if self.mode == "gather" else list(patch_model(self.model, backend))
+            patches: list[Any] = []
+            if self.mode == "kernel":
+                patches += patch_model(self.model, backend, self.reads_arithmetic)
             paths = [path for one in flat_caches(self.caches) if isinstance(one, LayerState) for path in one.mixers]
             patches += [MixerPatch(self.model, paths)] if paths else []
             norm = FinalNorm(self.model, self.final_norm) if self.final_norm is not None else None
@@ -184,7 +187,7 @@ class FarTrial:
             seen.append(kv_cache.layers[0].num_heads)
             return logits
 
-        patches = patch_model(self.model, backend)
+        patches = patch_model(self.model, backend, self.reads_arithmetic)
         try:
             _run(self, [Case(0, np.ones(2, np.int32), np.empty(0))], 0, backend, forward)
         finally:
@@ -209,7 +212,8 @@ def far_trial(model: nn.Module, result: PreflightResult) -> FarTrial:
         model: The model. One that is large and cannot be built again runs little.
         result: The way to serve it that a short trial has found.
     """
-    key = fingerprint(model), result.mode, result.mask_ndim, result.final_norm
+    flags = [(one.latent, one.masked) for one in result.layers]
+    key = fingerprint(model), result.mode, result.mask_ndim, result.reads_arithmetic, result.final_norm, tuple(flags)
     if key in _MADE:
         return _MADE[key]
     copy = own_or_small(model)
@@ -243,7 +247,7 @@ def _made(model: nn.Module, result: PreflightResult, is_large: bool) -> FarTrial
     # Behind a context, a mask that is wider than its cache (PLaMo 3) sees less than in one pass over the same tokens.
     is_judged = layers and not any(layer.mask_excess for layer in layers)
     contexts = _contexts(model, end, _NUM_LARGE if is_large else _MAX_NAMED) if is_judged else ()
-    parts = (model, caches, result.final_norm, result.mode, result.mask_ndim)
+    parts = (model, caches, result.final_norm, result.mode, result.mask_ndim, result.reads_arithmetic)
     return FarTrial(*parts, longest, contexts)
 
 
@@ -263,7 +267,8 @@ def _spec(cache: Any, spec: LayerKV | LayerState) -> LayerKV | LayerState:
             tuple(tuple(a.shape[1:]) for a in cache.cache), tuple(a.dtype for a in cache.cache), spec.mixers
         )
     sizes = cache.keys.shape[1], cache.keys.shape[-1], cache.values.shape[-1]
-    return LayerKV(*sizes, cache.keys.dtype, spec.window, spec.mask_excess)
+    sizes_of = dict(zip(("num_kv_heads", "k_head_dim", "v_head_dim"), sizes))
+    return replace(spec, **sizes_of, dtype=cache.keys.dtype)
 
 
 def _run(
@@ -279,7 +284,10 @@ def _run(
         backend if trial.mode == "kernel" else None,
         list(range(len(flat))),
         trial.mask_ndim,
+        trial.reads_arithmetic,
     )
+    for layer in kv_cache.kernel_layers:
+        layer.checks_masks = True
     pool_of.fill(kv_cache)
     has_states = any(isinstance(one, LayerState) for one in flat)
     if has_states or not any(case.context for case in cases):

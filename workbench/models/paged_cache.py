@@ -13,14 +13,14 @@ from mlx_lm.models.cache import CacheList
 
 from workbench.kernels.attention.backend import AttentionBackend
 from workbench.kernels.attention.metadata import AttentionMetadata
+from workbench.models.gathered_layer import GatheredLayerCache
 from workbench.models.layer_cache import (
-    GatheredLayerCache,
     LayerCache,
     LayerKV,
     LayerStep,
     Memory,
-    PagedLayerCache,
 )
+from workbench.models.paged_layer import PagedLayerCache
 from workbench.models.state_cache import LayerState, StateLayerCache, States, StateStep
 
 CacheSpec = LayerKV | LayerState | tuple["LayerKV | LayerState", ...]
@@ -47,6 +47,7 @@ class PagedKVCache:
         groups: KV cache group of each cache; None for one group.
         mask_ndim: Axes of the masks without a backend: 4 for MLX's attention, 5 if the model groups its query heads
             itself.
+        reads_arithmetic: See `workbench.models.preflight_result.PreflightResult`.
 
     Attributes:
         argument: The model's ``cache`` argument.
@@ -65,6 +66,7 @@ class PagedKVCache:
         backend: AttentionBackend | None,
         groups: Sequence[int] | None = None,
         mask_ndim: int = 4,
+        reads_arithmetic: bool = False,
     ) -> None:
         wanted = flat_caches(specs)
         groups = groups or [0] * len(wanted)
@@ -78,7 +80,7 @@ class PagedKVCache:
             if place not in arrays:
                 slots = (num_blocks, block_size, one.num_kv_heads)
                 keys, values = (mx.zeros((*slots, dim), dtype=one.dtype) for dim in one.stored_dims)
-                arrays[place] = keys, values
+                arrays[place] = keys, keys if one.latent else values
             if backend is None:
                 flat.append(GatheredLayerCache(one, arrays[place], mask_ndim, group))
             else:
@@ -87,6 +89,9 @@ class PagedKVCache:
         self.argument: list[Any] = [
             CacheList(*(next(rest) for _ in spec)) if isinstance(spec, tuple) else next(rest) for spec in specs
         ]
+        for layer in flat:
+            if isinstance(layer, PagedLayerCache):
+                layer.reads_arithmetic = reads_arithmetic
         self.layers = [one for one in flat if isinstance(one, LayerCache)]
         self.states = [one for one in flat if isinstance(one, StateLayerCache)]
         self.backend = backend
@@ -195,7 +200,7 @@ def _places(caches: Sequence[LayerKV | LayerState], groups: Sequence[int] | None
         if isinstance(layer, LayerState):
             places.append(None)
             continue
-        shape = replace(layer, window=-1, mask_excess=0)
+        shape = replace(layer, window=-1, mask_excess=0, chunk_size=0, masked=False)
         places.append((shape, counts[group, shape]))
         counts[group, shape] += 1
     return places

@@ -1,8 +1,11 @@
-"""Replace functions in the modules of an unmodified mlx-lm model, and put the originals back.
+"""Replace names in the modules of an unmodified mlx-lm model, and put the originals back.
 
 A model's attention class calls ``scaled_dot_product_attention`` by a name in its own module. `patch_name` puts a
 `Replacement` under that name, which looks at the cache it is given and otherwise calls the original. So one module can
 serve two models at once, and plain mlx-lm caches still work beside them.
+
+Some models write the arithmetic of attention out. In their modules the names of MLX and numpy are replaced as well, by
+namespaces in which a few functions know `workbench.models.fetched`.
 
 On a CPU ``swiglu`` is replaced too, by a compiled function: MLX computes its exponentials one at a time there. It has
 no cache to look at, so the compiled function is used only while a packed batch runs (`compiled_operations`).
@@ -10,9 +13,9 @@ no cache to look at, so the compiled function is used only while a packed batch 
 
 from __future__ import annotations
 
+import operator
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -22,7 +25,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from workbench.kernels.attention.backend import AttentionBackend
-from workbench.models.layer_cache import PagedLayerCache
+from workbench.models.fetched import Fetched, RowPositions, Scores, Weights, positions_between
+from workbench.models.paged_layer import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
 SWIGLU_NAME = "swiglu"
@@ -33,25 +37,21 @@ MIN_COMPILED_SIZE = 16_384
 _COMPILED: ContextVar[bool] = ContextVar("compiled_operations", default=False)
 
 
-class Replacement(ABC):
-    """A function under a name of a module, in place of the original.
+class Replacement:
+    """An object under a name of a module, in place of the original.
 
     Attributes:
-        original: The function that it replaces.
+        original: The object that it replaces.
         num_holders: Number of patches that need it; the last one to be restored puts the original back.
     """
 
-    def __init__(self, original: Callable[..., Any]) -> None:
+    def __init__(self, original: Any) -> None:
         self.original = original
         self.num_holders = 0
 
-    @abstractmethod
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the original's work, or call it."""
-
 
 class AttentionByCache(Replacement):
-    """``scaled_dot_product_attention``, computed by the layer cache if that is a `PagedLayerCache`."""
+    """``scaled_dot_product_attention``, computed by the layer whose keys it is given, or by a paged layer cache."""
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class AttentionByCache(Replacement):
         values: mx.array,
         cache: Any = None,
         scale: float = 1.0,
-        mask: mx.array | str | None = None,
+        mask: Any = None,
         sinks: mx.array | None = None,
         **options: Any,
     ) -> mx.array:
@@ -69,13 +69,84 @@ class AttentionByCache(Replacement):
         Raises:
             NotImplementedError: The model passes a mask or an option that a paged kernel does not take.
         """
-        if not isinstance(cache, PagedLayerCache):
+        layer = keys.layer if isinstance(keys, Fetched) else cache
+        if not isinstance(layer, PagedLayerCache):
             sinks_option = {} if sinks is None else {"sinks": sinks}
             return self.original(queries, keys, values, cache=cache, scale=scale, mask=mask, **sinks_option, **options)
-        if mask is not None or options:
-            given = "a mask" if mask is not None else ", ".join(sorted(options))
+        if options:
+            given = ", ".join(sorted(options))
             raise NotImplementedError(f"the model's attention passes {given}, which a paged kernel does not take")
-        return cache.attend(queries, keys, values, softmax_scale=scale, sinks=sinks)
+        return layer.attention(queries, keys, values, softmax_scale=scale, mask=mask, sinks=sinks)
+
+
+class Namespace(Replacement):
+    """A module, or a part of one, in which some functions are others."""
+
+    def __init__(self, original: Any, functions: Callable[[Any], Mapping[str, Any]]) -> None:
+        super().__init__(original)
+        vars(self).update(functions(original))
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the original's."""
+        return getattr(self.original, name)
+
+
+def _knowing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function of MLX that leaves keys, values, scores and weights to their own method of the same name."""
+
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(first, Fetched | Scores | Weights):
+            return getattr(first, name)(*args, **kwargs)
+        return original(first, *args, **kwargs)
+
+    return call
+
+
+def _operating(original: Callable[..., Any], operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A function of two arrays that becomes an operator if one of them is known."""
+
+    def call(a: Any, b: Any, **kwargs: Any) -> Any:
+        known = isinstance(a, Scores | Weights) or isinstance(b, Fetched | Scores)
+        return operation(a, b) if known else original(a, b, **kwargs)
+
+    return call
+
+
+def _arange(original: Callable[..., Any], num_axes: int) -> Callable[..., Any]:
+    """``arange`` that also counts from `RowPositions` or up to them."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start, stop = args[:2] if len(args) > 1 else (0, *args)
+        if isinstance(start, RowPositions) or isinstance(stop, RowPositions):
+            return positions_between(start, stop, num_axes)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _functions_of_mlx(core: Any) -> Mapping[str, Any]:
+    attention = AttentionByCache(core.fast.scaled_dot_product_attention)
+
+    def attend(q: mx.array, k: mx.array, v: mx.array, *, scale: float, **options: Any) -> mx.array:
+        if isinstance(k, Fetched):
+            return attention(q, k, v, scale=scale, **options)
+        return core.fast.scaled_dot_product_attention(q, k, v, scale=scale, **options)
+
+    operators = {"matmul": operator.matmul, "multiply": operator.mul, "divide": operator.truediv, "add": operator.add}
+    return {
+        **{name: _knowing(getattr(core, name), name) for name in ("expand_dims", "tile", "tanh", "softmax")},
+        **{name: _knowing(getattr(core, name), name) for name in ("swapaxes", "transpose")},
+        **{name: _operating(getattr(core, name), operation) for name, operation in operators.items()},
+        "arange": _arange(core.arange, 3),
+        "fast": Namespace(core.fast, lambda fast: {ATTENTION_NAME: attend}),
+    }
+
+
+_NAMESPACES: dict[str, Callable[[Any], Mapping[str, Any]]] = {
+    "mlx.core": _functions_of_mlx,
+    "numpy": lambda numpy: {"arange": _arange(numpy.arange, 2)},
+}
+"""Functions that replace those of a module, by its name."""
 
 
 class CompiledSwiglu(Replacement):
@@ -127,13 +198,15 @@ def patch_name(model: nn.Module, name: str, make: Callable[[Callable[..., Any]],
 
     Args:
         model: Any mlx-lm model; the model object itself does not change.
-        name: A module-level name that the model's classes call.
+        name: A module-level name that the model's classes use.
         make: Makes the replacement from the original.
 
     Returns:
         The handle that puts the originals back; it holds no module if none has the name.
     """
     modules = tuple(module for module in defining_modules(model) if hasattr(module, name))
+    if make is _namespace:
+        modules = tuple(module for module in modules if name in _namespaces_in(module))
     for module in modules:
         current = getattr(module, name)
         if not isinstance(current, Replacement):
@@ -143,12 +216,34 @@ def patch_name(model: nn.Module, name: str, make: Callable[[Callable[..., Any]],
     return Patch(modules, name)
 
 
-def patch_model(model: nn.Module, backend: AttentionBackend) -> list[Patch]:
-    """Replace every name that has to be replaced for an attention backend to serve a model."""
+def patch_model(model: nn.Module, backend: AttentionBackend, reads_arithmetic: bool = False) -> list[Patch]:
+    """Replace every name that has to be replaced for an attention backend to serve a model.
+
+    Args:
+        model: The model.
+        backend: The attention backend.
+        reads_arithmetic: Read attention that the model's classes compute by themselves.
+    """
     patches = [patch_name(model, ATTENTION_NAME, AttentionByCache)]
+    if reads_arithmetic:
+        for name in sorted({name for module in defining_modules(model) for name in _namespaces_in(module)}):
+            patches.append(patch_name(model, name, _namespace))
     if backend.name == "cpu":
         patches.append(patch_name(model, SWIGLU_NAME, CompiledSwiglu))
     return patches
+
+
+def _namespace(original: Any) -> Any:
+    """A namespace in place of MLX or numpy."""
+    return Namespace(original, _NAMESPACES[original.__name__])
+
+
+def _namespaces_in(module: ModuleType) -> Iterator[str]:
+    """Names of a module under which it knows MLX or numpy."""
+    for name, value in vars(module).items():
+        original = value.original if isinstance(value, Namespace) else value
+        if isinstance(original, ModuleType) and original.__name__ in _NAMESPACES:
+            yield name
 
 
 @contextmanager

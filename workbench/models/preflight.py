@@ -13,12 +13,12 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from workbench.base.short_traceback import ShortTraceback
 from workbench.base.threads import num_threads
@@ -27,7 +27,7 @@ from workbench.kernels.attention.selection import SELF_TESTED
 from workbench.kernels.attention.stored import STORED_DTYPES
 from workbench.models.far_trial import far_trial
 from workbench.models.final_norm import FinalNorm, norm_candidates
-from workbench.models.layer_cache import LayerKV
+from workbench.models.layer_cache import LayerCache, LayerKV
 from workbench.models.mixers import MixerPatch, find_mixers
 from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
 from workbench.models.patch import Patch, patch_model
@@ -50,8 +50,22 @@ log = logging.getLogger("workbench")
 
 WORST_ROW = 10
 
-_WAYS: tuple[tuple[Literal["kernel", "gather"], int], ...] = (("kernel", 0), ("gather", 4), ("gather", 5))
-"""Ways to serve a model, the best one first, as (mode, mask_ndim) of a `PreflightResult`."""
+_SELECTS_POSITIONS = (
+    "a layer reads the keys of a cache itself, as an indexer does that selects the positions to attend to: that takes "
+    "a kernel over index keys, and one that attends to a list of positions"
+)
+
+
+class _Way(NamedTuple):
+    """A way to serve a model, see `PreflightResult`."""
+
+    mode: Literal["kernel", "gather"]
+    mask_ndim: int = 0
+    reads_arithmetic: bool = False
+
+
+_WAYS = (_Way("kernel"), _Way("kernel", reads_arithmetic=True), _Way("gather", 4), _Way("gather", 5))
+"""Ways to serve a model, the best one first."""
 
 
 class UnsupportedModelError(ShortTraceback, ValueError):
@@ -79,6 +93,7 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     caches = [one for entry in entries for one in (entry.caches if isinstance(entry, CacheList) else (entry,))]
     states = [cache for cache in caches if type(cache) is ArraysCache]
     windows = {id(cache): _window_of(index, cache) for index, cache in enumerate(caches) if cache not in states}
+    chunk_sizes = [cache.chunk_size if isinstance(cache, ChunkedKVCache) else 0 for cache in caches]
     token_ids = probe_tokens(model)
     for cache in caches:
         if id(cache) in windows:
@@ -103,7 +118,8 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
             kept.append(_layer_state(index, cache, next(paths)))
             continue
         window = windows[id(cache)]
-        kept.append(_layer_kv(index, cache, window, max(widest[window], widest.get(-1, 0)) - window))
+        of_layer = _layer_kv(index, cache, window, max(widest[window], widest.get(-1, 0)) - window)
+        kept.append(replace(of_layer, chunk_size=chunk_sizes[index]))
     if kv_cache_dtype != "auto":
         stored = STORED_DTYPES[kv_cache_dtype]
         kept = [replace(one, dtype=stored) if isinstance(one, LayerKV) else one for one in kept]
@@ -116,9 +132,9 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
     trial = _Trial(model, specs, token_ids, reference)
 
     reasons: list[str] = []
-    for mode, mask_ndim in _WAYS:
+    for way in _WAYS:
         try:
-            result = trial.run(mode, backend, mask_ndim, reasons[0] if reasons else "")
+            result = trial.run(way, backend, reasons[1] if way.mode == "gather" else "")
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
@@ -130,9 +146,10 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
         if result.mode == "gather":
             log.info("attention gathers context instead of running a kernel: %s", result.reason)
         return result
-    ways = f"with a kernel, {reasons[0]}; with gathered context, {reasons[1]}"
+    by_kernel, gathered = [_SELECTS_POSITIONS] * 2 if _SELECTS_POSITIONS in reasons else reasons[1:3]
+    ways = f"with a kernel, {by_kernel}; with gathered context, {gathered}"
     raise UnsupportedModelError(
-        f"paged attention does not reproduce the model: {reasons[0] if reasons[0] == reasons[1] else ways}"
+        f"paged attention does not reproduce the model: {by_kernel if by_kernel == gathered else ways}"
     )
 
 
@@ -157,8 +174,10 @@ def _narrow(cache: Any, window: int) -> None:
     If a model asks for a mask of another width than its cache has, the difference is kept and shows in the logits.
     ``cache.widest_mask`` is the widest that it asked for.
     """
-    make_mask = cache.make_mask
     cache.widest_mask = 0
+    if isinstance(cache, ChunkedKVCache):  # the model makes the masks
+        return
+    make_mask = cache.make_mask
 
     def make_narrow_mask(*args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("window_size")
@@ -175,18 +194,18 @@ def _narrow(cache: Any, window: int) -> None:
 
 def _window_of(index: int, cache: Any) -> int:
     """Sliding window of a layer, from the cache that mlx-lm would use for it."""
-    if type(cache) is KVCache:
+    if type(cache) in (KVCache, ChunkedKVCache):
         return -1
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return cache.max_size
     kinds = {
-        "ChunkedKVCache": "chunked attention",
         "RotatingKVCache": "a sliding window that keeps its first tokens",
+        "LayerCache": "a window beside keys that are compressed over several positions",
     }
     name = type(cache).__name__
     raise UnsupportedModelError(
         f"layer {index} uses a {name}: {kinds.get(name, 'an unknown kind of cache')} cannot live in the paged KV "
-        "pool; models whose layers use KVCache, RotatingKVCache or ArraysCache can be served"
+        "pool; models whose layers use KVCache, RotatingKVCache, ChunkedKVCache or ArraysCache can be served"
     )
 
 
@@ -217,7 +236,9 @@ def _one_line(problem: Exception) -> str:
 
 def _why_it_fails(problem: Exception) -> str:
     """The reason for an exception of a model that runs on a packed batch; the common ones in plain English."""
-    if isinstance(problem, AttributeError) and type(problem.obj).__module__ == LayerKV.__module__:
+    if isinstance(problem, AttributeError) and isinstance(problem.obj, LayerCache):
+        if problem.name in ("keys", "values"):
+            return _SELECTS_POSITIONS
         return f"the model uses {problem.name!r} of mlx-lm's own caches, which a paged cache does not have"
     if isinstance(problem, NotImplementedError):  # an attention backend's, or a patch's
         return str(problem)
@@ -235,23 +256,44 @@ class _Trial:
     token_ids: np.ndarray
     reference: np.ndarray
 
-    def run(
-        self, mode: Literal["kernel", "gather"], backend: AttentionBackend, mask_ndim: int, reason: str
-    ) -> PreflightResult:
+    def run(self, way: _Way, backend: AttentionBackend, reason: str) -> PreflightResult:
         """Try one way to serve the model.
+
+        Layers that ask for attention over latents, or pass masks, get another description, and the way is tried again.
 
         Raises:
             _Mismatch: The model cannot be served in this way.
         """
+        original = self.caches
+        while True:
+            asked: list[LayerKV] = []
+            try:
+                return self._run(way, backend, reason, asked)
+            except _Mismatch:
+                rest = iter(asked)
+                flat = [next(rest, one) if isinstance(one, LayerKV) else one for one in flat_caches(self.caches)]
+                if flat == flat_caches(self.caches):
+                    self.caches = original
+                    raise
+                items = iter(flat)
+                self.caches = tuple(
+                    tuple(next(items) for _ in spec) if isinstance(spec, tuple) else next(items) for spec in self.caches
+                )
+
+    def _run(self, way: _Way, backend: AttentionBackend, reason: str, asked: list[LayerKV]) -> PreflightResult:
+        """`run` with the layers as they are described; ``asked`` gets the descriptions that the model asks for."""
+        mode, mask_ndim, reads_arithmetic = way
         flat = flat_caches(self.caches)
         paths = [path for one in flat if isinstance(one, LayerState) for path in one.mixers]
         groups = [int(isinstance(one, LayerState)) for one in flat]
         narrow = tuple(tuple(map(_narrowed, s)) if isinstance(s, tuple) else _narrowed(s) for s in self.caches)
         patches: list[Patch | MixerPatch] = [MixerPatch(self.model, paths)] if paths else []
         reader = backend if mode == "kernel" else None
-        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim)
+        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim, reads_arithmetic)
+        for layer in kv_cache.kernel_layers:
+            layer.checks_masks = True
         if mode == "kernel":
-            patches += patch_model(self.model, backend)
+            patches += patch_model(self.model, backend, reads_arithmetic)
         else:
             windows = [one.window for one in flat if isinstance(one, LayerKV)]
             for window, layer_cache in zip(windows, kv_cache.layers):
@@ -262,23 +304,27 @@ class _Trial:
         finally:
             for patch in patches:
                 patch.restore()
+            layers = [one for one in flat if isinstance(one, LayerKV)]
+            for one, layer in zip(layers, kv_cache.kernel_layers):
+                latent, masked = one.latent or layer.wants_latent, one.masked or layer.wants_masks
+                asked.append(replace(one, latent=latent, masked=masked))
         if not control_error > max(error_bound(self.caches), 4 * np.median(errors)):
             raise _Mismatch(
                 f"positions shifted by {POSITION_SHIFT} change the logits by {control_error:.1e}, too little to "
                 "tell right from wrong"
             )
         num_heads = kv_cache.layers[0].num_heads if kv_cache.layers else 0
-        layers = tuple(one for one in flat if isinstance(one, LayerKV))
         return PreflightResult(
             mode,
-            layers,
+            tuple(layers),
             num_heads,
             final_norm,
             float(errors.max()),
             control_error,
             reason,
             mask_ndim,
-            self.caches if self.caches != layers else (),
+            self.caches if self.caches != tuple(layers) else (),
+            reads_arithmetic,
         )
 
     def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, np.ndarray]:

@@ -37,6 +37,8 @@ class PreflightResult:
         reason: Why the mode is not "kernel"; empty if it is.
         mask_ndim: Axes of the masks that the model's own attention takes in mode "gather", 0 in mode "kernel".
         entries: Contents of each entry of the model's cache argument, if some are not one of ``layers``.
+        reads_arithmetic: Whether the model's classes compute attention, or positions, by themselves, in a way that mode
+            "kernel" reads (`workbench.models.fetched`).
     """
 
     mode: Literal["kernel", "gather"]
@@ -48,6 +50,7 @@ class PreflightResult:
     reason: str = ""
     mask_ndim: int = 0
     entries: tuple[CacheSpec, ...] = ()
+    reads_arithmetic: bool = False
 
     @property
     def caches(self) -> tuple[CacheSpec, ...]:

@@ -57,22 +57,23 @@ class ServedModel:
             windows=windows if len(set(windows)) > 1 else windows[:1],
             num_heads=self.preflight.num_heads,
             num_kv_heads=layers[0].num_kv_heads if layers else 0,
-            head_dim=layers[0].k_head_dim if layers else 0,
+            head_dim=layers[0].key_dim if layers else 0,
             dtype=dtype_name(layers[0].dtype) if layers else "",
         )
 
     def launch(self, metadata: AttentionMetadata, details: Mapping[str, str]) -> KernelLaunch:
         """The launch of a step's attention, for its record."""
-        same = self._launch
+        same, layers = self._launch, self.preflight.layers
         if self.preflight.mode == "gather" or not self.preflight.layers:
             return msgspec.structs.replace(same, details={"reason": self.preflight.reason, **details})
         launch = self.backend.describe(
             metadata,
             # Backends count a window as flash-attn does: the tokens to the left, without the token itself.
-            windows=tuple(window - 1 if window > 0 else -1 for window in same.windows),
+            windows=tuple(layer.kernel_reach for layer in layers[: len(same.windows)]),
             num_heads=same.num_heads,
             num_kv_heads=same.num_kv_heads,
             head_dim=same.head_dim,
             dtype=same.dtype,
+            value_dim=layers[0].value_dim,
         )
         return msgspec.structs.replace(launch, windows=same.windows, details={**launch.details, **details})

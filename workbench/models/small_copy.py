@@ -39,9 +39,10 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(("shared_intermediate_size", "intermediate_size_mlp"), 32),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "embedding_size", "num_vocab"), 96),
     **dict.fromkeys(_NUM_HEADS, _HEADS),
-    **dict.fromkeys(("head_dim", "v_head_dim", "qk_nope_head_dim", "kv_lora_rank"), _HEAD_DIM),
+    **dict.fromkeys(
+        ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"), _HEAD_DIM
+    ),  # also of a key with both parts, a multiple of what the Metal kernel takes
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
-    "qk_rope_head_dim": 8,
     "q_lora_rank": 24,
 }
 """The largest value of a size in a copy, by its name in a model's arguments."""

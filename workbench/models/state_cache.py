@@ -282,6 +282,11 @@ class StateLayerCache:
         )
         for place, (state, after) in enumerate(zip(before, given.cache)):
             if after is not state and after is not None:
+                if tuple(after.shape[1:]) != self.layer.shapes[place]:
+                    raise NotImplementedError(
+                        f"a recurrent state grows with its first tokens, to {self.layer.shapes[place]}: sequences of "
+                        "different ages would need states of one size to be computed together"
+                    )
                 made[place] = mx.contiguous(after)  # not a view, which would keep the rows of a whole chunk
         if rows is None:
             return tree_map(lambda array: array.swapaxes(0, 1) if _is_rows(array) else array, result)

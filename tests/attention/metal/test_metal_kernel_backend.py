@@ -1,5 +1,7 @@
 """The backends around the Metal kernels: planning, records, selection, and a real model on msl."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ from workbench.kernels.attention import selection as selection_module
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.kernels.attention.metal import launch
 from workbench.kernels.attention.metal.backend import MetalBackend, MslBackend
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
 from workbench.kernels.attention.metal.plan import MIN_KV_SPLIT, TARGET_THREADGROUPS, choose_kv_split, plan_launch
+from workbench.kernels.attention.options import AttentionOptions
 from workbench.kernels.attention.selection import get_backend, resolve_backend_name, select_backend
 from workbench.models.preflight import preflight
 
@@ -221,3 +225,64 @@ def test_a_model_through_msl(smollm2):
     prompts = {"q0": smollm2.tokenizer.encode("The capital of France is"), "q1": list(range(40, 70))}
     worst, spread = compare_every_step(smollm2, prompts, "msl", SamplingParams(max_tokens=2))
     assert worst < 1e-3, f"largest difference {worst:.2e} (logits spread over {spread:.1f})"
+
+
+@pytest.mark.parametrize("kv_split", [None, 16])
+@pytest.mark.parametrize(
+    "changes", [{}, {"left": 9}, {"chunk_size": 16}, {"num_kv_heads": 1, "latent": True, "value_dim": 32}]
+)
+def test_a_long_dispatch_is_cut_into_runs_of_rows(changes, kv_split):
+    """The same bits, and no dispatch costs more than the limit."""
+    sequences = ((40, 90), (1, 70), (0, 3), (33, 40), (1, 9))
+    batch = build(Case(sequences, 4, **{"num_kv_heads": 2, "head_dim": 64, **changes}))
+    rows = []
+
+    def counted(**text):
+        kernel = msl.metal_kernel(**text)
+
+        def launch(**arguments):
+            rows.append(arguments["inputs"][0].shape[0]) if text["name"].startswith("paged") else None
+            return kernel(**arguments)
+
+        return launch
+
+    whole, kernels = PagedVarlenKernels(counted), PagedVarlenKernels(counted)
+    expected = np.array(whole.attend(*batch.inputs, batch.options, kv_split=kv_split))
+    assert rows == [75]
+    kernels.max_dispatch_flop = 4 * 10 * 40 * 2 * 128.0
+    rows.clear()
+    cut = replace(batch.metadata, derived={})
+    result = kernels.attend(*batch.inputs[:3], cut, batch.options, kv_split=kv_split)
+    assert len(rows) > 3 and sum(rows) == 75
+    np.testing.assert_array_equal(np.array(result), expected)
+
+
+def test_the_limit_of_a_dispatch():
+    """2,048 rows at 128k positions are cut, and a step of SmolLM2 is not."""
+    kernels = PagedVarlenKernels(lambda **_: lambda **given: [mx.zeros(shape) for shape in given["output_shapes"]])
+    for rows, context, heads, dim, parts in ((2048, 131072, 32, 128, range(32, 64)), (512, 2048, 9, 64, range(1))):
+        table = np.zeros((1, context // 16), np.int32)
+        metadata = AttentionMetadata(np.array([0, rows], np.int32), np.array([context], np.int32), table, None, 16)
+        shapes = (rows, heads, dim), (8, 16, heads, dim)
+        launch = kernels._prepared(
+            *shapes, mx.float16, metadata, AttentionOptions(1.0), None, value_dim=dim, latent=False
+        )
+        assert len(launch.parts) in parts
+        assert all(end - begin >= 8 for begin, end, _ in launch.parts)
+
+
+@pytest.mark.parametrize("place", ["metadata", "metal.plan"])
+def test_a_table_that_is_not_filled_up_is_refused(monkeypatch, place):
+    """MLX would pass it as constants, and compile another kernel when a run first meets it."""
+    monkeypatch.setattr(f"workbench.kernels.attention.{place}.filled_up", lambda table: table)
+    batch = build(Case(((1, 20),), 2, 1, 32, 16))
+    with pytest.raises(RuntimeError, match="elements, which takes another kernel"):
+        PagedVarlenKernels(msl.metal_kernel).attend(*batch.inputs, batch.options, kv_split=8)
+
+
+def test_metal_computes_with_safe_mathematics(monkeypatch):
+    """The kernels rely on exp2(-inf) being 0, and on NaN: Metal's fast mathematics assumes that neither occurs."""
+    made = []
+    monkeypatch.setattr(mx.fast, "metal_kernel", lambda **text: made.append(text) or (lambda **_: []))
+    MetalBackend().kernels.kernel("paged_varlen")
+    assert [text["compile_options"] for text in made] == [{"math_mode": "safe"}]

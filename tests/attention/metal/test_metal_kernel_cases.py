@@ -157,7 +157,9 @@ def test_nothing_to_do():
     ("changes", "message"),
     [
         ({"head_dim": 72}, "head_dim is 72; .* multiples of 16"),
-        ({"head_dim": 272}, "head_dim is 272"),
+        ({"head_dim": 656}, "head_dim is 656; .* from 16 to 640"),
+        ({"head_dim": 528}, "value_dim is 528; .* from 16 to 512"),
+        ({"head_dim": 64, "value_dim": 40}, "value_dim is 40; .* multiples of 16"),
         ({"block_size": 12}, "block_size is 12; .* multiples of 8"),
     ],
 )

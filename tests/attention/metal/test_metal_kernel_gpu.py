@@ -8,9 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from kernel_cases import (
+    KINDS,
     as_float64,
     assert_close,
     build,
+    kind_case,
     published_edge_1,
     published_edge_2,
     published_edge_3,
@@ -64,6 +66,24 @@ def test_random(kernels, seed):
     expected = batch.reference()
     assert_close(kernels.attend_v1(*batch.inputs, batch.options), expected, case.dtype, SLACK)
     assert_close(kernels.attend(*batch.inputs, batch.options, kv_split=case.kv_split), expected, case.dtype, SLACK)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_and_reaches(kernels, kind, seed):
+    case = kind_case(kind, seed)
+    batch = build(case)
+    expected = batch.reference()
+    assert_close(kernels.attend_v1(*batch.inputs, batch.options), expected, case.dtype, SLACK)
+    assert_close(kernels.attend(*batch.inputs, batch.options, kv_split=case.kv_split), expected, case.dtype, SLACK)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_dispatch_is_cut_into_runs_of_rows(kind, monkeypatch):
+    batch = build(kind_case(kind, 1))
+    monkeypatch.setattr("workbench.kernels.attention.metal.launch.PagedVarlenKernels.max_dispatch_flop", 1e5)
+    result = get_backend(NAME).attend(*batch.inputs, batch.options)
+    assert_close(result, batch.reference(), batch.case.dtype, SLACK)
 
 
 def test_keys_and_values_are_written_in_place():

@@ -24,7 +24,8 @@ def run(batch: Batch) -> msl.LaunchStatistics:
 def plan_of(batch: Batch) -> LaunchPlan:
     """The plan that the launch used."""
     case = batch.case
-    return KERNELS.plan(batch.metadata, case.num_heads, case.num_kv_heads, case.head_dim, 2, case.left)
+    sizes = case.num_heads, case.num_kv_heads, case.head_dim, 2
+    return KERNELS.plan(batch.metadata, *sizes, batch.options.reach, value_dim=case.size_of_values)
 
 
 def kv_bytes(positions: int, case: Case) -> int:
@@ -77,3 +78,37 @@ def test_a_window_bounds_the_reads_at_both_ends():
 def test_threadgroup_memory_is_what_the_kernel_uses(head_dim):
     statistics = run(build(Case(((20, 30), (1, 10)), 2, 2, head_dim, 16, "float16")))
     assert statistics.threadgroup_memory == TileShape.choose(head_dim, 2).threadgroup_bytes
+
+
+LATENTS = {"num_kv_heads": 1, "head_dim": 576, "value_dim": 512, "latent": True}
+
+
+def test_a_tile_of_latents_is_read_once_for_keys_and_values():
+    """Sixteen heads fill a tile. The rotary part is never read as a value, nor anything for a second time."""
+    case = Case(((1, 600), (2, 90)), 16, block_size=16, dtype="float16", **LATENTS)
+    traffic = run(build(case)).buffers
+    assert traffic["k_cache"].bytes_read == kv_bytes(600 + 90 + 89, case)
+    assert traffic["v_cache"].bytes_read == 0
+
+
+def test_a_few_heads_read_latents_as_values_without_their_rotary_part():
+    case = Case(((1, 600),), 8, block_size=16, dtype="float16", **LATENTS)
+    traffic = run(build(case)).buffers
+    assert traffic["k_cache"].bytes_read <= 1.05 * kv_bytes(600, case)
+    assert traffic["v_cache"].bytes_read <= 1.05 * 600 * 512 * 2
+
+
+def test_a_chunk_bounds_the_reads():
+    """A row at position 1,999 is in the chunk that begins at 1,920."""
+    case = Case(((1, 2000), (8, 1000)), 4, 2, 64, 16, "float16", chunk_size=128)
+    traffic = run(build(case)).buffers
+    assert traffic["k_cache"].bytes_read == traffic["v_cache"].bytes_read == kv_bytes(80 + 1000 - 896, case)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim", "latent"), [(192, 128, False), (512, 512, False), (576, 512, True)])
+def test_threadgroup_memory_of_other_sizes(head_dim, value_dim, latent):
+    heads = (2, 1) if latent else (2, 2)
+    statistics = run(
+        build(Case(((20, 30), (1, 10)), *heads, head_dim, 16, "float16", value_dim=value_dim, latent=latent))
+    )
+    assert statistics.threadgroup_memory == TileShape.choose(head_dim, 2, value_dim).threadgroup_bytes

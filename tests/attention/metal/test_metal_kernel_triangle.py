@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from kernel_cases import (
+    KINDS,
     as_float64,
     assert_close,
     build,
+    kind_case,
     published_edge_1,
     published_edge_2,
     published_edge_3,
@@ -61,5 +63,17 @@ def test_random(seed):
     batch = build(case)
     expected = batch.reference()
     assert_close(KERNELS[seed // 24 % 2].attend_v1(*batch.inputs, batch.options), expected, case.dtype)
+    for kernels in KERNELS:
+        assert_close(kernels.attend(*batch.inputs, batch.options, kv_split=case.kv_split), expected, case.dtype)
+
+
+@pytest.mark.repeats(step=3)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_and_reaches(kind, seed):
+    case = kind_case(kind, seed)
+    batch = build(case)
+    expected = batch.reference()
+    assert_close(KERNELS[seed % 2].attend_v1(*batch.inputs, batch.options), expected, case.dtype)
     for kernels in KERNELS:
         assert_close(kernels.attend(*batch.inputs, batch.options, kv_split=case.kv_split), expected, case.dtype)

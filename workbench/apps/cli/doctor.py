@@ -144,6 +144,7 @@ def _memory() -> Iterator[str]:
 
 
 def _attention() -> Iterator[str]:
+    from workbench.apps.cli.kernel_bench import remembered_advice
     from workbench.base.device import runs_on_gpu
     from workbench.kernels.attention.probe import Probe, error_limit
     from workbench.kernels.attention.selection import (
@@ -162,9 +163,15 @@ def _attention() -> Iterator[str]:
         f'"auto" is {name}; checked for the bundled model: {NUM_HEADS} query and {NUM_KV_HEADS} KV heads, '
         f"head_dim {HEAD_DIM}, block_size {BLOCK_SIZE}"
     )
-    heads = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM, "block_size": BLOCK_SIZE}
     for dtype in dtypes:
-        chosen = select_backend("auto", **heads, dtype=dtype)
+        chosen = select_backend(
+            "auto",
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            head_dim=HEAD_DIM,
+            block_size=BLOCK_SIZE,
+            dtype=dtype,
+        )
         error = chosen.self_test_error
         if error is None and not chosen.fallback_reason:
             shapes = (NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype)
@@ -174,6 +181,8 @@ def _attention() -> Iterator[str]:
         measured = f"self-test against float64 {'none' if error is None else f'{error:.1e}'}, allowed {limit:.0e}"
         reason = f"; falls back: {chosen.fallback_reason}" if chosen.fallback_reason else ""
         yield f"{'FAILED ' if wrong else ''}{dtype}: {chosen.backend.name}, {measured}{reason}"
+    if on_gpu:
+        yield remembered_advice() or "settings of MLX for this GPU are not measured: run `workbench kernel bench`"
     for other in BACKEND_NAMES:
         if other != "auto" and (reason := why_unavailable(other)):
             yield f"{other} is not used: {reason}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from workbench.apps.cli import kernel_bench
 from workbench.apps.cli.options import Commands, add_command
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from workbench.kernels.attention.probe import Probe
 
 QUICK_HEAD_DIMS = (64, 128)
-HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256)
+HEAD_DIMS = (32, 64, 80, 96, 112, 128, 192, 256, 512)
+MAX_VALUE_DIM = 512
 BLOCK_SIZES = (8, 16, 32)
 TRIED_BACKENDS = ("metal", "cuda", "msl", "cpu", "gather")
 
@@ -56,6 +58,7 @@ def add_parser(commands: Commands) -> None:
     check.add_argument(
         "--full", action="store_true", help="every head_dim, block size and dtype; on by default on a GPU"
     )
+    kernel_bench.add_parser(actions)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -78,6 +81,10 @@ def probes(full: bool = False) -> Iterator[Probe]:
     yield Probe("attention sinks", mixed, sinks=True)
     yield Probe("long context, split", ((1, 2000), (20, 40)))
     yield Probe("logits of -20 in a window", ((40, 300), (1, 200)), left=100, mean_logit=-20.0, dtype="float32")
+    yield Probe("chunks of 16", mixed, chunk_size=16)
+    yield Probe("values of another size", mixed, 4, 4, 192, value_dim=128)
+    yield Probe("latents of 512 + 64", mixed, 16, 1, 576, value_dim=512, latent=True)
+    yield Probe("head_dim 512", mixed, 8, 2, 512)
     for head_dim in HEAD_DIMS if full else QUICK_HEAD_DIMS:
         for dtype in (*DTYPES, "int8"):
             for block_size in BLOCK_SIZES if full else (16,):
@@ -205,7 +212,8 @@ def _cell(outcome: Outcome, probe: Probe, backend_name: str) -> str:
 
 def _is_quick(probe: Probe) -> bool:
     """Whether a probe is tried on backends that run on a CPU, too."""
-    return probe.head_dim in QUICK_HEAD_DIMS and probe.block_size == 16
+    is_kind = probe.value_dim or probe.head_dim == MAX_VALUE_DIM
+    return bool(is_kind or probe.head_dim in QUICK_HEAD_DIMS) and probe.block_size == 16
 
 
 if __name__ == "__main__":

@@ -41,13 +41,14 @@ class AttentionBackend(ABC):
         """The kernels, if all they do is to add operations to MLX's graph, so that a step's graph can be replayed."""
         return None
 
-    def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
+    def check_supported(self, head_dim: int, block_size: int, dtype: str, value_dim: int = 0) -> None:
         """Raise ValueError, with what to do, when the backend has no variant for a model. The default takes all.
 
         Args:
             head_dim: Elements per head.
             block_size: Tokens per KV block.
             dtype: Element type of the KV cache, such as "float16".
+            value_dim: Elements of a value per head, given if they are not as many as those of a key.
         """
         return None
 
@@ -62,14 +63,15 @@ class AttentionBackend(ABC):
 
         Args:
             k: Keys, [T, num_kv_heads, head_dim]; stored as `workbench.kernels.attention.stored` says.
-            v: Values, [T, num_kv_heads, head_dim].
+            v: Values, [T, num_kv_heads, value_dim]; not read in latent attention.
             k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, stored_dim].
-            v_cache: Cached values, like ``k_cache``.
+            v_cache: Cached values, likewise; in latent attention, the same object as ``k_cache``.
             metadata: The batch, with a ``slot_mapping``.
         """
         index = metadata.write_index
         k_cache[index] = to_stored(k, k_cache.dtype)
-        v_cache[index] = to_stored(v, v_cache.dtype)
+        if v_cache is not k_cache:
+            v_cache[index] = to_stored(v, v_cache.dtype)
 
     @abstractmethod
     def attend(
@@ -80,12 +82,12 @@ class AttentionBackend(ABC):
         Args:
             q: Queries, [T, num_heads, head_dim].
             k_cache: Cached keys, [num_blocks, block_size, num_kv_heads, stored_dim].
-            v_cache: Cached values, like ``k_cache``.
+            v_cache: Cached values, likewise; in latent attention, the same object as ``k_cache``.
             metadata: The batch.
-            options: Scale, window, soft cap and sinks of the layer.
+            options: Scale, window, soft cap, sinks and sizes of the layer.
 
         Returns:
-            [T, num_heads, head_dim] in q's dtype.
+            [T, num_heads, value_dim] in q's dtype.
         """
 
     def wait_for(self, *arrays: mx.array) -> None:
@@ -115,6 +117,7 @@ class AttentionBackend(ABC):
         head_dim: int,
         dtype: str,
         windows: tuple[int, ...] = (-1,),
+        value_dim: int = 0,
     ) -> KernelLaunch:
         """The launch of a step's layers, for the record of the step.
 
@@ -124,9 +127,12 @@ class AttentionBackend(ABC):
             num_kv_heads: Number of KV heads.
             head_dim: Elements per head.
             dtype: Element type of q and of the cache, such as "float32".
-            windows: Left window of each layer as in flash-attn, -1 for none; one entry when all layers agree.
+            windows: The reach of rows in each layer: a left window as in flash-attn, -1 for all, -n for chunks of n;
+                one entry when all layers agree.
+            value_dim: Elements of a value per head, 0 for as many as a key has.
         """
-        items, tile, details = self._plan(metadata, num_heads, num_kv_heads, head_dim, dtype, windows[0])
+        sizes = num_heads, num_kv_heads, head_dim, value_dim or head_dim
+        items, tile, details = self._plan(metadata, sizes, dtype, windows[0])
         block_q, block_kv = tile
         return KernelLaunch(
             backend=self.name,
@@ -142,12 +148,16 @@ class AttentionBackend(ABC):
         )
 
     def _plan(
-        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
+        self, metadata: AttentionMetadata, sizes: tuple[int, int, int, int], dtype: str, window: int
     ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
         """The work list of a launch, its `tile_shape`, and the other fields of its `KernelLaunch`."""
-        tile = self.tile_shape(num_heads, num_kv_heads, head_dim)
+        *heads, value_dim = sizes
+        tile = self.tile_shape(*heads) if value_dim == heads[2] else self.tile_shape(*sizes)
         return metadata.work_list(tile[0], window), tile, {}
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
-        """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut."""
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
+        """Query rows per work item and KV positions per inner tile; WHOLE, the default, when sequences are not cut.
+
+        ``value_dim`` is given for layers whose values have another size than keys.
+        """
         return WHOLE, WHOLE

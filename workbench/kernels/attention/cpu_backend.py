@@ -10,7 +10,7 @@ import numpy as np
 from workbench.base.threads import num_threads
 from workbench.kernels.attention.backend import AttentionBackend
 from workbench.kernels.attention.dtypes import dtype_name
-from workbench.kernels.attention.stored import head_dim_of, to_stored
+from workbench.kernels.attention.stored import to_stored, value_dim_of
 from workbench.kernels.cpu.attention.kernel import CACHE_TYPES, run_work_list
 from workbench.kernels.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM, Scoring, Shapes, make_scratch
 from workbench.kernels.cpu.threads import thread_pool
@@ -31,7 +31,7 @@ class CpuBackend(AttentionBackend):
 
     name = "cpu"
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
         """As many rows as fill the kernel's panels; fewer when more query heads share a KV head."""
         return max(1, PAIRS_PER_ITEM // (num_heads // num_kv_heads)), BLOCK_KV
 
@@ -40,9 +40,11 @@ class CpuBackend(AttentionBackend):
     ) -> None:
         """See `AttentionBackend.write`; the rows are copied into the memory of the caches."""
         slots = metadata.write_slots
-        k, v = to_stored(k, k_cache.dtype), to_stored(v, v_cache.dtype)
-        mx.eval(k, v, k_cache, v_cache)
-        for name, rows, cache in (("k_cache", k, k_cache), ("v_cache", v, v_cache)):
+        written = [("k_cache", to_stored(k, k_cache.dtype), k_cache)]
+        if v_cache is not k_cache:
+            written.append(("v_cache", to_stored(v, v_cache.dtype), v_cache))
+        mx.eval([rows for _, rows, _ in written], k_cache, v_cache)
+        for name, rows, cache in written:
             memory = shared_memory(cache)
             if not (memory.flags.c_contiguous and memory.flags.writeable):
                 raise ValueError(f"{name} is not contiguous in memory; pass a whole array instead of a view of another")
@@ -57,22 +59,17 @@ class CpuBackend(AttentionBackend):
     ) -> mx.array:
         """See `AttentionBackend.attend`."""
         num_tokens, num_heads, head_dim = q.shape
-        if k_cache.shape[3] != v_cache.shape[3]:
-            raise NotImplementedError(
-                f"keys have {head_dim_of(k_cache)} elements per head and values {head_dim_of(v_cache)}; the cpu kernel "
-                "takes equal sizes only"
-            )
-        shapes = Shapes(num_heads, k_cache.shape[2], head_dim, metadata.block_size, k_cache.shape[3])
+        value_dim = value_dim_of(v_cache, options)
+        stored_dims = k_cache.shape[3], v_cache.shape[3]
+        shapes = Shapes(num_heads, k_cache.shape[2], head_dim, value_dim, metadata.block_size, *stored_dims)
         if options.sinks is None:
             first_maximum, first_total = np.full(num_heads, -np.inf), np.zeros(num_heads)
         else:
             first_maximum, first_total = np.array(options.sinks, np.float64) * _LOG2_E, np.ones(num_heads)
         q32 = q.astype(mx.float32)
         mx.eval(q32, k_cache, v_cache)
-        out = np.empty((num_tokens, num_heads, head_dim), np.float32)
-        work_list = metadata.work_list(
-            self.tile_shape(num_heads, shapes.num_kv_heads, head_dim)[0], options.left_window
-        )
+        out = np.empty((num_tokens, num_heads, value_dim), np.float32)
+        work_list = metadata.work_list(self.tile_shape(num_heads, shapes.num_kv_heads, head_dim)[0], options.reach)
         threads = min(num_threads(), len(work_list)) if len(work_list) >= _ITEMS_WORTH_THREADS else 1
         arguments = (
             shared_memory(q32).reshape(-1),
@@ -85,7 +82,7 @@ class CpuBackend(AttentionBackend):
             Scoring(
                 np.float32(options.softmax_scale * _LOG2_E),
                 np.float32(options.softcap * _LOG2_E),
-                options.left_window,
+                options.reach,
                 first_maximum.astype(np.float32),
                 first_total.astype(np.float32),
             ),

@@ -13,7 +13,9 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.attention.backend import AttentionBackend
-from workbench.kernels.attention.gather import gather_positions, scaled_dot_product_attention
+from workbench.kernels.attention.gather import gather_positions, no_rows, scaled_dot_product_attention
+from workbench.kernels.attention.stored import value_dim_of
+from workbench.kernels.attention.work_list import first_visible
 
 if TYPE_CHECKING:
     from workbench.kernels.attention.metadata import AttentionMetadata
@@ -39,7 +41,7 @@ class Part(NamedTuple):
     first: int
 
 
-def parts_of(metadata: AttentionMetadata, rows: range, left: int) -> list[Part]:
+def parts_of(metadata: AttentionMetadata, rows: range, reach: int) -> list[Part]:
     """The sequences of some packed rows."""
     found = []
     for seq in np.flatnonzero(metadata.query_lens).tolist():
@@ -47,7 +49,7 @@ def parts_of(metadata: AttentionMetadata, rows: range, left: int) -> list[Part]:
         to_position = int(metadata.seqused_k[seq]) - stop
         begin, end = max(start, rows.start) + to_position, min(stop, rows.stop) + to_position
         if begin < end:
-            found.append(Part(seq, begin, end, max(begin - left, 0) if left >= 0 else 0))
+            found.append(Part(seq, begin, end, int(first_visible(begin, reach))))
     return found
 
 
@@ -61,11 +63,11 @@ class DenseBackend(AttentionBackend):
     ) -> mx.array:
         """See `AttentionBackend.attend`."""
         if metadata.num_tokens == 0:
-            return mx.zeros_like(q)
+            return no_rows(q, v_cache, options)
         outs = []
         for start in range(0, metadata.num_tokens, MAX_ROWS):
             rows = range(start, min(start + MAX_ROWS, metadata.num_tokens))
-            parts = parts_of(metadata, rows, options.left_window)
+            parts = parts_of(metadata, rows, options.reach)
             outs.append(_attend(q[rows.start : rows.stop], k_cache, v_cache, metadata, parts, options))
         return mx.concatenate(outs) if len(outs) > 1 else outs[0]
 
@@ -85,7 +87,8 @@ def _attend(
         )
         for cache in (k_cache, v_cache)
     )
-    mask = mx.array(block_diagonal_mask(parts, options.left_window))
+    mask = mx.array(block_diagonal_mask(parts, options.reach))
+    v = v[..., : value_dim_of(v_cache, options)]
     # A masked weight is 0, and 0 * NaN would carry one sequence's NaN into all the others. So values that are not
     # finite are left out of the product and put back into the rows that see them.
     finite = mx.isfinite(v)
@@ -97,7 +100,7 @@ def _attend(
     return mx.where(seen > 0, mx.array(mx.nan, q.dtype), out)
 
 
-def block_diagonal_mask(parts: list[Part], left: int = -1) -> np.ndarray:
+def block_diagonal_mask(parts: list[Part], reach: int = -1) -> np.ndarray:
     """Bool [rows, columns], True where a row may attend; the columns are the KV positions of each part in turn."""
     columns, rows = [part.end - part.first for part in parts], [part.end - part.begin for part in parts]
     column_part = np.repeat(np.arange(len(parts)), columns)
@@ -105,6 +108,4 @@ def block_diagonal_mask(parts: list[Part], left: int = -1) -> np.ndarray:
     row_part = np.repeat(np.arange(len(parts)), rows)
     row_position = np.concatenate([np.arange(part.begin, part.end) for part in parts])
     mask = (row_part[:, None] == column_part) & (column_position <= row_position[:, None])
-    if left >= 0:
-        mask &= column_position >= row_position[:, None] - left
-    return mask
+    return mask & (column_position >= first_visible(row_position, reach)[:, None])

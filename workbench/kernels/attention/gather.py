@@ -12,7 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.attention.backend import AttentionBackend
-from workbench.kernels.attention.stored import from_stored
+from workbench.kernels.attention.stored import from_stored, value_dim_of
+from workbench.kernels.attention.work_list import first_visible
 
 if TYPE_CHECKING:
     from workbench.kernels.attention.metadata import AttentionMetadata
@@ -33,24 +34,29 @@ class GatherBackend(AttentionBackend):
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
     ) -> mx.array:
         """See `AttentionBackend.attend`."""
-        left = options.left_window
+        reach = options.reach
         outputs = []
         for seq in np.flatnonzero(metadata.query_lens).tolist():
             start, stop = metadata.cu_seqlens_q[seq : seq + 2].tolist()
-            first, end = visible_range(metadata, seq, left)
+            first, end = visible_range(metadata, seq, reach)
             k, v = (gather_positions(cache, metadata, seq, first, end) for cache in (k_cache, v_cache))
-            mask = causal_mask(stop - start, end - first, left)
+            v = v[..., : value_dim_of(v_cache, options)]
+            mask = causal_mask(stop - start, first, end, reach)
             queries, keys, values = (x.astype(q.dtype).swapaxes(0, 1)[None] for x in (q[start:stop], k, v))
             out = scaled_dot_product_attention(queries, keys, values, mask, options)
             outputs.append(out[0].swapaxes(0, 1))
-        return mx.concatenate(outputs) if outputs else mx.zeros_like(q)
+        return mx.concatenate(outputs) if outputs else no_rows(q, v_cache, options)
 
 
-def visible_range(metadata: AttentionMetadata, seq: int, left: int) -> tuple[int, int]:
+def no_rows(q: mx.array, v_cache: mx.array, options: AttentionOptions) -> mx.array:
+    """The attention of a batch without rows, [0, num_heads, value_dim]."""
+    return mx.zeros((0, q.shape[1], value_dim_of(v_cache, options)), q.dtype)
+
+
+def visible_range(metadata: AttentionMetadata, seq: int, reach: int) -> tuple[int, int]:
     """The KV positions [first, end) that at least one query row of a sequence may see."""
     end = int(metadata.seqused_k[seq])
-    first_row = end - int(metadata.query_lens[seq])
-    return (max(first_row - left, 0) if left >= 0 else 0), end
+    return int(first_visible(end - int(metadata.query_lens[seq]), reach)), end
 
 
 def gather_positions(cache: mx.array, metadata: AttentionMetadata, seq: int, first: int, end: int) -> mx.array:
@@ -62,15 +68,15 @@ def gather_positions(cache: mx.array, metadata: AttentionMetadata, seq: int, fir
     return from_stored(run[first - skipped : end - skipped])
 
 
-def causal_mask(num_rows: int, num_keys: int, left: int) -> mx.array | str | None:
-    """The mask of the last ``num_rows`` of ``num_keys`` positions, in the form that MLX accepts."""
-    if left < 0 or num_keys <= left + 1:
-        return "causal" if num_rows > 1 else None
+def causal_mask(num_rows: int, first: int, end: int, reach: int) -> mx.array | str | None:
+    """The mask of the last ``num_rows`` of the positions [first, end), in the form that MLX accepts."""
     if num_rows == 1:
         return None
-    rows = mx.arange(num_keys - num_rows, num_keys)[:, None]
-    keys = mx.arange(num_keys)[None]
-    return (keys <= rows) & (keys >= rows - left)
+    last_row_sees = int(first_visible(end - 1, reach))
+    if last_row_sees <= first:
+        return "causal"
+    rows, keys = np.arange(end - num_rows, end)[:, None], np.arange(first, end)
+    return mx.array((keys <= rows) & (keys >= first_visible(rows, reach)))
 
 
 def scaled_dot_product_attention(
@@ -85,12 +91,12 @@ def scaled_dot_product_attention(
     Args:
         q: Queries, [1, num_heads, rows, head_dim].
         k: Keys, [1, num_kv_heads, keys, head_dim].
-        v: Values, like ``k``.
+        v: Values, [1, num_kv_heads, keys, value_dim].
         mask: "causal", a bool array [rows, keys] that is True where a row may attend, or None.
         options: Scale, soft cap and sinks; the mask replaces the window.
 
     Returns:
-        [1, num_heads, rows, head_dim] in q's dtype.
+        [1, num_heads, rows, value_dim] in q's dtype.
     """
     scale, softcap = options.softmax_scale, options.softcap
     sinks = None if options.sinks is None else options.sinks.astype(q.dtype)
@@ -110,4 +116,4 @@ def scaled_dot_product_attention(
         scores = mx.concatenate([scores, mx.broadcast_to(column, (*scores.shape[:-1], 1))], axis=-1)
     weights = mx.softmax(scores, axis=-1)[..., :keys]
     out = weights @ v.astype(mx.float32)[:, :, None]
-    return out.reshape(1, num_heads, rows, head_dim).astype(q.dtype)
+    return out.reshape(1, num_heads, rows, v.shape[-1]).astype(q.dtype)

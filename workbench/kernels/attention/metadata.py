@@ -25,6 +25,19 @@ def filled_up(table: np.ndarray) -> np.ndarray:
     return np.pad(table, ((0, missing), (0, 0))) if missing > 0 else table
 
 
+def check_filled_up(*tables: mx.array) -> None:
+    """Check that a kernel gets tables of `FEW_ELEMENTS` elements or more.
+
+    Raises:
+        RuntimeError: MLX would pass one as constants, and compile another variant of the kernel in the middle of a run.
+    """
+    for table in tables:
+        if table.size < FEW_ELEMENTS:
+            raise RuntimeError(
+                f"a table has {table.size} elements, which takes another kernel; fill it up to {FEW_ELEMENTS}"
+            )
+
+
 def mlx_copy(attribute: str) -> cached_property[mx.array]:
     """A property with the MLX array of a NumPy attribute, made on first use."""
 
@@ -126,7 +139,7 @@ class AttentionMetadata:
 
         Args:
             block_q: Maximum number of query rows in an item.
-            window: Left window as in flash-attn, -1 for none.
+            window: The reach of rows: a left window, -1 for all, or -n for chunks of n.
             kv_split: Maximum number of KV positions in an item, None for no split.
 
         Returns:

@@ -10,7 +10,8 @@ import numpy as np
 from workbench.kernels.attention.backend import AttentionBackend
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.kernels.attention.options import AttentionOptions
-from workbench.kernels.attention.stored import from_stored, to_stored
+from workbench.kernels.attention.stored import from_stored, to_stored, value_dim_of
+from workbench.kernels.attention.work_list import first_visible
 
 ERROR_LIMIT = {"float32": 5e-6, "float16": 1e-3, "bfloat16": 8e-3, "int8": 1e-3}
 """Largest error that rounding explains, relative to the largest element of the result, by dtype of the cache.
@@ -46,6 +47,9 @@ class Probe:
         softcap: Soft cap, 0 for none.
         sinks: Whether there are attention sinks.
         mean_logit: Mean of the scores.
+        value_dim: Elements of a value per head, 0 for as many as a key has.
+        latent: Whether a value is the first ``value_dim`` elements of its key.
+        chunk_size: Positions of a chunk in chunked attention, 0 for none.
     """
 
     name: str
@@ -59,6 +63,14 @@ class Probe:
     softcap: float = 0.0
     sinks: bool = False
     mean_logit: float = 0.0
+    value_dim: int = 0
+    latent: bool = False
+    chunk_size: int = 0
+
+    @property
+    def size_of_values(self) -> int:
+        """Elements of a value per head."""
+        return self.value_dim or self.head_dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +106,10 @@ def probe_batch(probe: Probe, seed: int = 0) -> ProbeBatch:
 
     scale = probe.head_dim**-0.5
     common = (abs(probe.mean_logit) / scale / probe.head_dim) ** 0.5
-    cache_shape = (num_blocks, probe.block_size, probe.num_kv_heads, probe.head_dim)
+    slots = (num_blocks, probe.block_size, probe.num_kv_heads)
     q = generator.standard_normal((int(query_lens.sum()), probe.num_heads, probe.head_dim)) + common
-    k = generator.standard_normal(cache_shape) + np.copysign(common, probe.mean_logit)
-    v = generator.standard_normal(cache_shape)
+    k = generator.standard_normal((*slots, probe.head_dim)) + np.copysign(common, probe.mean_logit)
+    v = generator.standard_normal((*slots, probe.size_of_values))
     stored = getattr(mx, probe.dtype)
     dtype = mx.float16 if stored == mx.int8 else stored
     metadata = AttentionMetadata(
@@ -112,27 +124,31 @@ def probe_batch(probe: Probe, seed: int = 0) -> ProbeBatch:
         window_size=(probe.left, 0),
         softcap=probe.softcap,
         sinks=mx.array(generator.standard_normal(probe.num_heads).astype(np.float32)) if probe.sinks else None,
+        chunk_size=probe.chunk_size,
+        value_dim=probe.size_of_values if probe.latent else 0,
     )
     k, v = np.where(written, k, np.nan), np.where(written, v, np.nan)
     q_array, k_array, v_array = (mx.array(x.astype(np.float32)) for x in (q, k, v))
-    caches = to_stored(k_array, stored), to_stored(v_array, stored)
-    return ProbeBatch(q_array.astype(dtype), *caches, metadata, options)
+    k_cache = to_stored(k_array, stored)
+    v_cache = k_cache if probe.latent else to_stored(v_array, stored)
+    return ProbeBatch(q_array.astype(dtype), k_cache, v_cache, metadata, options)
 
 
 def float64_attention(batch: ProbeBatch) -> np.ndarray:
-    """Attention of a batch by its definition, in float64: [T, num_heads, head_dim]."""
+    """Attention of a batch by its definition, in float64: [T, num_heads, value_dim]."""
     q, k_cache, v_cache = (to_float64(x) for x in (batch.q, from_stored(batch.k_cache), from_stored(batch.v_cache)))
+    v_cache = v_cache[..., : value_dim_of(batch.v_cache, batch.options)]
     block_size, num_kv_heads = k_cache.shape[1:3]
     heads = np.arange(q.shape[1]) * num_kv_heads // q.shape[1]
     options = batch.options
-    left, softcap, sinks = options.left_window, options.softcap, options.sinks
-    out = np.zeros_like(q)
+    softcap, sinks = options.softcap, options.sinks
+    out = np.zeros((*q.shape[:2], v_cache.shape[-1]))
     for seq, kv_len in enumerate(batch.metadata.seqused_k):
         start, stop = batch.metadata.cu_seqlens_q[seq : seq + 2]
         keys = np.arange(kv_len)
         slots = batch.metadata.block_table[seq, keys // block_size], keys % block_size
         rows = np.arange(kv_len - (stop - start), kv_len)[:, None]
-        visible = (keys <= rows) & ((keys >= rows - left) | (left < 0))
+        visible = (keys <= rows) & (keys >= first_visible(rows, options.reach))
         scores = np.einsum("rhd,khd->hrk", q[start:stop], k_cache[slots][:, heads]) * options.softmax_scale
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
         scores = np.where(visible, scores, -np.inf)

@@ -117,7 +117,15 @@ class Selection:
 
 
 def select_backend(
-    name: str, *, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: str
+    name: str,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: str,
+    value_dim: int = 0,
+    latent: bool = False,
 ) -> Selection:
     """The backend of that name for a model's layers, self-tested when it runs on a GPU.
 
@@ -131,29 +139,33 @@ def select_backend(
         head_dim: Elements per head.
         block_size: Tokens per KV block.
         dtype: Element type of the KV cache, such as "float16".
+        value_dim: Elements of a value per head, 0 for as many as a key has.
+        latent: Whether a value is the first ``value_dim`` elements of its key.
 
     Raises:
         ValueError: ``name`` is unknown, or the named backend has no variant for the model.
         RuntimeError: The named backend cannot run here or fails its self-test.
     """
     backend = get_backend(name)
+    sizes = (head_dim, block_size, dtype) if value_dim in (0, head_dim) else (head_dim, block_size, dtype, value_dim)
     if backend.name not in SELF_TESTED:
-        backend.check_supported(head_dim, block_size, dtype)
+        backend.check_supported(*sizes)
         return Selection(backend)
 
     from workbench.kernels.attention.probe import ERROR_LIMIT, Probe
 
     variant = (num_heads, num_kv_heads, head_dim, block_size, dtype)
     passes = _PASSED.setdefault(backend, {})
-    if variant in passes:
-        return passes[variant]
+    if (*variant, value_dim, latent) in passes:
+        return passes[*variant, value_dim, latent]
     started = time.perf_counter()
     error = None
     try:
-        backend.check_supported(head_dim, block_size, dtype)
+        backend.check_supported(*sizes)
         with _progress(f"compiling and checking the {backend.name} attention kernel (head_dim {head_dim}, {dtype})"):
             error = max(
-                self_test(backend, Probe(test, sequences, *variant)) for test, sequences in SELF_TEST_SEQUENCES.items()
+                self_test(backend, Probe(test, sequences, *variant, value_dim=value_dim, latent=latent))
+                for test, sequences in SELF_TEST_SEQUENCES.items()
             )
         problem: Exception = RuntimeError(
             f"the {backend.name} kernel differs from float64 by {error:.1e} of the largest element (allowed: "
@@ -164,8 +176,9 @@ def select_backend(
         problem, passed = raised, False
     seconds = time.perf_counter() - started
     if passed:
-        passes[variant] = Selection(backend, self_test_error=error, self_test_seconds=seconds)
-        return passes[variant]
+        selection = Selection(backend, self_test_error=error, self_test_seconds=seconds)
+        passes[*variant, value_dim, latent] = selection
+        return selection
     if name != "auto":
         raise problem
     reason = " ".join(str(problem).split())

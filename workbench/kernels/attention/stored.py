@@ -11,9 +11,14 @@ the block, have been computed with. A row is written once, whole, so whatever mo
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 
 from workbench.kernels.attention.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from workbench.kernels.attention.options import AttentionOptions
 
 STORED_DTYPES = {**DTYPES, "int8_per_token_head": mx.int8}
 """Element type of the pool's arrays, by `EngineConfig.kv_cache_dtype`."""
@@ -30,6 +35,11 @@ def stored_dim(head_dim: int, dtype: mx.Dtype) -> int:
 def head_dim_of(cache: mx.array) -> int:
     """Numbers per row of an array of keys or values."""
     return cache.shape[-1] - SCALE_BYTES if cache.dtype == mx.int8 else cache.shape[-1]
+
+
+def value_dim_of(v_cache: mx.array, options: AttentionOptions) -> int:
+    """Numbers per value of a layer: in latent attention, a part of those in a row of the cache."""
+    return options.value_dim or head_dim_of(v_cache)
 
 
 def to_stored(rows: mx.array, dtype: mx.Dtype) -> mx.array:

@@ -6,7 +6,11 @@ and the views draw it, so a picture of a step shows exactly what was computed.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
+
+Positions = TypeVar("Positions", int, np.ndarray)
 
 WORK_ITEM_COLUMNS = ("seq", "q_start", "num_rows", "kv_start", "kv_end", "split", "num_splits")
 """Columns of a work list, in the order of the fields of `workbench.trace.records.WorkItem`."""
@@ -35,7 +39,8 @@ def build_work_list(
         cu_seqlens_q: int [num_seqs + 1], cumulative query lengths; a sequence may have no rows.
         seqused_k: int [num_seqs], KV length of each sequence, its query rows included.
         block_q: Maximum number of query rows in an item, 1 or more.
-        window: Left window as in flash-attn: a row at position p sees [p - window, p]; -1 for all of [0, p].
+        window: Left window as in flash-attn: a row at position p sees [p - window, p]; -1 for all of [0, p], and -n for
+            chunks of n positions.
         kv_split: Maximum number of KV positions in an item; None leaves ranges whole.
 
     Returns:
@@ -52,7 +57,7 @@ def build_work_list(
     q_start = cu_seqlens_q[seq] + tile * block_q
     num_rows = np.minimum(block_q, cu_seqlens_q[seq + 1] - q_start)
     first_position = np.asarray(seqused_k, dtype=np.int64)[seq] - query_lens[seq] + tile * block_q
-    kv_start = np.maximum(first_position - window, 0) if window >= 0 else np.zeros_like(first_position)
+    kv_start = first_visible(first_position, window)
     kv_end = first_position + num_rows
 
     if kv_split is None:
@@ -67,6 +72,13 @@ def build_work_list(
         kv_end = np.minimum(kv_end[item], cut + kv_split)
     columns = (seq, q_start, num_rows, kv_start, kv_end, split, num_splits)
     return np.stack(columns, axis=1).astype(np.int32)
+
+
+def first_visible(position: Positions, reach: int) -> Positions:
+    """The first position that rows at some positions see: see `workbench.kernels.attention.options` for ``reach``."""
+    if reach == -1:
+        return position * 0
+    return position - position % -reach if reach < 0 else np.maximum(position - reach, 0)
 
 
 def expand_counts(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

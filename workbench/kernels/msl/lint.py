@@ -68,6 +68,9 @@ def lint_text(kernel: KernelText, name: str) -> list[Finding]:
     findings = []
     structs = list(_structs(_without_comments(kernel.header + "\n" + kernel.source)))
     for file, text in ((f"{name}.header", kernel.header), (f"{name}.source", kernel.source)):
+        if (place := next((at for at, char in enumerate(text) if not char.isascii()), None)) is not None:
+            what = f"{text[place]!r}: MLX hands sources over as ASCII, comments included: write it in ASCII"
+            findings.append(Finding(file, _line_at(text, place), what))
         code = _without_comments(text)
         for pattern, what in TEXT_RULES:
             for match in pattern.finditer(code):

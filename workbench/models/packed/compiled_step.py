@@ -26,8 +26,8 @@ from workbench.kernels.cpu.layer_loop import (
     run_layers,
 )
 from workbench.kernels.cpu.threads import thread_pool
-from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.packed.description import Description, rope_table
+from workbench.models.paged_layer import PagedLayerCache
 
 FIRST_POSITIONS = 1024
 """Positions of the first table of RoPE; it doubles when a step needs more."""
@@ -48,8 +48,8 @@ class CompiledStep:
     ) -> None:
         self._description, self._embedding_scale = description, np.float32(embedding_scale)
         _, block_size, _, stored_dim = caches[0].k_cache.shape
-        sizes = description.num_heads, description.num_kv_heads, description.head_dim
-        self._shapes = Shapes(*sizes, block_size, stored_dim)
+        sizes = description.num_heads, description.num_kv_heads, description.head_dim, description.head_dim
+        self._shapes = Shapes(*sizes, block_size, stored_dim, stored_dim)
         self._pool_size = caches[0].k_cache.size
         layers = model.layers.copy()
         self._memory = []

@@ -17,9 +17,9 @@ from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.cpu.attention.kernel import work_list_address
 from workbench.kernels.cpu.inputs import code_bits, factors
 from workbench.kernels.cpu.layer_loop import GELU, NUM_FACTORED, NUM_PARTS, SILU, FactorField, Field, Model
-from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.model_code import position_limit
 from workbench.models.packed.layers import PackedEmbedding, PackedLinear
+from workbench.models.paged_layer import PagedLayerCache
 
 _LOG2_E = 1.4426950408889634
 _ROPE_PROBE = 96

@@ -27,13 +27,13 @@ from workbench.kernels.cpu.layer_loop import Model, ProductField
 from workbench.models import trial_steps
 from workbench.models.class_patch import calls_through
 from workbench.models.far_trial import far_trial
-from workbench.models.layer_cache import PagedLayerCache
 from workbench.models.model_code import code_digest, position_limit
 from workbench.models.packed.activations import float32_activations
 from workbench.models.packed.compiled_step import CompiledStep
 from workbench.models.packed.description import Description, NotDescribed, layers_of
 from workbench.models.packed.pack_model import pack_model
 from workbench.models.paged_cache import PagedKVCache
+from workbench.models.paged_layer import PagedLayerCache
 from workbench.models.patch import patch_model
 from workbench.models.preflight_result import TOLERANCE, PreflightResult
 from workbench.models.remembered import NOTHING, Remembered

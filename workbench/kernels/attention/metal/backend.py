@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -44,9 +45,9 @@ class MetalSourceBackend(AttentionBackend):
         """See `AttentionBackend.replayable_kernels`."""
         return self.kernels
 
-    def check_supported(self, head_dim: int, block_size: int, dtype: str) -> None:
+    def check_supported(self, head_dim: int, block_size: int, dtype: str, value_dim: int = 0) -> None:
         """See `AttentionBackend.check_supported`."""
-        check_supported(head_dim, block_size, getattr(mx, dtype))
+        check_supported(head_dim, block_size, getattr(mx, dtype), value_dim)
 
     def attend(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
@@ -54,18 +55,19 @@ class MetalSourceBackend(AttentionBackend):
         """See `AttentionBackend.attend`."""
         return self.kernels.attend(q, k_cache, v_cache, metadata, options)
 
-    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    def tile_shape(self, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int = 0) -> tuple[int, int]:
         """Query rows per work item and KV positions per inner tile, for elements of 2 bytes."""
-        shape = TileShape.choose(head_dim, 2)
+        shape = TileShape.choose(head_dim, 2, value_dim)
         return shape.block_q(num_heads // num_kv_heads), shape.tile_kv
 
     def _plan(
-        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str, window: int
+        self, metadata: AttentionMetadata, sizes: tuple[int, int, int, int], dtype: str, window: int
     ) -> tuple[np.ndarray, tuple[int, int], dict[str, Any]]:
         """See `AttentionBackend`; includes the launch grid and the splits that were chosen."""
+        num_heads, num_kv_heads, head_dim, value_dim = sizes
         itemsize = launch_dtype(getattr(mx, dtype)).size
-        shape = TileShape.choose(head_dim, itemsize)
-        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, window)
+        shape = TileShape.choose(head_dim, itemsize, value_dim)
+        plan = self.kernels.plan(metadata, num_heads, num_kv_heads, head_dim, itemsize, window, value_dim=value_dim)
         grid, threadgroup = self.kernels.geometry(plan, shape, num_heads, num_kv_heads)
         details = {"threadgroup_bytes": shape.threadgroup_bytes, "merged_rows": len(plan.merged_rows)}
         tile = shape.block_q(num_heads // num_kv_heads), shape.tile_kv
@@ -79,8 +81,8 @@ class MetalBackend(MetalSourceBackend):
 
     @staticmethod
     def kernel_maker() -> Callable[..., Any]:
-        """``mx.fast.metal_kernel``."""
-        return mx.fast.metal_kernel
+        """``mx.fast.metal_kernel`` with safe mathematics: the kernels rely on exp2(-inf) being 0 and on NaN."""
+        return partial(mx.fast.metal_kernel, compile_options={"math_mode": "safe"})
 
 
 class CudaBackend(MetalSourceBackend):

@@ -13,9 +13,10 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.attention.dtypes import dtype_name
-from workbench.kernels.attention.metal.plan import LaunchPlan, plan_launch
+from workbench.kernels.attention.metadata import check_filled_up
+from workbench.kernels.attention.metal.plan import LaunchPlan, RowPart, plan_launch, row_parts
 from workbench.kernels.attention.metal.tile_shape import TileShape
-from workbench.kernels.attention.stored import STORED_DTYPES
+from workbench.kernels.attention.stored import STORED_DTYPES, value_dim_of
 
 if TYPE_CHECKING:
     from workbench.kernels.attention.metadata import AttentionMetadata
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 
 V1_SIMDGROUPS = 4
 """Number of simdgroups that share the context of a row in ``paged_varlen_v1``."""
+
+MAX_DISPATCH_FLOP = 2.0**37
+"""Multiplications and additions of one dispatch, about 50 ms of an M1's stated 2.6 TFLOP/s.
+
+MLX cannot end a command buffer inside a dispatch, and macOS ends those that keep the GPU from drawing for seconds:
+2,048 rows at 128k positions, 32 heads of 128, are 4.4 TFLOP."""
+
+UNSPLIT = 2**30
+"""A length that no context has, as ``kv_split`` of a part of a batch that is not split."""
 
 MAX_WINDOW = 2**30
 """Wider windows are cut to this one: no context is longer, and positions minus it do not overflow."""
@@ -42,8 +52,10 @@ class LaunchKey(NamedTuple):
         q_shape: Shape of the queries, [T, num_heads, head_dim].
         cache_shape: Shape of a cache.
         dtype: Element type of the caches.
-        arguments: Scale, left window and soft cap.
+        arguments: Scale, reach and soft cap.
         kv_split: Maximum number of KV positions in a work item; None chooses by the amount of work.
+        value_dim: Elements of a value per head.
+        latent: Whether values are the first elements of keys.
     """
 
     kernels: PagedVarlenKernels
@@ -52,6 +64,8 @@ class LaunchKey(NamedTuple):
     dtype: mx.Dtype
     arguments: tuple[float, int, float]
     kv_split: int | None
+    value_dim: int
+    latent: bool
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class PreparedLaunch:
         scores: The inputs sinks, scoring and window for a layer without sinks.
         attend: The tiled kernel with all of its arguments but the inputs.
         merge: The merge kernel in the same way; None when no context is split.
+        parts: Runs of rows that are dispatched one after another instead; none if one dispatch is short enough.
+        kv_split: Maximum number of KV positions in a work item of the parts.
     """
 
     dtype: mx.Dtype
@@ -75,6 +91,8 @@ class PreparedLaunch:
     scores: tuple[mx.array, mx.array, mx.array]
     attend: Callable[..., list[mx.array]]
     merge: Callable[..., list[mx.array]] | None
+    parts: Sequence[RowPart] = ()
+    kv_split: int = UNSPLIT
 
     @property
     def batch(self) -> LaunchArrays:
@@ -99,6 +117,8 @@ class PagedVarlenKernels:
         signature. **launch_options: Extra keyword arguments of every launch, such as ``order=1`` for msl.
     """
 
+    max_dispatch_flop = MAX_DISPATCH_FLOP
+
     def __init__(self, metal_kernel: Callable[..., Any], **launch_options: Any):
         self.metal_kernel = metal_kernel
         self.launch_options = launch_options
@@ -121,12 +141,22 @@ class PagedVarlenKernels:
         Raises:
             ValueError: The kernel does not support the head_dim, the block size or the dtype.
         """
-        launch = self._prepared(q.shape, k_cache.shape, k_cache.dtype, metadata, options, kv_split)
-        if launch is None:
-            return mx.zeros_like(q)
-        if v_cache.shape != k_cache.shape:
+        value_dim = value_dim_of(v_cache, options)
+        if v_cache.shape[:3] != k_cache.shape[:3]:
             raise ValueError(
-                f"k_cache is {k_cache.shape} and v_cache is {v_cache.shape}; the Metal kernel needs one shape"
+                f"k_cache is {k_cache.shape} and v_cache is {v_cache.shape}; only their last axes may differ"
+            )
+        latent = options.value_dim > 0
+        launch = self._prepared(
+            q.shape, k_cache.shape, k_cache.dtype, metadata, options, kv_split, value_dim=value_dim, latent=latent
+        )
+        if launch is None:
+            return mx.zeros((0, q.shape[1], value_dim), q.dtype)
+        if launch.parts:
+            split = launch.kv_split
+            runs = ((q[begin:end], part) for begin, end, part in launch.parts)
+            return mx.concatenate(
+                [self.attend(rows, k_cache, v_cache, part, options, kv_split=split) for rows, part in runs]
             )
         queries = q if q.dtype == launch.dtype else q.astype(launch.dtype)
         sinks, *scores = launch.scores
@@ -147,9 +177,11 @@ class PagedVarlenKernels:
         metadata: AttentionMetadata,
         options: AttentionOptions,
         kv_split: int | None,
+        value_dim: int,
+        latent: bool,
     ) -> PreparedLaunch | None:
         """The launch of a batch for layers of one shape, made on first use; None when the batch has no rows."""
-        key = LaunchKey(self, q_shape, cache_shape, dtype, options.arguments, kv_split)
+        key = LaunchKey(self, q_shape, cache_shape, dtype, options.arguments, kv_split, value_dim, latent)
         if key not in metadata.derived:
             if metadata.num_tokens == 0:
                 return None
@@ -166,15 +198,17 @@ class PagedVarlenKernels:
         Raises:
             ValueError: The kernel does not support the head_dim, the block size or the dtype.
         """
-        _, q_shape, (_, _, num_kv_heads, _), dtype, arguments, kv_split = key
-        num_heads, head_dim = q_shape[1:]
-        check_supported(head_dim, metadata.block_size, dtype)
+        _, q_shape, (_, _, num_kv_heads, _), dtype, arguments, kv_split, value_dim, latent = key
+        num_tokens, num_heads, head_dim = q_shape
+        check_supported(head_dim, metadata.block_size, dtype, value_dim)
         stored, dtype = dtype, launch_dtype(dtype)
-        shape = TileShape.choose(head_dim, dtype.size)
-        plan = self.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, arguments[1], kv_split)
-        outputs = [(q_shape, dtype)]
+        shape = TileShape.choose(head_dim, dtype.size, value_dim)
+        plan = self.plan(
+            metadata, num_heads, num_kv_heads, head_dim, dtype.size, arguments[1], kv_split, value_dim=value_dim
+        )
+        outputs = [((num_tokens, num_heads, value_dim), dtype)]
         if plan.num_partial_rows:
-            outputs.append(((plan.num_partial_rows, num_heads, head_dim), mx.float32))
+            outputs.append(((plan.num_partial_rows, num_heads, value_dim), mx.float32))
             outputs.append(((plan.num_partial_rows, num_heads, 2), mx.float32))
         grid, threadgroup = self.geometry(plan, shape, num_heads, num_kv_heads)
         attend = self._launcher(
@@ -185,6 +219,8 @@ class PagedVarlenKernels:
             template=[
                 ("T", dtype),
                 ("HEAD_DIM", head_dim),
+                ("VALUE_DIM", value_dim),
+                ("LATENT", latent),
                 ("BLOCK_SIZE", metadata.block_size),
                 ("TILE_KV", shape.tile_kv),
                 ("NUM_SIMDGROUPS", shape.num_simdgroups),
@@ -197,31 +233,42 @@ class PagedVarlenKernels:
             merging = plan.mlx_merge_rows, plan.mlx_merged_rows
             merge = self._launcher(
                 "merge_splits",
-                outputs=[((len(plan.merged_rows), num_heads, head_dim), dtype)],
+                outputs=[((len(plan.merged_rows), num_heads, value_dim), dtype)],
                 grid=(32 * num_heads, len(plan.merged_rows), 1),
                 threadgroup=(32, 1, 1),
-                template=[("T", dtype), ("HEAD_DIM", head_dim)],
+                template=[("T", dtype), ("HEAD_DIM", value_dim)],
             )
         tables = plan.mlx_items, metadata.mlx_block_table
+        check_filled_up(*tables, *(merging or ())[:1])
         scores = score_inputs(*arguments, num_heads=num_heads, in_log2=True)
-        return PreparedLaunch(dtype, tables, merging, plan.num_partial_rows, scores, attend, merge)
+        parts: Sequence[RowPart] = ()
+        if int(metadata.query_lens.max()) > 1:  # decodes read, and hardly compute
+            block_q = shape.block_q(num_heads // num_kv_heads)
+            whole = metadata.work_list(block_q, arguments[1])
+            costs = whole[:, 2] * (whole[:, 4] - whole[:, 3]) * (2.0 * num_heads * (head_dim + value_dim))
+            parts = row_parts(metadata, whole, costs, self.max_dispatch_flop)
+        split = plan.kv_split or UNSPLIT
+        return PreparedLaunch(dtype, tables, merging, plan.num_partial_rows, scores, attend, merge, parts, split)
 
     def attend_v1(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions
     ) -> mx.array:
         """Attention by ``paged_varlen_v1``: one row and head per threadgroup, any head_dim and block size."""
         num_tokens, num_heads, head_dim = q.shape
+        out_shape = num_tokens, num_heads, value_dim_of(v_cache, options)
         if num_tokens == 0:
-            return mx.zeros_like(q)
+            return mx.zeros(out_shape, q.dtype)
         dtype = launch_dtype(k_cache.dtype)
         launch = self._launcher(
             "paged_varlen_v1",
-            outputs=[(q.shape, dtype)],
+            outputs=[(out_shape, dtype)],
             grid=(32 * V1_SIMDGROUPS * num_heads, num_tokens, 1),
             threadgroup=(32 * V1_SIMDGROUPS, 1, 1),
             template=[
                 ("T", dtype),
                 ("HEAD_DIM", head_dim),
+                ("VALUE_DIM", out_shape[2]),
+                ("LATENT", options.value_dim > 0),
                 ("BLOCK_SIZE", metadata.block_size),
                 ("NUM_SIMDGROUPS", V1_SIMDGROUPS),
             ],
@@ -242,9 +289,10 @@ class PagedVarlenKernels:
         itemsize: int,
         window: int = -1,
         kv_split: int | None = None,
+        value_dim: int = 0,
     ) -> LaunchPlan:
         """The plan of a batch, made once and shared by all layers with the same window."""
-        block_q = TileShape.choose(head_dim, itemsize).block_q(num_heads // num_kv_heads)
+        block_q = TileShape.choose(head_dim, itemsize, value_dim).block_q(num_heads // num_kv_heads)
         key = (LaunchPlan, block_q, window, num_kv_heads, kv_split)
         if key not in metadata.derived:
             metadata.derived[key] = plan_launch(
@@ -305,12 +353,12 @@ def launch_dtype(stored: mx.Dtype) -> mx.Dtype:
     return mx.float16 if stored == mx.int8 else stored
 
 
-def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
-    """Raise ValueError when the tiled kernel does not support a head_dim, block size or dtype."""
+def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype, value_dim: int = 0) -> None:
+    """Raise ValueError when the tiled kernel does not support the sizes of heads, a block size or a dtype."""
     if dtype not in STORED_DTYPES.values():
         taken = ", ".join(map(dtype_name, STORED_DTYPES.values()))
         raise ValueError(f"the KV cache is {dtype}; the Metal kernel takes {taken}")
-    TileShape.choose(head_dim, launch_dtype(dtype).size)
+    TileShape.choose(head_dim, launch_dtype(dtype).size, value_dim)
     if block_size % 8:
         raise ValueError(
             f"block_size is {block_size}; the Metal kernel takes multiples of 8: "
@@ -320,7 +368,7 @@ def check_supported(head_dim: int, block_size: int, dtype: mx.Dtype) -> None:
 
 @lru_cache(maxsize=256)
 def score_inputs(
-    softmax_scale: float, left_window: int, softcap: float, *, num_heads: int, in_log2: bool
+    softmax_scale: float, reach: int, softcap: float, *, num_heads: int, in_log2: bool
 ) -> tuple[mx.array, mx.array, mx.array]:
     """The inputs ``sinks`` (none), ``scoring`` and ``window`` of a kernel, the same in every step.
 
@@ -328,7 +376,7 @@ def score_inputs(
 
     Args:
         softmax_scale: Factor on q · k.
-        left_window: Left window as in flash-attn, -1 for none.
+        reach: The positions that a row sees: a left window, -1 for all, or -n for chunks of n.
         softcap: Soft cap, 0 for none.
         num_heads: Number of query heads.
         in_log2: Whether the kernel takes scores in units of log2, as the tiled one does.
@@ -340,5 +388,5 @@ def score_inputs(
     return (
         mx.array(np.full(num_heads, -np.inf, np.float32)),
         mx.array(scoring, mx.float32),
-        mx.array([min(left_window, MAX_WINDOW)], mx.int32),
+        mx.array([min(max(reach, -MAX_WINDOW), MAX_WINDOW)], mx.int32),
     )

@@ -20,26 +20,32 @@
 // Outputs: out as in v1. An item whose KV range is one of several splits of its rows (PARTIAL_START >= 0) writes sums
 // that merge_splits.metal merges:
 //
-//     partial_out     float [num_partial_rows, num_heads, HEAD_DIM], sum of weight * value, not yet divided
+//     partial_out     float [num_partial_rows, num_heads, VALUE_DIM], sum of weight * value, not yet divided
 //     partial_sums    float [num_partial_rows, num_heads, 2], maximum and total
 //
-// Template arguments: T, S (elements of the cache), HEAD_DIM, BLOCK_SIZE, TILE_KV, NUM_SIMDGROUPS, WIDTH (elements per
-// load).
+// Template arguments: T, S (elements of the cache), HEAD_DIM (elements of a query and a key), VALUE_DIM (of a value and of
+// the output), LATENT, BLOCK_SIZE, TILE_KV, NUM_SIMDGROUPS, WIDTH (elements per load).
+//
+// LATENT: a value is the first VALUE_DIM elements of its key, and v_cache is k_cache. A tile that was put into threadgroup
+// memory as keys is used as values, too. With one simdgroup there is no such tile: every item is computed like a decode.
 // Launch: threadgroups (num_items, num_kv_heads * head slices) of 32 * NUM_SIMDGROUPS threads; a head slice is
 // the query heads of a KV head that fit into one tile.
 
 constexpr int TILE_PAIRS = 8 * NUM_SIMDGROUPS;
 constexpr int THREADS = 32 * NUM_SIMDGROUPS;
 constexpr int GROUPS = TILE_KV / 8;
-constexpr int COLUMNS = HEAD_DIM / 8;
+constexpr int COLUMNS = VALUE_DIM / 8;
 constexpr int ROW_STRIDE = HEAD_DIM + 16 / sizeof(T);  // 16 bytes of padding spread a column over the memory banks
+constexpr int TILE_STRIDE = (HEAD_DIM > VALUE_DIM ? HEAD_DIM : VALUE_DIM) + 16 / sizeof(T);
+constexpr int STAGED_ROWS = NUM_SIMDGROUPS == 1 ? 0 : TILE_KV;
 constexpr int LOADS_PER_ROW = HEAD_DIM / WIDTH;
 
-threadgroup Wide<T, WIDTH> query_rows[TILE_PAIRS * ROW_STRIDE / WIDTH];
-threadgroup Wide<T, WIDTH> tile_rows[TILE_KV * ROW_STRIDE / WIDTH];
+// The queries, a tile of keys or values behind them, and at the end of a decode, instead of both, 8 rows of output.
+threadgroup Wide<T, WIDTH> query_rows[(TILE_PAIRS * ROW_STRIDE + STAGED_ROWS * TILE_STRIDE) / WIDTH];
+threadgroup Wide<T, WIDTH>* tile_rows = query_rows + TILE_PAIRS * ROW_STRIDE / WIDTH;
 threadgroup float shared_sums[2 * 8];
-threadgroup float* shared_output = (threadgroup float*)tile_rows;  // decodes do not use tile_rows before the end
-static_assert(8 * HEAD_DIM * sizeof(float) <= TILE_KV * ROW_STRIDE * sizeof(T), "8 rows of output fit into a tile");
+threadgroup float* shared_output = (threadgroup float*)query_rows;
+static_assert(NUM_SIMDGROUPS == 1 || 8 * VALUE_DIM * sizeof(float) <= sizeof(query_rows), "8 rows of output fit");
 
 const int simdgroup_id = simdgroup_index_in_threadgroup;
 const int lane = thread_index_in_simdgroup;
@@ -49,6 +55,7 @@ const LanePlace place = place_of_lane(lane);
 const int num_heads = q_shape[1];
 const int num_kv_heads = k_cache_shape[2];
 const int stored_dim = k_cache_shape[3];
+const int stored_value_dim = LATENT || HEAD_DIM == VALUE_DIM ? stored_dim : v_cache_shape[3];
 const int heads_per_kv_head = num_heads / num_kv_heads;
 const int kv_head = threadgroup_position_in_grid.y % num_kv_heads;
 const int packed_heads = min(heads_per_kv_head, TILE_PAIRS);
@@ -96,6 +103,9 @@ RowState row_state;
 row_state.maximum = has_sink ? sinks[head] * M_LOG2E_F : -INFINITY;
 row_state.total = has_sink ? 1.0f : 0.0f;
 row_state.first_visible = max(kv_start, window[0] < 0 ? 0 : position - window[0]);
+if (window[0] < -1) {  // chunks of -window[0] positions, which no row looks out of
+  row_state.first_visible = max(row_state.first_visible, position - position % -window[0]);
+}
 row_state.last_visible = min(kv_end - 1, position);
 
 // The range that all 8 rows see, and the range that at least one of them sees.
@@ -116,15 +126,17 @@ PagedTile<T, S, WIDTH, GROUPS> keys;
 keys.cache = k_cache + kv_head * stored_dim;
 keys.row_stride = num_kv_heads * stored_dim;
 keys.head_dim = HEAD_DIM;
+PagedTile<T, S, WIDTH, GROUPS> values = keys;
+values.cache = v_cache + kv_head * stored_value_dim;
+values.row_stride = num_kv_heads * stored_value_dim;
+values.head_dim = LATENT ? HEAD_DIM : VALUE_DIM;
 const int first_tile = kv_start / 8 * 8;
 
-if (is_decode) {
+if (NUM_SIMDGROUPS == 1 || is_decode) {
   // -- each simdgroup takes every NUM_SIMDGROUPS-th tile, straight from the cache: no barrier, loads run ahead ------
 
   for (int tile_start = first_tile + simdgroup_id * TILE_KV; tile_start < kv_end; tile_start += NUM_SIMDGROUPS * TILE_KV) {
-    find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
-    PagedTile<T, S, WIDTH, GROUPS> values = keys;
-    values.cache = v_cache + kv_head * stored_dim;
+    find_groups<BLOCK_SIZE>(keys, values, sequence_blocks, tile_start, kv_start, kv_end);
     if (tile_start >= all_first && tile_start + TILE_KV - 1 <= all_last) {
       multiply_keys<false, HEAD_DIM>(scores, queries, keys, place);
       scores_to_weights<false>(scores, output, row_state, row_scoring, tile_start, place);
@@ -147,7 +159,7 @@ if (is_decode) {
       }
       #pragma unroll
       for (int column = 0; column < COLUMNS; column++) {
-        simdgroup_store(output[column], shared_output + 8 * column, HEAD_DIM);
+        simdgroup_store(output[column], shared_output + 8 * column, VALUE_DIM);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -162,7 +174,7 @@ if (is_decode) {
       #pragma unroll
       for (int column = 0; column < COLUMNS; column++) {
         simdgroup_float8x8 other_output;
-        simdgroup_load(other_output, shared_output + 8 * column, HEAD_DIM);
+        simdgroup_load(other_output, shared_output + 8 * column, VALUE_DIM);
         #pragma unroll
         for (int i = 0; i < 2; i++) {
           output[column].thread_elements()[i] = output[column].thread_elements()[i] * rescale +
@@ -174,21 +186,23 @@ if (is_decode) {
 } else {
   // -- all simdgroups share each tile; keys and then values pass through the same threadgroup memory ----------------
 
-  StagedTile<T, WIDTH, ROW_STRIDE> staged;
+  StagedTile<T, WIDTH, TILE_STRIDE> staged;
   staged.rows = tile_rows;
   for (int tile_start = first_tile; tile_start < kv_end; tile_start += TILE_KV) {
     const bool sees_tile = has_pairs && tile_start <= any_last && tile_start + TILE_KV > any_first;
     const bool is_inside = tile_start >= kv_start && tile_start + TILE_KV <= kv_end;
     const bool masked = tile_start < all_first || tile_start + TILE_KV - 1 > all_last;
-    find_groups<BLOCK_SIZE>(keys, sequence_blocks, tile_start, kv_start, kv_end);
+    find_groups<BLOCK_SIZE>(keys, values, sequence_blocks, tile_start, kv_start, kv_end);
     #pragma unroll
     for (int part = 0; part < 2; part++) {
-      PagedTile<T, S, WIDTH, GROUPS> paged = keys;
-      paged.cache = (part == 0 ? k_cache : v_cache) + kv_head * stored_dim;
-      if (is_inside) {
-        stage_tile<false, HEAD_DIM, ROW_STRIDE, THREADS>(tile_rows, paged, thread_id);
-      } else {
-        stage_tile<true, HEAD_DIM, ROW_STRIDE, THREADS>(tile_rows, paged, thread_id);
+      if (part == 0 && is_inside) {
+        stage_tile<false, HEAD_DIM, TILE_STRIDE, THREADS>(tile_rows, keys, thread_id);
+      } else if (part == 0) {
+        stage_tile<true, HEAD_DIM, TILE_STRIDE, THREADS>(tile_rows, keys, thread_id);
+      } else if (!LATENT && is_inside) {
+        stage_tile<false, VALUE_DIM, TILE_STRIDE, THREADS>(tile_rows, values, thread_id);
+      } else if (!LATENT) {
+        stage_tile<true, VALUE_DIM, TILE_STRIDE, THREADS>(tile_rows, values, thread_id);
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (sees_tile && part == 0) {
@@ -215,7 +229,7 @@ if (is_decode) {
 
 if (is_pair && !(is_decode && simdgroup_id > 0)) {
   const long row = item[Q_START] + row_in_item;
-  const long out_offset = (row * num_heads + head) * HEAD_DIM;
+  const long out_offset = (row * num_heads + head) * VALUE_DIM;
 #ifdef HAS_SPLITS
   const bool is_partial = item[PARTIAL_START] >= 0;
   const bool writes_out = item[SPLIT] == 0;  // the first split fills the row until the merged row replaces it
@@ -239,7 +253,7 @@ if (is_pair && !(is_decode && simdgroup_id > 0)) {
     if (is_partial) {
       #pragma unroll
       for (int i = 0; i < WIDTH; i++) {
-        partial_out[partial_row * HEAD_DIM + dim + i] = output[column + i / 2].thread_elements()[i % 2];
+        partial_out[partial_row * VALUE_DIM + dim + i] = output[column + i / 2].thread_elements()[i % 2];
       }
     }
     if (writes_out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from workbench.kernels.attention.metadata import AttentionMetadata
+
+RowPart = tuple[int, int, "AttentionMetadata"]
+"""First row, end of the rows, and the batch that they are."""
 
 TARGET_THREADGROUPS = 256
 """Number of threadgroups that a launch aims for: a few on each core of a GPU with 10 to 80 cores."""
@@ -45,6 +48,44 @@ def choose_kv_split(kv_lens: np.ndarray, num_kv_heads: int) -> int | None:
     return kv_split if kv_lens.max() > kv_split else None
 
 
+def row_parts(metadata: AttentionMetadata, items: np.ndarray, costs: np.ndarray, limit: float) -> list[RowPart]:
+    """Cut a batch into runs of rows that cost at most ``limit`` each, between work items.
+
+    Args:
+        metadata: The batch.
+        items: Its work list, without splits.
+        costs: Cost of each item.
+        limit: Largest cost of a run; a single item may cost more.
+
+    Returns:
+        The runs, or nothing if there would be one alone.
+    """
+    parts: list[RowPart] = []
+    begin, end, cost = 0, 0, 0.0
+    for start, count, own in zip(items[:, 1].tolist(), items[:, 2].tolist(), costs.tolist()):
+        if cost and cost + own > limit:
+            parts.append(_rows(metadata, begin, start))
+            begin, cost = start, 0.0
+        cost, end = cost + own, start + count
+    return [*parts, _rows(metadata, begin, end)] if parts else []
+
+
+def _rows(metadata: AttentionMetadata, begin: int, end: int) -> RowPart:
+    """The part of a batch with the packed rows [begin, end)."""
+    bounds = np.clip(metadata.cu_seqlens_q, begin, end)
+    held = np.flatnonzero(np.diff(bounds))
+    later = metadata.cu_seqlens_q[1:] - bounds[1:]  # rows of a sequence that are behind this part
+    part = replace(
+        metadata,
+        cu_seqlens_q=np.concatenate([[0], np.cumsum(np.diff(bounds)[held])]).astype(np.int32),
+        seqused_k=(metadata.seqused_k - later)[held].astype(np.int32),
+        block_table=metadata.block_table[held],
+        slot_mapping=None,
+        derived={},
+    )
+    return begin, end, part
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
     """The arrays of one launch.
@@ -57,6 +98,7 @@ class LaunchPlan:
             partial rows of its splits, and the number of splits.
         merged_rows: int32 [num_merged_rows], the packed row of each of them.
         num_partial_rows: Number of rows of partial results.
+        kv_split: Maximum number of KV positions in an item, None for no split.
     """
 
     work_list: np.ndarray
@@ -64,6 +106,7 @@ class LaunchPlan:
     merge_rows: np.ndarray
     merged_rows: np.ndarray
     num_partial_rows: int
+    kv_split: int | None = None
 
     mlx_items = mlx_copy("items")
     mlx_merged_rows = mlx_copy("merged_rows")
@@ -108,4 +151,5 @@ def plan_launch(
         merge_rows=merge_rows.astype(np.int32),
         merged_rows=(q_start[item] + row).astype(np.int32),
         num_partial_rows=int(partial_rows.sum()),
+        kv_split=kv_split,
     )

@@ -22,9 +22,9 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
     Args:
         call: ``q`` [T, num_heads, head_dim], ``k_blocks`` and ``v_blocks`` [blocks, block_size, num_kv_heads,
-            stored_dim] of the blocks in use, their ``block_ids`` in the pool, the ``block_table`` as indices into them,
-            ``cu_seqlens_q``, ``seqused_k``, ``softmax_scale``, ``left_window``, ``softcap``, ``out``, ``dtype``, and
-            ``sinks`` for a layer that has them.
+            stored_dim] of the blocks in use, their ``block_ids`` in the pool, the ``block_table`` as indices into
+            them, ``cu_seqlens_q``, ``seqused_k``, ``softmax_scale``, ``left_window``, ``chunk_size``, ``value_dim``,
+            ``softcap``, ``out``, ``dtype``, and ``sinks`` for a layer that has them.
 
     Returns:
         See `workbench.engine.shadow.ShadowLauncher`.
@@ -64,7 +64,11 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
         window_size=(int(call["left_window"]), 0),
         softcap=float(call["softcap"]),
         sinks=mx.array(call["sinks"]) if "sinks" in call else None,
+        chunk_size=int(call["chunk_size"]),
+        value_dim=int(call["value_dim"]),
     )
+    if options.value_dim:
+        v_cache = k_cache
     kernels = PagedVarlenKernels(counted_kernel)
     result: dict[str, Any] = {"dtype": str(call["dtype"]), "faults": []}
     start = time.perf_counter()
@@ -73,9 +77,11 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
         out = kernels.attend(mx.array(call["q"]).astype(dtype), k_cache, v_cache, metadata, options)
         difference = np.abs(np.array(out.astype(mx.float32)) - call["out"])
         num_heads, head_dim = call["q"].shape[1:]
-        plan = kernels.plan(metadata, num_heads, num_kv_heads, head_dim, dtype.size, options.left_window)
+        value_dim = call["out"].shape[2]
+        sizes = num_heads, num_kv_heads, head_dim, dtype.size
+        plan = kernels.plan(metadata, *sizes, options.reach, value_dim=value_dim)
         result["work_items"] = plan.work_list.tolist()
-        result["block_q"] = TileShape.choose(head_dim, dtype.size).block_q(num_heads // num_kv_heads)
+        result["block_q"] = TileShape.choose(head_dim, dtype.size, value_dim).block_q(num_heads // num_kv_heads)
         result["max_difference"] = float(difference.max()) if np.isfinite(difference).all() else "not finite"
     except (MslError, MslCompilerMissing, ValueError) as problem:
         result["faults"].append(f"{type(problem).__name__}: {problem}")

@@ -117,18 +117,19 @@ METAL_FUNC Wide<T, WIDTH> load_wide(PagedTile<T, S, WIDTH, GROUPS> tile, int gro
   return read_row<T, WIDTH>(tile.cache + tile.group_offset[group] + row * tile.row_stride, dim, tile.head_dim);
 }
 
-// Find the groups of a tile in the cache. One lookup in the block table per group serves all of its keys and values,
+// Find the groups of a tile in the caches. One lookup in the block table per group serves all of its keys and values,
 // and all threads read the same entry.
 template <int BLOCK_SIZE, typename T, typename S, int WIDTH, int GROUPS, typename IntPointer>
-METAL_FUNC void find_groups(thread PagedTile<T, S, WIDTH, GROUPS>& tile, IntPointer sequence_blocks, int tile_start,
-                            int kv_start, int kv_end) {
-  tile.first_row = kv_start - tile_start;
-  tile.end_row = kv_end - tile_start;
+METAL_FUNC void find_groups(thread PagedTile<T, S, WIDTH, GROUPS>& keys, thread PagedTile<T, S, WIDTH, GROUPS>& values,
+                            IntPointer sequence_blocks, int tile_start, int kv_start, int kv_end) {
+  keys.first_row = values.first_row = kv_start - tile_start;
+  keys.end_row = values.end_row = kv_end - tile_start;
   #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
     const int group_start = min(tile_start + 8 * group, kv_end - 1);  // a group past the end has no entry
     const long slot = long(sequence_blocks[group_start / BLOCK_SIZE]) * BLOCK_SIZE + group_start % BLOCK_SIZE;
-    tile.group_offset[group] = slot * tile.row_stride;
+    keys.group_offset[group] = slot * keys.row_stride;
+    values.group_offset[group] = slot * values.row_stride;
   }
 }
 

@@ -44,8 +44,8 @@ _half_sum_tile = matmul_tile(TILE_ROWS, 1, accumulate=True)
 @jit
 def attend_chunk(q, k_cache, v_cache, out, table, item, kv_head, shapes, scoring, scratch):
     """One work item for the query heads of one KV head."""
-    head_dim = shapes.head_dim
-    depth = -(-head_dim // TILE_ROWS) * TILE_ROWS
+    head_dim, value_dim = shapes.head_dim, shapes.value_dim
+    depth = -(-value_dim // TILE_ROWS) * TILE_ROWS
     kv_start, kv_end = item[3], item[4]
     num_pairs = item[2] * (shapes.num_heads // shapes.num_kv_heads)
     num_panels = -(-num_pairs // PANEL)
@@ -55,8 +55,9 @@ def attend_chunk(q, k_cache, v_cache, out, table, item, kv_head, shapes, scoring
     for start in range(kv_start, kv_end, BLOCK_KV):
         stop = min(start + BLOCK_KV, kv_end)
         num_keys = -(-(stop - start) // TILE_ROWS) * TILE_ROWS
-        _load_tile(scratch.keys, head_dim, k_cache, table, start, stop, num_keys, kv_head, shapes)
-        _load_tile(scratch.values, depth, v_cache, table, start, stop, num_keys, kv_head, shapes)
+        keys_of, values_of = (head_dim, shapes.stored_dim, head_dim), (value_dim, shapes.stored_value_dim, depth)
+        _load_tile(scratch.keys, keys_of, k_cache, table, start, stop, num_keys, kv_head, shapes)
+        _load_tile(scratch.values, values_of, v_cache, table, start, stop, num_keys, kv_head, shapes)
         for panel in range(num_panels):
             first = panel * PANEL
             last = min(first + PANEL, num_pairs) - 1
@@ -94,7 +95,10 @@ def _pack_queries(q, item, kv_head, num_panels, shapes, scoring, scratch):
                     scratch.q[base + d * PANEL + lane] = q[source + d] * scoring.scale
                 position = kv_end - num_rows + row
                 scratch.high[pair] = position
-                scratch.low[pair] = max(position - scoring.left, 0) if scoring.left >= 0 else 0
+                if scoring.left < -1:
+                    scratch.low[pair] = position - position % -scoring.left
+                else:
+                    scratch.low[pair] = max(position - scoring.left, 0) if scoring.left >= 0 else 0
                 scratch.maximum[pair] = scoring.first_maximum[head]
                 scratch.total[pair] = scoring.first_total[head]
             else:  # a lane without a pair is computed but never written
@@ -105,26 +109,29 @@ def _pack_queries(q, item, kv_head, num_panels, shapes, scoring, scratch):
 
 
 @jit
-def _load_tile(tile, tile_row, cache, table, start, stop, num_keys, kv_head, shapes):
+def _load_tile(tile, sizes, cache, table, start, stop, num_keys, kv_head, shapes):
     """Copy KV positions [start, stop) of one head out of the cache; zeros up to ``num_keys`` and ``tile_row``.
 
-    Only positions of the range are read, so the contents of a stale slot stay out of every sum.
+    ``sizes`` are the elements of a row that are copied, those of a row in the cache, whose last ones are the scale of
+    codes, and those of a row of the tile. Only positions of the range are read, so the contents of a stale slot stay
+    out of every sum.
     """
-    head_dim, block_size = shapes.head_dim, shapes.block_size
-    num_vectors = head_dim // LANES
+    dim, stored_dim, tile_row = sizes
+    block_size, num_vectors = shapes.block_size, dim // LANES
+    scale_place = stored_dim - (shapes.stored_dim - shapes.head_dim)
     at, position = 0, start
     while position < stop:
         offset = position % block_size
         run = min(block_size - offset, stop - position)
         slot = np.int64(table[position // block_size]) * block_size + offset
         for key in range(run):
-            source = ((slot + key) * shapes.num_kv_heads + kv_head) * shapes.stored_dim
-            scale = scale_at(cache, source + head_dim)
+            source = ((slot + key) * shapes.num_kv_heads + kv_head) * stored_dim
+            scale = scale_at(cache, source + scale_place)
             for vector in range(num_vectors):
                 store(tile, at + vector * LANES, load(cache, source + vector * LANES) * splat(scale))
-            for d in range(num_vectors * LANES, head_dim):
+            for d in range(num_vectors * LANES, dim):
                 tile[at + d] = get(cache, source + d) * scale
-            for d in range(head_dim, tile_row):
+            for d in range(dim, tile_row):
                 tile[at + d] = _ZERO
             at += tile_row
         position += run
@@ -248,12 +255,12 @@ def _add_visible_values(panel, start, stop, depth, scratch):
 @jit
 def _unpack_output(out, item, kv_head, shapes, scratch):
     """Divide by the sum of weights unless it is 0, and write the item's rows."""
-    head_dim, group = shapes.head_dim, shapes.num_heads // shapes.num_kv_heads
-    depth = -(-head_dim // TILE_ROWS) * TILE_ROWS
+    value_dim, group = shapes.value_dim, shapes.num_heads // shapes.num_kv_heads
+    depth = -(-value_dim // TILE_ROWS) * TILE_ROWS
     for pair in range(item[2] * group):
         source = pair // PANEL * depth * PANEL + pair % PANEL
-        target = ((item[1] + pair // group) * shapes.num_heads + kv_head * group + pair % group) * head_dim
+        target = ((item[1] + pair // group) * shapes.num_heads + kv_head * group + pair % group) * value_dim
         total = scratch.total[pair]
         factor = _ZERO if total == _ZERO else _ONE / total
-        for d in range(head_dim):
+        for d in range(value_dim):
             out[target + d] = scratch.out[source + d * PANEL] * factor

@@ -45,7 +45,7 @@ _add_1_head_1_vector = weighted_tile(1, 1)
 
 @jit
 def attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratch):
-    """A work item of one row, for all heads; the head dimension is a multiple of LANES."""
+    """A work item of one row, for all heads; keys and values have the same size, a multiple of LANES."""
     head_dim, num_heads = shapes.head_dim, shapes.num_heads
     row_at = np.int64(item[1]) * num_heads * head_dim
     kv_end = item[4]

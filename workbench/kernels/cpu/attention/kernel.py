@@ -24,7 +24,7 @@ run_work_list = EntryPoint("workbench.kernels.cpu.attention.kernel_code:run_work
 
 def example_of(dtype: str) -> tuple[Any, ...]:
     """Arguments of `run_work_list`, for a cache of numbers of a type."""
-    shapes, heads = Shapes(1, 1, LANES, 1, LANES), np.zeros(1, np.float32)
+    shapes, heads = Shapes(1, 1, LANES, LANES, 1, LANES, LANES), np.zeros(1, np.float32)
     floats, items, cache = np.zeros(LANES, np.float32), np.zeros((1, 7), np.int32), np.zeros(LANES, CACHE_TYPES[dtype])
     scoring = Scoring(np.float32(1.0), np.float32(0.0), -1, heads, heads)
     return floats, cache, cache, floats, items, items, shapes, scoring, make_scratch(shapes), 0, 1

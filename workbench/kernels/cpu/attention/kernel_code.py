@@ -15,8 +15,8 @@ def run_work_list(q, k_cache, v_cache, out, work_list, block_table, shapes, scor
     Args:
         q: Queries, float32 [T * num_heads * head_dim].
         k_cache: Cached keys, [num_blocks * block_size * num_kv_heads * stored_dim], of a type of `CACHE_TYPES`.
-        v_cache: Cached values, like ``k_cache``.
-        out: The result, like ``q``; written.
+        v_cache: Cached values, likewise with ``stored_value_dim``; they may be the same memory.
+        out: The result, float32 [T * num_heads * value_dim]; written.
         work_list: int32 [num_items, 7] without KV splits and with at most PAIRS_PER_ITEM pairs in an item.
         block_table: int32 [num_seqs, max_blocks].
         shapes: Sizes of the launch, `Shapes`.
@@ -26,10 +26,15 @@ def run_work_list(q, k_cache, v_cache, out, work_list, block_table, shapes, scor
         num_threads: Number of threads that share the work list.
     """
     group = shapes.num_heads // shapes.num_kv_heads
+    is_even = (
+        shapes.head_dim % LANES == 0
+        and shapes.head_dim == shapes.value_dim
+        and shapes.stored_dim == shapes.stored_value_dim
+    )
     for index in range(thread, len(work_list), num_threads):
         item = work_list[index]
         table = block_table[item[0]]
-        if item[2] == 1 and group <= shapes.max_decode_group and shapes.head_dim % LANES == 0:
+        if item[2] == 1 and group <= shapes.max_decode_group and is_even:
             attend_decode(q, k_cache, v_cache, out, table, item, shapes, scoring, scratch)
         else:
             for kv_head in range(shapes.num_kv_heads):

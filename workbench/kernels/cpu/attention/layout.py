@@ -36,9 +36,11 @@ class Shapes(NamedTuple):
     Attributes:
         num_heads: Number of query heads.
         num_kv_heads: Number of KV heads.
-        head_dim: Elements per head.
+        head_dim: Elements of a query or key per head.
+        value_dim: Elements of a value or output per head.
         block_size: Tokens per KV block.
-        stored_dim: Elements of a head's key, or value, in a cache: ``head_dim``, and the scale if there is one.
+        stored_dim: Elements of a head's key in its cache: ``head_dim``, and the scale if there is one.
+        stored_value_dim: Elements of a head's row in the cache of values; in latent attention, more than ``value_dim``.
         max_decode_group: Maximum number of query heads per KV head for which a single row is computed as a decode; 0 to
             compute it as a chunk, which gives the same bits in every batch.
     """
@@ -46,8 +48,10 @@ class Shapes(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int
     block_size: int
     stored_dim: int
+    stored_value_dim: int
     max_decode_group: int = MAX_DECODE_GROUP
 
 
@@ -57,7 +61,7 @@ class Scoring(NamedTuple):
     Attributes:
         scale: Factor on q · k.
         softcap: Soft cap, 0 for none.
-        left: Left window as in flash-attn, -1 for none.
+        left: The reach of rows: a left window, -1 for all, or -n for chunks of n.
         first_maximum: [num_heads], running maximum before any key: the attention sink, or -inf.
         first_total: [num_heads], running sum of weights before any key: 1 for an attention sink, else 0.
     """
@@ -77,10 +81,10 @@ class Scratch(NamedTuple):
     Attributes:
         q: Scaled queries, [panel, head_dim, PANEL] ([head, head_dim]).
         keys: One tile of keys, [BLOCK_KV, head_dim] (not used).
-        values: One tile of values, [BLOCK_KV, padded head_dim] (not used).
+        values: One tile of values, [BLOCK_KV, padded value_dim] (not used).
         scores: Scores, then weights, [BLOCK_KV, PANEL] ([head, BLOCK_KV]).
         scales: Not used ([keys or values, KV head, BLOCK_KV], scales of codes).
-        out: Sums of weighted values, [panel, padded head_dim, PANEL] ([head, head_dim]).
+        out: Sums of weighted values, [panel, padded value_dim, PANEL] ([head, head_dim]).
         maximum: Largest score so far, [panel, PANEL] ([head]).
         total: Sum of weights so far, [panel, PANEL] ([head]).
         rescale: Factor on earlier sums after the maximum has grown, [PANEL] (not used).
@@ -103,16 +107,16 @@ class Scratch(NamedTuple):
     places: np.ndarray
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """``head_dim`` rounded up to whole register tiles."""
-    return -(-head_dim // TILE_ROWS) * TILE_ROWS
+def padded_dim(value_dim: int) -> int:
+    """``value_dim`` rounded up to whole register tiles."""
+    return -(-value_dim // TILE_ROWS) * TILE_ROWS
 
 
 def make_scratch(shapes: Shapes) -> Scratch:
     """Working memory for one launch: a few hundred KB, which stay in the second-level cache."""
     group = shapes.num_heads // shapes.num_kv_heads
     pairs = -(-max(PAIRS_PER_ITEM, group, shapes.num_heads) // PANEL) * PANEL
-    depth = padded_head_dim(shapes.head_dim)
+    depth = padded_dim(shapes.value_dim)
     sizes = {
         "q": pairs * shapes.head_dim,
         "keys": BLOCK_KV * shapes.head_dim,
