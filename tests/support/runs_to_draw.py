@@ -64,6 +64,8 @@ def run(name: str) -> tuple[Trace, Facts]:
     kind, _, seed = name.partition(" ")
     if kind == "plain":
         trace = simulate(workload(int(seed), num_requests=12), max_steps=400)
+    elif kind == "many":
+        trace = simulate(workload(int(seed), num_requests=30), max_steps=400)
     elif kind == "timed":
         given = workload(int(seed), num_requests=14, num_blocks=70)
         trace = dressed(simulate({**given, "cost_model": COSTS}, max_steps=400), int(seed))
