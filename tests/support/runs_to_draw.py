@@ -66,6 +66,9 @@ def run(name: str) -> tuple[Trace, Facts]:
         trace = simulate(workload(int(seed), num_requests=12), max_steps=400)
     elif kind == "many":
         trace = simulate(workload(int(seed), num_requests=30), max_steps=400)
+    elif kind == "long":
+        requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_step": 12 * i} for i in range(50)]
+        trace = simulate({"config": {"block_size": 4, "num_blocks": 60}, "requests": requests})
     elif kind == "timed":
         given = workload(int(seed), num_requests=14, num_blocks=70)
         trace = dressed(simulate({**given, "cost_model": COSTS}, max_steps=400), int(seed))

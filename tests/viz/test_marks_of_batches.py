@@ -5,7 +5,12 @@ from painted import LIGHT, Marks, close, counted, digits, grouped, span
 from runs_to_draw import RUNS, run, steps_of
 
 LEFT, SPACE = 84, 1100
-WORDS = {"decode": "decode", "new_final": "whole prompt", "intermediate": "part of a prompt", "cached_final": "last chunk"}
+WORDS = {
+    "decode": "decode",
+    "new_final": "whole prompt",
+    "intermediate": "part of a prompt",
+    "cached_final": "last chunk",
+}
 
 
 def limit(chunk):
@@ -152,7 +157,10 @@ def check_rows(page, marks, rows, record, facts, colours):
     assert [words for x, y, words in marks.texts(x=76) if y > 128 and words != "KV position"] == [
         chunk.request_id for chunk, *_ in rows
     ]
-    window, shapes = window_of(record), [shape for shape in marks.filled() if shape[1][0][0] != "arc" and shape[1][0][1] > 127]
+    window, shapes = (
+        window_of(record),
+        [shape for shape in marks.filled() if shape[1][0][0] != "arc" and shape[1][0][1] > 127],
+    )
     assert len(shapes) == len(rows)
     for i, ((colour, path), (chunk, q0, q1, start, end)) in enumerate(zip(shapes, rows)):
         y, top, height = 128 + i * row, 128 + i * row + (3 if row > 12 else 1), row - (6 if row > 12 else 2)
@@ -302,9 +310,7 @@ def test_attention_mask(drawn, name, selecting):
         page("view.cursor.selected = argument", index)
         one = shown_mask(record, selected)
         marks = Marks(page.painted("rectangle", step)["marks"])
-        shape = (
-            (rows[-1][2], sum(end for *_, end in rows)) if one is None else (rows[one][0].num_tokens, rows[one][4])
-        )
+        shape = (rows[-1][2], sum(end for *_, end in rows)) if one is None else (rows[one][0].num_tokens, rows[one][4])
         frame = marks.frames(LIGHT.muted)[-1]
         across, down = (frame[3] - 1) / shape[1], (frame[4] - 1) / shape[0]
         assert close(frame[1:3], [LEFT - 0.5, 39.5])
@@ -458,7 +464,9 @@ def test_block_tables(drawn, name, width):
         others = [chunk for chunk in record.chunks if chunk.request_id not in colours.hues]
         shown = list(record.chunks) if len(record.chunks) <= most else [*in_focus, *others][:most]
         marks = Marks(page.painted("tables", step)["marks"])
-        rows = [(chunk, group, tables[chunk.request_id][group]) for chunk in shown for group in range(len(facts.groups))]
+        rows = [
+            (chunk, group, tables[chunk.request_id][group]) for chunk in shown for group in range(len(facts.groups))
+        ]
         whole = [
             [chunk.request_id, group_words(group), len(table), " ".join(map(str, table))]
             for chunk in record.chunks

@@ -118,7 +118,9 @@ def near(line, other):
         return False
     for one, two in zip(mine, yours):
         try:
-            if abs(float(one.replace(",", "")) - float(two.replace(",", ""))) > 0.011 * abs(float(two.replace(",", ""))):
+            if abs(float(one.replace(",", "")) - float(two.replace(",", ""))) > 0.011 * abs(
+                float(two.replace(",", ""))
+            ):
                 return False
         except ValueError:
             if one != two:
@@ -159,9 +161,7 @@ def test_timeline(drawn, name, width, part):
             low, high = low + chunk.num_tokens * is_decode, high + chunk.num_tokens * (not is_decode)
             if chunk.request_id in colours.hues:
                 parts.append((colours.of(chunk), begin, begin + chunk.num_tokens))
-        expected += [
-            [colour, x, y(last), width_, y(first) - y(last)] for colour, first, last in parts if last > first
-        ]
+        expected += [[colour, x, y(last), width_, y(first) - y(last)] for colour, first, last in parts if last > first]
         check_step_marks(marks, facts, step, x + width_ / 2, width_, decode / most_decodes)
     squares = {rect[3] for rect in marks.rects(colour=LIGHT.prefill)}
     assert [bar[0] for bar in bars] == [bar[0] for bar in expected], squares
@@ -226,7 +226,10 @@ def check_timeline_words(page, facts, axis, stalled):
             )
             expected.append(f"{kind} {name}{': ' if reason else ''}{reason[:80]}")
         assert len(lines) == len(expected)
-        assert all(near(line, other) or line[:78] == other[:78] for line, other in zip(lines, expected)), (lines, expected)
+        assert all(near(line, other) or line[:78] == other[:78] for line, other in zip(lines, expected)), (
+            lines,
+            expected,
+        )
         page.seek(step)
         assert page("view.panel('timeline').describe()") == f"{counted(len(facts), 'step')}. {narrate(record)}"
     assert page.hit("timeline", axis.x0 - 10, 60) == page.hit("timeline", axis.x1 + 10, 60) == []
@@ -243,7 +246,9 @@ def check_timeline_words(page, facts, axis, stalled):
 def test_a_long_timeline_shows_range_and_mean_of_each_column(deno_page):
     from workbench import simulate
 
-    requests = [{"id": f"r{i}", "prompt": {"len": 1 + i % 90}, "max_tokens": 40, "arrival_step": 20 * i} for i in range(110)]
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 1 + i % 90}, "max_tokens": 40, "arrival_step": 20 * i} for i in range(110)
+    ]
     trace = simulate({"requests": requests, "config": {"max_num_batched_tokens": 128}})
     deno_page.open(trace, width=700)
     marks, n, columns = Marks(deno_page.painted("timeline")["marks"]), len(trace), 440
