@@ -342,6 +342,8 @@ page.frame = () => {
 const fromBase64 = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 
 /** Open a view of packets, with the `render` of the joined module. */
+page.bytes = fromBase64;
+
 page.open = ({ packet, other, status = { live: false }, options = {}, width = 1200 }) => {
   Object.assign(page, { width, frames: [] });
   page.values = { status, options, packet: fromBase64(packet), other: other && fromBase64(other) };

@@ -3,6 +3,7 @@ cache groups, asynchronous steps, times, phases and launches."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import cache
 from typing import Any
@@ -28,7 +29,7 @@ def launch(record: Any, rng: random.Random) -> KernelLaunch:
             rows = min(chunk.num_tokens - at, rng.randint(1, 8))
             end = chunk.start - chunk.ahead + at + rows
             cuts = sorted({0, end, *(rng.sample(range(1, end), 1) if end > 3 and rng.random() < 0.3 else [])})
-            for split, (first, last) in enumerate(zip(cuts, cuts[1:])):
+            for split, (first, last) in enumerate(itertools.pairwise(cuts)):
                 items.append(WorkItem(seq, row + at, rows, first, last, split, len(cuts) - 1))
             at += rows
         row += chunk.num_tokens

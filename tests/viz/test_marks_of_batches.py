@@ -120,7 +120,7 @@ def check_readable_ribbon(marks, rows, colours):
     hatched = [rect for rect in ribbon if rect[0].startswith("pattern")]
     assert [rect[0] for rect in plain] == [colours.of(chunk) for chunk, *_ in rows]
     ticks = {round(x, 3): words for x, y, words in marks.texts(y=92) if x >= LEFT}
-    for rect, (chunk, q0, q1, *_), (x, width, broken) in zip(plain, rows, segments):
+    for rect, (chunk, q0, _q1, *_), (x, width, broken) in zip(plain, rows, segments):
         assert close(rect[1:4:2], [x, width - 1])
         again = [h for h in hatched if abs(h[1] - x) < 1e-6]
         assert len(again) == bool(chunk.num_recomputed_tokens)
@@ -327,7 +327,7 @@ def test_attention_mask(drawn, name, selecting):
 def expected_cells(record, rows, one):
     """The allowed pairs (row, column) of the picture."""
     cells, column = set(), 0
-    for seq, (chunk, q0, q1, start, end) in enumerate(rows):
+    for seq, (chunk, q0, _q1, start, end) in enumerate(rows):
         if one in (None, seq):
             top, left = (q0, column) if one is None else (0, 0)
             for q in range(chunk.num_tokens):
@@ -367,7 +367,7 @@ def check_mask_words(page, marks, record, rows, one, selected, shape, down):
             if chunk.num_tokens * down >= 9
         ]
         return
-    chunk, q0, q1, start, end = rows[one]
+    chunk, q0, _q1, start, end = rows[one]
     which = "" if chunk.request_id == selected or len(rows) == 1 else f", the largest of {len(rows)} sequences"
     assert f"{chunk.request_id}: {grouped(chunk.num_tokens)} × {grouped(end)}{which}" in marks.words()
     size = record.kernel.block_kv if record.kernel and record.kernel.work_items else record.block_size
@@ -400,7 +400,7 @@ def check_mask_hits(page, record, rows, one, facts, across, down):
     size = facts.groups[facts.shown_group].block_size
     items = items_of(record)
     left = 0
-    for seq, (chunk, q0, q1, start, end) in enumerate(rows):
+    for seq, (chunk, q0, _q1, start, end) in enumerate(rows):
         for q in {0, chunk.num_tokens - 1} if one in (None, seq) else ():
             for column in {0, start + q, min(end - 1, start + q + 1), end // 2}:
                 top, across0 = (q0, left) if one is None else (0, 0)
@@ -583,7 +583,7 @@ def test_work_list(drawn, name):
         scale = (ticks[-1][0] - 156) / int(ticks[-1][1].replace(",", ""))
         assert [x for x, _ in ticks] == pytest.approx([156 + int(w.replace(",", "")) * scale for _, w in ticks])
         previous = None
-        for i, (seq, first, num, low, high, split, splits) in enumerate(items):
+        for i, (seq, _first, num, low, high, _split, splits) in enumerate(items):
             chunk, y = rows[seq][0], 20 + i * row
             bars = [rect for rect in marks.rects(y, height) if rect[0] == colours.of(chunk)]
             assert len(bars) == 2

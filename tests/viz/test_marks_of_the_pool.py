@@ -128,7 +128,9 @@ def check_cells(marks, facts, moment, picture):
         assert not triangles
     else:
         x, y = picture.xy(following)
-        assert close(sum(triangles[0], []), [x, y, x + 0.6 * cell, y, x, y + 0.6 * cell])
+        assert close(
+            [value for corner in triangles[0] for value in corner], [x, y, x + 0.6 * cell, y, x, y + 0.6 * cell]
+        )
 
 
 def check_groups(marks, facts, moment, picture, width):
