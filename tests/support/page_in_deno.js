@@ -381,6 +381,12 @@ page.table = (name) => {
   return { headings, caption, rows: rows.map((row) => row.cells ?? row) };
 };
 
+/** The facts of a drawer as pairs of texts. */
+page.facts = (rows) => {
+  const words = (part) => Array.isArray(part) ? part.map(words).join("") : String(part?.words ?? part?.textContent ?? part);
+  return rows.map(([name, parts]) => [name, words(parts)]);
+};
+
 globalThis.page = page;
 const numbers = (_, value) =>
   typeof value === "number" && !Number.isFinite(value) ? String(value) : ArrayBuffer.isView(value) ? [...value] : value;
