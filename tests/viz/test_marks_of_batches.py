@@ -515,7 +515,8 @@ def check_block_row(page, marks, y, chunk, group, table, cell, fits, colours, se
         assert ids == []
     end_label = [words for x, at, words in marks.texts(x=LEFT + len(shown) * cell + 4) if at == y + 9]
     words = f"… {len(table)}: " if len(table) > len(shown) else ""
-    words += f"{end - (len(table) - 1) * size}/{size}" if table and not is_state else ""
+    used = max(0, min(size, end - (len(table) - 1) * size)) if table and table[-1] else 0
+    words += f"{used}/{size}" if table and not is_state else ""
     assert end_label == [" ".join(filter(None, [words, group_words(group) if several else ""]))]
     for logical, block in [*held[:2], *held[-1:]]:
         lines = page.hit("tables", LEFT + (logical + 0.5) * cell, y + 5)

@@ -90,7 +90,7 @@ export class BlockTablesPanel extends CanvasPanel {
       text(context, String(block), x + width / 2, y + 2 + height / 2 + 0.5, ink, MONO, "center");
     });
     const more = blocks.length > shown.length ? `… ${blocks.length}: ` : "";
-    const fill = blocks.length && group.kind !== "mamba" ? `${chunk.end - (blocks.length - 1) * size}/${size}` : "";
+    const fill = blocks.length && group.kind !== "mamba" ? `${this.filled(row, blocks.length - 1)}/${size}` : "";
     const label = [`${more}${fill}`, name].filter(Boolean).join(" ");
     text(context, label, LEFT + shown.length * cell + 4, y + ROW / 2, colours.muted, SMALL);
   }
