@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,39 +65,42 @@ class Fault(NamedTuple):
 
 
 JS, PLAY = "viz/js/", "apps/playground/page/"
-MARKS = "tests/viz/test_marks_in_javascript.py"
-PICTURES = "tests/viz/test_marks_in_python.py"
+NUMBERS = "tests/viz/test_numbers_that_were_wrong.py"
+BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
+    f"tests/viz/test_marks_{name}.py"
+    for name in ("of_batches", "of_steps", "of_the_pool", "of_words", "of_runs", "in_pictures", "in_answers")
+)
 PANELS = (
-    Panel("timeline", (f"{JS}timeline.js",), (MARKS,)),
-    Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (MARKS,)),
-    Panel("packed batch", (f"{JS}packed.js",), (MARKS,)),
-    Panel("attention mask", (f"{JS}rectangle.js", f"{JS}geometry.js"), (MARKS,)),
-    Panel("work list", (f"{JS}kernel.js", f"{JS}work.js"), (MARKS,)),
-    Panel("KV pool", (f"{JS}pool.js", f"{JS}pool_history.js"), (MARKS,)),
-    Panel("block tables", (f"{JS}block_tables.js",), (MARKS,)),
-    Panel("texts", (f"{JS}texts.js",), (MARKS,)),
-    Panel("events", (f"{JS}events.js",), (MARKS,)),
-    Panel("metrics", (f"{JS}metrics.js",), (MARKS,)),
-    Panel("compare", (f"{JS}compare.js", f"{JS}token_lanes.js"), (MARKS,)),
-    Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (MARKS,)),
-    Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (MARKS,)),
-    Panel("cards", (f"{JS}inspector.js", f"{JS}way.js", f"{JS}explanation.js"), (MARKS,)),
-    Panel("end card", (f"{JS}end_card.js",), (MARKS,)),
-    Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (MARKS,)),
-    Panel("store", (f"{JS}store.js", f"{JS}request.js"), (MARKS,)),
-    Panel("playground", (f"{PLAY}numbers.js",), (MARKS,)),
+    Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", f"{STEPS}::test_a_long_timeline_shows_range_and_mean_of_each_column", RUNS)),
+    Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (f"{STEPS}::test_chunks", f"{STEPS}::test_chunks_scheduled_at_the_cursor_come_first_if_asked")),
+    Panel("packed batch", (f"{JS}packed.js",), (f"{BATCHES}::test_packed_batch", f"{BATCHES}::test_the_sequence_at_the_pointer_is_framed_in_the_packed_batch")),
+    Panel("attention mask", (f"{JS}rectangle.js", f"{JS}geometry.js"), (f"{BATCHES}::test_attention_mask", f"{BATCHES}::test_packed_batch", POOL)),
+    Panel("work list", (f"{JS}kernel.js", f"{JS}work.js"), (f"{BATCHES}::test_work_list", BATCHES)),
+    Panel("KV pool", (f"{JS}pool.js", f"{JS}pool_history.js"), (POOL,)),
+    Panel("block tables", (f"{JS}block_tables.js",), (f"{BATCHES}::test_block_tables", f"{BATCHES}::test_the_block_at_the_pointer_is_framed_wherever_it_is_held")),
+    Panel("texts", (f"{JS}texts.js",), (f"{WORDS}::test_texts", WORDS)),
+    Panel("events", (f"{JS}events.js",), (f"{WORDS}::test_events",)),
+    Panel("metrics", (f"{JS}metrics.js",), (f"{STEPS}::test_metrics",)),
+    Panel("compare", (f"{JS}compare.js", f"{JS}token_lanes.js"), (RUNS,)),
+    Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (RUNS, NUMBERS)),
+    Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (f"{WORDS}::test_phases", WORDS, STEPS)),
+    Panel("cards", (f"{JS}inspector.js", f"{JS}way.js", f"{JS}explanation.js"), (WORDS, ANSWERS)),
+    Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS)),
+    Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (STEPS,)),
+    Panel("store", (f"{JS}store.js", f"{JS}request.js"), (WORDS, POOL, BATCHES, STEPS, NUMBERS)),
+    Panel("playground", (f"{PLAY}numbers.js",), (f"{RUNS}::test_the_numbers_of_the_playground",)),
     Panel("packed batch", ("viz/svg.py:packed_batch _ribbons _sequences _new_rows _describe", "viz/layout/packed_batch.py"), (PICTURES,)),
-    Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py", PICTURES)),
-    Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows"), (PICTURES,)),
-    Panel("timeline", ("viz/svg.py:timeline step_ticks", "viz/layout/timeline.py"), (PICTURES,)),
+    Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py",)),
+    Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows filled"), (PICTURES,)),
+    Panel("timeline", ("viz/svg.py:timeline step_ticks", "viz/layout/timeline.py"), (PICTURES, "tests/viz/test_viz_static.py")),
     Panel("KV pool", ("viz/svg.py:pool", "viz/layout/pool.py:pool_image pool_columns"), (PICTURES,)),
     Panel("tables of a notebook", ("viz/reprs.py:step_html _chunks_table _span events_table trace_html _requests_table",), (PICTURES,)),
-    Panel("Bokeh figure", ("viz/figures.py:metrics_figure",), (PICTURES,)),
-    Panel("fleet page", ("viz/fleet_rows.py:fleet_svg _binned _area", "viz/fleet_page.py:fleet_html _now _row _lengths"), (PICTURES,)),
-    Panel("sentences", ("trace/readings/narrate.py",), (PICTURES,)),
-    Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (MARKS,)),
-    Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (PICTURES,)),
-    Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (PICTURES,)),
+    Panel("Bokeh figure", ("viz/figures.py:metrics_figure",), (f"{PICTURES}::test_bokeh_figure",)),
+    Panel("fleet page", ("viz/fleet_rows.py:fleet_svg _binned _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS)),
+    Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
+    Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
+    Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
+    Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS,)),
 )  # fmt: skip
 
 BESIDE_MARKS = {
@@ -428,21 +431,77 @@ def reason_of(words: str) -> str:
     return EQUIVALENT.get(re.sub(r":\d+ ", " ", words), "")
 
 
-def finder(fault: Fault, panel: Panel, root: Path) -> str:
-    """The first test that fails with a fault, in a copy of the checkout; empty if none does."""
-    path, text = root / "workbench" / fault.file, source_of(fault.file)
-    path.write_text(text[: fault.begin] + fault.new + text[fault.end :], encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *panel.tests]
-    try:
-        done = subprocess.run(command, cwd=root, capture_output=True, timeout=300)
-    except subprocess.TimeoutExpired:
-        return "no end"
-    finally:
-        path.write_text(text, encoding="utf-8")
-    if done.returncode not in (1, 2):
-        return ""
-    lines = done.stdout.decode().splitlines()
-    return next((line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))), "no import")
+SERVER = """
+import io, json, os, signal, sys
+from contextlib import redirect_stdout, redirect_stderr
+sys.path.insert(0, "tests/support")
+import pytest, numpy
+with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "tests/viz/test_viz_palette.py"])
+from runs_to_draw import RUNS, run
+for name in RUNS:
+    run(name)
+print("ready", flush=True)
+for line in sys.stdin:
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.dup2(writer, 1), os.dup2(writer, 2), os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.alarm(240)
+        for name in list(sys.modules):
+            if name.startswith(("workbench.viz", "workbench.trace.readings.narrate", "test_", "conftest", "tests")):
+                del sys.modules[name]
+        os._exit(pytest.main(["-q", "-x", "-n0", "-p", "no:cacheprovider", *json.loads(line)]))
+    os.close(writer)
+    with open(reader, "rb") as output:
+        said = output.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps([status, said]), flush=True)
+"""
+"""Runs tests in forks of a process that has imported all but the code of the views."""
+
+
+class Finder:
+    """Finds the test that fails with a fault, in a copy of the checkout."""
+
+    def __init__(self, root: Path) -> None:
+        copy_checkout(root)
+        self._root = root
+        command = [sys.executable, "-c", SERVER]
+        self._server = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._server.stdout
+        line = self._server.stdout.readline()
+        if not line:
+            raise RuntimeError("the process that runs the tests has ended")
+        return line
+
+    def tests_fail(self, tests: Sequence[str]) -> str:
+        """The first of these tests that fails; "" if none does."""
+        assert self._server.stdin
+        self._server.stdin.write(json.dumps(list(tests)) + "\n")
+        self._server.stdin.flush()
+        status, said = json.loads(self._answer())
+        if status == 0:
+            return ""
+        lines = said.splitlines()
+        return next((line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))), f"status {status}")
+
+    def find(self, fault: Fault, panel: Panel) -> str:
+        """The first test that fails with a fault; "" if none does."""
+        path, text = self._root / "workbench" / fault.file, source_of(fault.file)
+        path.write_text(text[: fault.begin] + fault.new + text[fault.end :], encoding="utf-8")
+        try:
+            return self.tests_fail(panel.tests)
+        finally:
+            path.write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._server.stdin
+        self._server.stdin.close()
+        self._server.wait(timeout=60)
 
 
 def main() -> int:
@@ -462,15 +521,18 @@ def main() -> int:
         return 0
     counts: dict[Panel, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        copy_checkout(Path(folder))
+        finder = Finder(Path(folder))
         for panel in chosen:
             counts[panel] = Counter()
+            if failing := finder.tests_fail(panel.tests):
+                raise SystemExit(f"{failing} fails without a fault")
             for fault in drawn_faults(panel):
                 words = fault.words(source_of(fault.file))
-                found = "" if reason_of(words) else finder(fault, panel, Path(folder))
+                found = "" if reason_of(words) else finder.find(fault, panel)
                 verdict = "found" if found else "equivalent" if reason_of(words) else "lost"
                 counts[panel][verdict] += 1
                 print(f"{verdict:10} {panel.name}: {words}  {found or reason_of(words)}", flush=True)
+        finder.close()
     print("| panel | language | faults | found | change nothing | not found |\n|---|---|---|---|---|---|")
     for panel, count in [*counts.items(), (None, sum(counts.values(), Counter()))]:
         name, language = (panel.name, panel.language) if panel else ("together", "")
