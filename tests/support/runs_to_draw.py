@@ -52,6 +52,7 @@ def dressed(trace: Trace, seed: int) -> Trace:
             replace(chunk, text="" if chunk.sampled is None or rng.random() < 0.1 else f"w{chunk.sampled} ")
             for chunk in record.chunks
         )
+        chunks = tuple(replace(chunk, sampled=0) if chunk.text.startswith("w9") else chunk for chunk in chunks)
         kernel = launch(record, rng) if record.chunks else None
         changes = {"timings": timings, "phase_starts": starts, "kernel": kernel, "chunks": chunks}
         drawn.append(replace(record, **changes))
@@ -67,6 +68,12 @@ def run(name: str) -> tuple[Trace, Facts]:
         trace = simulate(workload(int(seed), num_requests=12), max_steps=400)
     elif kind == "many":
         trace = simulate(workload(int(seed), num_requests=30), max_steps=400)
+    elif kind == "big":
+        prompts = {"a": 330, "b": 7, "c": 40}
+        requests = [{"id": name, "prompt": {"len": length}, "max_tokens": 4} for name, length in prompts.items()]
+        trace = dressed(
+            simulate({"config": {"max_num_batched_tokens": 350, "num_blocks": 90}, "requests": requests}), 1
+        )
     elif kind == "long":
         requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_step": 12 * i} for i in range(50)]
         trace = simulate({"config": {"block_size": 4, "num_blocks": 60}, "requests": requests})

@@ -93,7 +93,7 @@ def check_true_ribbon(marks, rows, total, budget, colours):
     unused = [rect for rect in ribbon if rect[0].startswith("pattern")]
     assert len(unused) == (budget > total)
     assert not unused or close(unused[0][1:4:2], [LEFT + total * scale, SPACE - total * scale])
-    said = [words for words in marks.words() if words.endswith("unused")]
+    said = [words for x, y, words in marks.texts(y=24) if abs(x - LEFT - total * scale - 6) < 1e-6]
     fits = (budget - total) * scale > 6 * len(f"{grouped(budget - total)} of {grouped(budget)} unused") + 12
     assert said == ([f"{grouped(budget - total)} of {grouped(budget)} unused"] if budget > total and fits else [])
     ticks = marks.texts(y=43)
@@ -253,9 +253,14 @@ def test_the_sequence_at_the_pointer_is_framed_in_the_packed_batch(drawn, name):
             frames = Marks(page.painted("packed")["over"]).frames()
             row = 20 if len(rows) <= 16 else max(7, min(20, 320 / len(rows)))
             assert len(frames) == 3
-            assert frames[0][2] == pytest.approx(128 + i * row + 0.5)
+            assert close(frames[0][1:], [1.5, 128 + i * row + 0.5, 1197, row - 1])
             assert close(frames[1][1:4:2], [segments[i][0] - 0.5, segments[i][1]])
             assert close(frames[2][1:4:2], [LEFT + q0 * scale - 0.5, max(2, (q1 - q0) * scale)])
+            at, end = page("[view.panel('packed').kvScale(1) - 84, 0]")[0], rows[i][4]
+            page("view.cursor.setHover({ request: argument[0], kv: argument[1] })", [index, [end // 2, end + 3]])
+            (bar,) = Marks(page.painted("packed")["over"]).rects(colour=LIGHT.cursor)
+            place = [LEFT + end // 2 * at, 128 + i * row + row - 3, max(2, (end - end // 2) * at), 2.5]
+            assert close(bar[1:], place)
             page("view.cursor.setHover({})")
 
 
@@ -295,7 +300,7 @@ def shown_mask(record, selected):
 
 
 @pytest.mark.parametrize("selecting", [False, True])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "big 0"])
 def test_attention_mask(drawn, name, selecting):
     page, facts, colours = drawn(name)
     for step in steps_of(facts, 5):
@@ -313,7 +318,9 @@ def test_attention_mask(drawn, name, selecting):
         shape = (rows[-1][2], sum(end for *_, end in rows)) if one is None else (rows[one][0].num_tokens, rows[one][4])
         frame = marks.frames(LIGHT.muted)[-1]
         across, down = (frame[3] - 1) / shape[1], (frame[4] - 1) / shape[0]
-        assert close(frame[1:3], [LEFT - 0.5, 39.5])
+        assert close(frame[1:3], [LEFT - 0.5, 39.5]) and frame[4] <= 301.001
+        if one is None:
+            check_outlines(marks, rows, across, down, colours)
         for x, _, words in [tick for tick in marks.texts(y=40 + shape[0] * down + 12) if tick[0] >= LEFT]:
             assert x == pytest.approx(LEFT + int(words.replace(",", "")) * across)
         expected = expected_cells(record, rows, one)
@@ -321,7 +328,27 @@ def test_attention_mask(drawn, name, selecting):
         check_mask_words(page, marks, record, rows, one, selected, shape, down)
         check_mask_hits(page, record, rows, one, facts, across, down)
         check_mask_table(page, record, rows, one)
+        if one is not None:
+            chunk, *_, end = rows[one]
+            hover = {"request": facts.order.index(chunk.request_id), "kv": [end // 2, end + 2]}
+            page("view.cursor.setHover(argument)", hover)
+            (frame,) = Marks(page.painted("rectangle")["over"]).frames(LIGHT.cursor)
+            wide = max(2, (end - end // 2) * across)
+            assert close(frame[1:], [LEFT + end // 2 * across, 39, wide, shape[0] * down + 2])
+            page("view.cursor.setHover({})")
     page("view.cursor.selected = null")
+
+
+def check_outlines(marks, rows, across, down, colours):
+    """A frame around each sequence, and cells a pixel smaller than their places."""
+    column, frames = 0, [frame[1:] for frame in marks.frames(LIGHT.hairline)]
+    for frame, (chunk, q0, _, _, end) in zip(frames, rows, strict=True):
+        place = [LEFT + column * across, 40 + q0 * down, end * across, chunk.num_tokens * down]
+        assert close(frame, place)
+        column += end
+    sizes = [max(0.6, size - (1 if size > 4 else 0)) for size in (across, down)]
+    fills = {*colours.hues.values(), LIGHT.prefill}
+    assert all(close(rect[3:], sizes) for rect in marks.rects() if rect[0] in fills)
 
 
 def expected_cells(record, rows, one):
@@ -600,6 +627,22 @@ def test_work_list(drawn, name):
             previous = seq
             check_item_hit(page, facts, record, y, i, items[i], chunk, tile)
         check_work_words(page, facts, record, rows, items, tile, recorded)
+        for seq, (chunk, *_, end) in enumerate(rows):
+            kv = [end // 3, max(end // 2, end // 3 + 1)]
+            page("view.cursor.setHover(argument)", {"request": facts.order.index(chunk.request_id), "kv": kv})
+            over = Marks(page.painted("kernel")["over"])
+            readers = [
+                (i, item) for i, item in enumerate(items) if item[0] == seq and item[3] < kv[1] and item[4] > kv[0]
+            ]
+            assert [frame[2] + 1 for frame in over.frames(LIGHT.cursor)] == [20 + i * row for i, _ in readers]
+            for bar, (i, item) in zip(over.rects(colour=LIGHT.cursor), readers, strict=True):
+                first, last = max(item[3], kv[0]), min(item[4], kv[1])
+                place = [156 + first * scale, 20 + i * row, max(2, (last - first) * scale), max(1, row - 2)]
+                assert close(bar[1:], place, 1e-4)
+        page("view.cursor.setHover({ item: 0 })")
+        (frame,) = Marks(page.painted("kernel")["over"]).frames(LIGHT.cursor)
+        assert close(frame[1:], [LEFT - 2, 19, 1200 - LEFT - 8, row])
+        page("view.cursor.setHover({})")
 
 
 def check_item_hit(page, facts, record, y, i, item, chunk, tile):

@@ -3,10 +3,13 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 from painted import LIGHT, Marks, close, counted, digits, grouped, seconds, span
 from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import draft_cells, drafts, kv, limit
 
+from workbench import simulate
+from workbench.trace import Trace, TraceMeta
 from workbench.trace.readings.narrate import narrate, shown
 from workbench.viz.palette import EVENT_MARKS
 
@@ -148,6 +151,9 @@ def test_timeline(drawn, name, width, part):
 
     for _, at, words in [text for text in marks.texts(x=axis.x0 - 8) if text[2][:1].isdigit()]:
         assert at == pytest.approx(y(int(words.replace(",", "")))), words
+        (line,) = [rect for rect in marks.rects(height=1, colour=LIGHT.hairline) if abs(rect[2] - at) <= 0.5]
+        assert close(line[1:4:2], [axis.x0, axis.x1 - axis.x0])
+    assert (axis.x0 - 8, 144, "time" if axis.timed else "step") in marks.texts()
     known = {LIGHT.decode, LIGHT.prefill, *map(colours.prefill, facts.order), *map(colours.decode, facts.order)}
     bars = [rect for rect in marks.rects() if rect[0] in known and rect[2] >= 18 and rect[2] + rect[4] < 112.1]
     bars = [bar for bar in bars if axis.x0 <= bar[1] < axis.x1 and bar[4] > 0]
@@ -244,9 +250,34 @@ def check_timeline_words(page, facts, axis, stalled):
         assert near(row[7], seconds(record.end - record.time) if facts.timed else "–")
 
 
-def test_a_long_timeline_shows_range_and_mean_of_each_column(deno_page):
-    from workbench import simulate
+@pytest.mark.parametrize("budget", [0, 8])
+def test_a_timeline_without_a_budget_or_with_as_many_seats(deno_page, budget):
+    """A recording may not know its budget: the scale is that of the tokens."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 3}, "max_tokens": 9, "arrival_step": 3 * i} for i in range(4)]
+    trace, changed = (
+        simulate({"requests": requests}),
+        Trace(TraceMeta(config={"max_num_seqs": budget or 4, "num_blocks": 512})),
+    )
+    for info in trace.requests.values():
+        changed.add_request(info)
+    for record in trace:
+        changed.append(replace(record, token_budget=budget))
+    deno_page.open(changed)
+    for first, size in ((0, 0), (4, 6), (9, 6)):
+        if size:
+            deno_page("view.cursor.moveTo(argument[0], argument[1])", [first, size])
+        records = list(changed)[first : first + size] if size else list(changed)
+        marks = Marks(deno_page.painted("timeline")["marks"])
+        top = max(budget, *(tokens(record)[1] for record in records))
+        assert min(rect[2] for rect in marks.rects() if rect[0] != LIGHT.hairline and rect[4] > 1) >= 18 - 1e-6
+        tallest = max(tokens(record)[1] for record in records)
+        highest = [rect for rect in marks.rects() if abs(rect[2] - (112 - tallest / top * 94)) < 1e-6]
+        assert highest
+        lines = [rect for rect in marks.rects(height=1) if rect[0].startswith("pattern")]
+        assert len(lines) == bool(budget)
 
+
+def test_a_long_timeline_shows_range_and_mean_of_each_column(deno_page):
     requests = [
         {"id": f"r{i}", "prompt": {"len": 1 + i % 90}, "max_tokens": 40, "arrival_step": 20 * i} for i in range(110)
     ]
@@ -295,7 +326,9 @@ def drawn_rows(facts, step):
     return facts.order[first : first + 14]
 
 
-@pytest.mark.parametrize(("name", "width", "part"), [*CASES, ("many 0", 1200, False), ("many 0", 390, True)])
+@pytest.mark.parametrize(
+    ("name", "width", "part"), [*CASES, ("many 0", 1200, False), ("many 0", 390, True), ("long 3", 390, True)]
+)
 def test_chunks(drawn, name, width, part):
     page, facts, colours = drawn(name, width=width)
     axis = open_axis(page, facts, width, part)
@@ -309,6 +342,9 @@ def test_chunks(drawn, name, width, part):
         first = facts.order.index(rows[0])
         assert len(scrolled) == hidden
         assert not hidden or close(scrolled[0], [18 + first / len(facts.order) * track, share * track])
+        lines = [rect[1:4] for rect in marks.rects(height=1, colour=LIGHT.hairline)]
+        expected = [[axis.x0, 18 + 16 * row + 15, axis.x1 - axis.x0] for row in range(len(rows))]
+        assert len(lines) == len(rows) and all(close(*pair) for pair in zip(lines, expected))
         for row, name_ in enumerate(rows):
             check_chunk_row(marks, facts, axis, name_, 18 + 16 * row, colours)
         if width > 620:

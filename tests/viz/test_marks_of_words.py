@@ -6,6 +6,9 @@ from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import WORDS, drafts, group_words, kv, limit
 from test_marks_of_steps import near, why_waiting
 
+from workbench import simulate
+from workbench.analysis.misses import why_missed
+from workbench.trace.errors import TraceError
 from workbench.trace.readings.narrate import shown
 
 ENDS = {"length": "hit max_tokens", "stop": "model ended", "error": "failed", "abort": "aborted"}
@@ -20,6 +23,41 @@ def reasons(facts, step):
     ]
 
 
+def missed(facts, who, step):
+    """Why an admission found no more in the prefix cache, for prompts that begin like another one."""
+    infos = facts.trace.requests
+    first = infos[who].prompt_token_ids[:2]
+    others = [info.prompt_token_ids[:2] for name, info in infos.items() if name != who]
+    resumed = who in facts.records[step - facts.records[0].step].resumed
+    if not resumed and first not in others and first[:1] not in others:
+        return ""
+    try:
+        misses = why_missed(facts.trace, who)
+    except (ValueError, TraceError):
+        return ""
+    short = misses.in_short(step)
+    for miss in misses:
+        if miss.token_ids is None or miss.culprit is None or miss.why not in short:
+            continue
+        mine, other = infos[who].prompt, infos[miss.culprit].prompt
+        while mine and other and mine[0] == other[0]:
+            mine, other = mine[1:], other[1:]
+        if mine and other:
+            parts = [text if len(text) <= 16 else f"{text[:15]}…" for text in (mine, other)]
+            words = f"after the same beginning its prompt has “{parts[0]}”, that of {miss.culprit} has “{parts[1]}”"
+            return f"block {miss.block} was never computed: {words}"
+    return short
+
+
+def test_the_list_of_events_has_the_newest_300(deno_page):
+    requests = [{"id": f"r{i}", "prompt": {"len": 3}, "max_tokens": 2, "arrival_step": 3 * i} for i in range(170)]
+    trace = simulate({"requests": requests})
+    deno_page.open(trace)
+    rows = deno_page.table("events", len(trace) - 1)["rows"]
+    events = [(r.step, e) for r in trace for e, names in (("admit", r.admitted), ("finish", r.finished)) if names]
+    assert [(row[0], row[1]) for row in rows] == events[:-301:-1]
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_events(drawn, name):
     page, facts, _ = drawn(name)
@@ -29,8 +67,9 @@ def test_events(drawn, name):
             expected += [event for event in reversed(reasons(facts, earlier)) if event[1] != "arrive"]
         rows = page.table("events", step)["rows"]
         assert [row[:3] for row in rows] == [list(event[:3]) for event in expected]
-        for row, (_, kind, _, why) in zip(rows, expected):
-            assert row[3] == why[:200] or (kind in ("admit", "resume") and row[3].startswith(why))
+        for row, (number, kind, who, why) in zip(rows, expected):
+            more = missed(facts, who, number) if kind in ("admit", "resume") else ""
+            assert row[3][:199] == "; ".join(filter(None, [why, more]))[:199]
         page("view.panel('events').changed('step'), view.panel('events').frame()")
         painted = page(
             "view.panel('events').rows.children.map((row) => "
