@@ -68,6 +68,13 @@ def run(name: str) -> tuple[Trace, Facts]:
         trace = simulate(workload(int(seed), num_requests=12), max_steps=400)
     elif kind == "many":
         trace = simulate(workload(int(seed), num_requests=30), max_steps=400)
+    elif kind == "crowd":
+        prompts = [{"len": 1 + 7 * i % 50, "seed": f"p{i}"} for i in range(40)]
+        requests = [
+            {"id": f"request-{i}", "prompt": prompt, "max_tokens": 9 + i % 5} for i, prompt in enumerate(prompts)
+        ]
+        config = {"max_num_batched_tokens": 200, "max_num_seqs": 32, "num_blocks": 300, "block_size": 8}
+        trace = dressed(simulate({"config": config, "requests": requests}), 1)
     elif kind == "big":
         prompts = {"a": 330, "b": 7, "c": 40}
         requests = [{"id": name, "prompt": {"len": length}, "max_tokens": 4} for name, length in prompts.items()]

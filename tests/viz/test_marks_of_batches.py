@@ -1,8 +1,14 @@
 """The panels of one step's batch, drawn by the code that browsers run: every mark is a fact of the step's record."""
 
+import random
+
 import pytest
-from painted import LIGHT, Marks, close, counted, digits, grouped, span
-from runs_to_draw import RUNS, run, steps_of
+from msgspec.structs import astuple
+from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, span
+from runs_to_draw import RUNS, launch, run, steps_of
+
+from workbench.trace import Trace
+from workbench.trace.lines import Supplement
 
 LEFT, SPACE = 84, 1100
 WORDS = {
@@ -63,7 +69,7 @@ def draft_cells(marks, chunk, x, y, width, height, colour):
         assert any(close(frame[1:3], [x + kept * cell + 0.5, y + 0.5]) for frame in marks.frames(colour))
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "crowd 0"])
 def test_packed_batch(drawn, name):
     page, facts, colours = drawn(name)
     for step in steps_of(facts):
@@ -155,7 +161,7 @@ def check_rows(page, marks, rows, record, facts, colours):
     for x, _, words in [tick for tick in ticks if tick[0] >= LEFT]:
         assert x == pytest.approx(LEFT + int(words.replace(",", "")) * scale)
     assert [words for x, y, words in marks.texts(x=76) if y > 128 and words != "KV position"] == [
-        chunk.request_id for chunk, *_ in rows
+        chunk.request_id for chunk, *_ in rows if row >= 11 or chunk.arm != "decode"
     ]
     window, shapes = (
         window_of(record),
@@ -184,7 +190,11 @@ def check_rows(page, marks, rows, record, facts, colours):
         borders = [rect[1] + 0.5 for rect in marks.rects(top, height) if rect[3] == 1 and rect[1] > LEFT]
         expected = [LEFT + at * scale for at in range(size, start, size)] if size * scale >= 6 and row >= 12 else []
         assert borders == pytest.approx(expected)
-        label = next(words for x, at, words in marks.texts(y=y + row / 2) if x > after)
+        labels = [words for x, at, words in marks.texts(y=y + row / 2) if x > after]
+        assert len(labels) == (row >= 11 or chunk.arm != "decode")
+        if not labels:
+            continue
+        label = labels[0]
         parts = [f"q{span(q0, q1)}", counted(chunk.num_tokens, "row"), kv(chunk)]
         parts += [f"{chunk.num_accepted}/{len(chunk.drafts)} drafts"] if chunk.drafts else []
         assert label in ["  ".join(parts[first:]) for first in range(3)]
@@ -328,6 +338,7 @@ def test_attention_mask(drawn, name, selecting):
         check_mask_words(page, marks, record, rows, one, selected, shape, down)
         check_mask_hits(page, record, rows, one, facts, across, down)
         check_mask_table(page, record, rows, one)
+        check_mask_title(page, record, rows, one, shape)
         if one is not None:
             chunk, *_, end = rows[one]
             hover = {"request": facts.order.index(chunk.request_id), "kv": [end // 2, end + 2]}
@@ -459,6 +470,15 @@ def check_mask_hits(page, record, rows, one, facts, across, down):
     assert page.hit("rectangle", LEFT - 5, 45) == page.hit("rectangle", LEFT + 5, 30) == []
 
 
+def check_mask_title(page, record, rows, one, shape):
+    words = page("view.panel('rectangle').describe()")
+    if one is None:
+        assert words == f"block-diagonal mask of {shape[0]} by {shape[1]} cells"
+    else:
+        name = rows[one][0].request_id
+        assert words == f"{name}, {counted(shape[0], 'row')} by {counted(shape[1], 'position')}"
+
+
 def check_mask_table(page, record, rows, one):
     expected = [
         [chunk.request_id, q0 + q, start + q, seen(record, start + q).start, start + q + 1]
@@ -479,7 +499,7 @@ def group_words(group):
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "crowd 0"])
 def test_block_tables(drawn, name, width):
     page, facts, colours = drawn(name, width=width)
     several = len(facts.groups) > 1
@@ -499,7 +519,8 @@ def test_block_tables(drawn, name, width):
             for chunk in record.chunks
             for group, table in zip(facts.groups, tables[chunk.request_id])
         ]
-        assert page.table("tables")["rows"] == whole
+        table = page.table("tables")
+        assert (table["rows"], table["caption"]) == (whole, f"Block tables at step {record.step}")
         if not rows:
             assert marks.words() == ["Nothing was scheduled in this step."]
             continue
@@ -508,6 +529,8 @@ def test_block_tables(drawn, name, width):
         assert all(x == pytest.approx(LEFT + (int(words) + 0.5) * cell) for x, words in heads) and heads[0][1] == "0"
         longest = max(len(table) for *_, table in rows)
         fits = min(longest, page("view.panel('tables').fits"))
+        words = page("view.panel('tables').describe()")
+        assert words == f"{counted(len(rows), 'block table')} at step {record.step}"
         hidden = len(record.chunks) - len(shown)
         assert (f"{counted(hidden, 'more sequence')}: see the table" in marks.words()) == (hidden > 0)
         names = [words for x, y, words in marks.texts(x=76) if y > 20]
@@ -546,7 +569,11 @@ def check_block_row(page, marks, y, chunk, group, table, cell, fits, colours, se
     words += f"{used}/{size}" if table and not is_state else ""
     assert end_label == [" ".join(filter(None, [words, group_words(group) if several else ""]))]
     for logical, block in [*held[:2], *held[-1:]]:
-        lines = page.hit("tables", LEFT + (logical + 0.5) * cell, y + 5)
+        at = [LEFT + (logical + 0.5) * cell, y + 5]
+        lines, hover = page.hit("tables", *at), page("view.panel('tables').hit(argument[0], argument[1]).hover", at)
+        kv_ = [logical * group.block_size, (logical + 1) * group.block_size]
+        index = page("view.store.byId.get(argument).index", chunk.request_id)
+        assert hover == {"request": index, "block": block, "kv": kv_}
         slots = max(0, min(size, end - logical * size))
         positions = f"KV positions {span(logical * size, logical * size + size)}, {slots} of {size} slots used"
         assert lines == [
@@ -593,7 +620,7 @@ def test_the_block_at_the_pointer_is_framed_wherever_it_is_held(drawn, name):
 # -- the work list -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "crowd 0"])
 def test_work_list(drawn, name):
     page, facts, colours = drawn(name)
     for step in steps_of(facts):
@@ -688,6 +715,15 @@ def check_work_words(page, facts, record, rows, items, tile, recorded):
     ]
 
 
+def test_a_step_without_work_says_so(drawn):
+    page, facts, _ = drawn("timed 2")
+    assert not facts.records[0].chunks
+    said = "Nothing was scheduled in this step."
+    for panel, y, words in (("packed", 40, said), ("rectangle", 14, said), ("tables", 30, said), ("kernel", 10, None)):
+        marks = Marks(page.painted(panel, 0)["marks"])
+        assert marks.texts() == [(LEFT, y, words or "No attention in this step.")]
+
+
 def test_the_runs_have_everything_that_a_batch_can_show():
     seen_, words = set(), set()
     for name in RUNS:
@@ -704,3 +740,110 @@ def test_the_runs_have_everything_that_a_batch_can_show():
         "ahead", "again", "hit", "accepted", "rejected", "split True", "split False", "window True", "window False"
     }  # fmt: skip
     assert digits(0.5) == "0.5"
+
+
+@pytest.mark.parametrize("name", ["timed 3", "big 0"])
+def test_threadgroups_of_a_shadow_launch(deno_page, name):
+    """A row for each threadgroup: the blocks that it read, at their places in the sequence, and their bytes."""
+    facts, rng = run(name)[1], random.Random(5)
+    trace = copied(facts.trace)
+    shown = [step for step in steps_of(facts, 5) if facts.records[step].chunks]
+    launches = {step: add_shadow(trace, facts, step, rng) for step in shown}
+    deno_page.open(trace)
+    colours, size = Colours(facts.order), facts.groups[facts.shown_group].block_size
+    for step, (items, groups) in launches.items():
+        record, rows = facts.records[step], rows_of(facts.records[step])
+        marks = Marks(deno_page.painted("kernel", step)["marks"])
+        height = max(2, min(14, 260 / min(len(groups), 240)))
+        bar = max(1, height - (2 if height > 4 else 0.5))
+        ticks = [(x, words) for x, _, words in marks.texts(y=20 + min(len(groups), 240) * height + 10)]
+        scale = (ticks[-1][0] - 156) / int(ticks[-1][1].replace(",", ""))
+        for i, (position, blocks, read) in enumerate(groups[:240]):
+            seq, first, num, low, high, split, splits = items[position[0]]
+            chunk, y = rows[seq][0], 20 + i * height
+            table = record.block_tables_by_group[chunk.request_id][facts.shown_group]
+            bars = [rect for rect in marks.rects(y, bar) if rect[0] == colours.of(chunk)]
+            expected = [
+                (max(low, logical * size), min(high, logical * size + size))
+                for logical, block in enumerate(table)
+                if block in blocks and min(high, logical * size + size) > max(low, logical * size)
+            ]
+            assert close(bars[0][1:4:2], [LEFT, max(1, 56 * num / 8)])
+            assert len(bars) == 1 + len(expected)
+            for rect, (begin, end) in zip(bars[1:], expected):
+                assert close(rect[1:4:2], [156 + begin * scale, max(1, (end - begin) * scale - 1)])
+            if height >= 9:
+                assert (1196, y + bar / 2, bytes_words(read)) in marks.texts()
+            assert deno_page.hit("kernel", 300, y + 0.5) == [
+                f"threadgroup ({', '.join(map(str, position))}): work item {position[0]}, {chunk.request_id}",
+                f"query rows [{first}, {first + num}), {num} of 8 used",
+                f"KV {span(low, high)}" + (f", split {split + 1} of {splits}" if splits > 1 else ""),
+                f"{counted(len(blocks), 'block')} read, {bytes_words(read)} of K and V: "
+                f"{' '.join(map(str, blocks[:12]))}{' …' if len(blocks) > 12 else ''}",
+            ]
+        words = deno_page("view.panel('kernel').describe()")
+        assert words.startswith(f"{counted(len(groups), 'threadgroup')} for {counted(len(items), 'work item')}")
+        assert "Metal kernel on layer 3" in words and "at most 1.2e-5, no faults" in words
+        assert f", {bytes_words(sum(read for *_, read in groups))} against" in words
+        assert (", the first 240 are drawn" in words) == (len(groups) > 240)
+        table = deno_page.table("kernel")["rows"]
+        for row, (position, blocks, read) in zip(table, groups, strict=True):
+            seq, first, num, low, high, split, splits = items[position[0]]
+            assert row == [
+                f"({', '.join(map(str, position))})", position[0], rows[seq][0].request_id, first, num, 8, low, high,
+                f"{split + 1}/{splits}", " ".join(map(str, blocks)), read,
+            ]  # fmt: skip
+        check_readers(deno_page, facts, groups)
+
+
+def check_readers(page, facts, groups):
+    """The pool says which threadgroups read a block, and a hovered block marks their rows."""
+    block = groups[-1][1][0]
+    readers = [position for position, blocks, _ in groups if block in blocks]
+    page.painted("pool")
+    x, y = block % 32 * 16 + 5, 46 + block // 32 * 16 + 5
+    first = " ".join(f"({', '.join(map(str, position))})" for position in readers[:4])
+    line = (
+        f"read by {counted(len(readers), 'threadgroup')} of the Metal kernel: {first}{' …' if len(readers) > 4 else ''}"
+    )
+    assert line in page.hit("pool", x, y)
+    assert facts.num_blocks > block
+    page("view.panel('kernel').choice.value = 'items'")
+    words = page("view.panel('kernel').layout(), view.panel('kernel').describe()")
+    total = sum(read for *_, read in groups)
+    assert f"{counted(len(groups), 'threadgroup')}, {bytes_words(total)} of KV read" in words
+    page("view.panel('kernel').choice.value = 'threadgroups'")
+
+
+def copied(trace):
+    """The same run as another object."""
+    other = Trace(trace.meta)
+    for info in trace.requests.values():
+        other.add_request(info)
+    for record in trace:
+        other.append(record)
+    return other
+
+
+def add_shadow(trace, facts, step, rng):
+    """Add a shadow launch to a step: two threadgroups for each work item, which leave out some of its blocks."""
+    record, size = facts.records[step], facts.groups[facts.shown_group].block_size
+    items = [astuple(item) for item in launch(record, rng).work_items]
+    groups = []
+    for head in range(2):
+        for index, (seq, _, _, low, high, *_) in enumerate(items):
+            table = record.block_tables_by_group[record.chunks[seq].request_id][facts.shown_group]
+            blocks = table[low // size : -(-high // size)]
+            blocks = [block for block in blocks if rng.random() < 0.8] or blocks[:1]
+            groups.append(((index, head, 0), blocks, 1000 * len(blocks) + index))
+    total = sum(read for *_, read in groups)
+    cache = {"k_cache": {"bytes_read": total - 7}, "v_cache": {"bytes_read": 7}}
+    launched = {
+        "threadgroups": len(groups),
+        "buffers": cache,
+        "kv_blocks": [(position, blocks) for position, blocks, _ in groups],
+        "kv_bytes": [read for *_, read in groups],
+    }
+    found = {"layer": 3, "max_difference": 1.2e-5, "block_q": 8, "work_items": items, "launches": [launched]}
+    trace.add_supplement(Supplement(record.step, "shadow", found))
+    return items, groups

@@ -37,7 +37,9 @@ class Picture:
         return block % self.columns * self.cell, self.top + block // self.columns * self.cell
 
 
-CASES = [(name, width) for name in RUNS for width in (1200, 390)] + [("plain 1", 200), ("hybrid_window 30", 200)]
+CASES = [(name, width) for name in RUNS for width in (1200, 390)] + [
+    ("plain 1", 200), ("hybrid_window 30", 200), ("hybrid_window 30", 120), ("hybrid_mamba 27", 120)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "width"), CASES)
@@ -88,6 +90,7 @@ def check_counts(page, marks, facts, moment, width):
 def check_image(marks, facts, moment, picture, colours):
     x, y, wide, high, pixels = marks.image()
     assert close([x, y, wide, high], [0, picture.top, picture.columns * picture.cell, picture.rows * picture.cell])
+    assert any(close(frame[1:], [0.5, picture.top - 0.5, wide, high + 1]) for frame in marks.frames(LIGHT.hairline))
     for block in range(facts.num_blocks):
         state = moment.pool_state(block)
         colour = {"free": LIGHT.free, "cached": LIGHT.cached}.get(state)
@@ -148,8 +151,6 @@ def check_groups(marks, facts, moment, picture, width):
         per_line = max(1, width // 240)
         at = (index % per_line * 240 + 15, 40 + 18 * (index // per_line) + 5.5, words)
         assert at in marks.texts()
-    if picture.cell < 5:
-        return
     bars = {(round(rect[1], 3), round(rect[2], 3)) for rect in marks.rects() if rect[4] == picture.cell - 2}
     diamonds = {
         (round(path[1][0], 3), round(path[0][1], 3))
@@ -157,7 +158,7 @@ def check_groups(marks, facts, moment, picture, width):
         if len(path) == 4 and path[0][1] > picture.top
     }
     wanted_bars, wanted_diamonds = set(), set()
-    for block, (_, group, _) in held.items():
+    for block, (_, group, _) in held.items() if picture.cell >= 5 else ():
         x, y = picture.xy(block)
         if facts.groups[group].kind == "sliding_window":
             wanted_bars.add((round(x + 1, 3), round(y + 1, 3)))
@@ -192,6 +193,13 @@ def check_hits(page, facts, moment, picture):
         if block in moment.changed:
             expected.append(f"last changed in step {moment.changed[block]}")
         assert lines == expected
+    for block, names in moment.holders.items():
+        x, y = picture.xy(block)
+        hover = page("view.panel('pool').hit(argument[0], argument[1]).hover", [x + 0.2, y + 0.2])
+        _, group, logical = place_of(moment, facts.groups, block)
+        size = facts.groups[group].block_size
+        kv = {} if facts.groups[group].kind == "mamba" else {"kv": [logical * size, logical * size + size]}
+        assert hover == {"block": block, "request": facts.order.index(names[0])} | kv
     assert page.hit("pool", 1, picture.top + 1) == ["block 0", "reserved, never handed out"]
     assert page.hit("pool", picture.columns * picture.cell + 2, picture.top + 1) == []
     assert page.hit("pool", 5, picture.top - 2) == []
