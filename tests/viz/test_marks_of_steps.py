@@ -1,6 +1,7 @@
 """The panels on the axis of steps, drawn by the code that browsers run: every mark is a fact of the record."""
 
 import math
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -156,7 +157,7 @@ def test_timeline(drawn, name, width, part):
     assert (axis.x0 - 8, 144, "time" if axis.timed else "step") in marks.texts()
     known = {LIGHT.decode, LIGHT.prefill, *map(colours.prefill, facts.order), *map(colours.decode, facts.order)}
     bars = [rect for rect in marks.rects() if rect[0] in known and rect[2] >= 18 and rect[2] + rect[4] < 112.1]
-    bars = [bar for bar in bars if axis.x0 <= bar[1] < axis.x1 and bar[4] > 0]
+    bars = [bar for bar in bars if bar[1] < axis.x1 + 9 and bar[4] > 0]
     expected = []
     for step in axis.steps:
         record, (decode, total) = facts.records[step], tokens(facts.records[step])
@@ -601,7 +602,8 @@ def test_metrics(drawn, name, width, part):
         assert title in [words for _, y, words in marks.texts() if y in (top + 3, top + 7)]
         label = [words for x, y, words in marks.texts(x=axis.x0 - 8) if y == top + 3]
         assert near(label[0], write(high).split(" of")[0].split(" in")[0].split(" waiting")[0] if high else "0")
-        area = [rect for rect in marks.rects() if top - 2 <= rect[2] <= base + 1 and axis.x0 - 2 <= rect[1] < axis.x1]
+        assert [LIGHT.hairline, axis.x0, base, axis.x1 - axis.x0, 1] in marks.rects(base, 1)
+        area = [rect for rect in marks.rects() if top - 2 <= rect[2] <= base + 1 and rect[1] < axis.x1 + 9]
         if behind == "dots":
             check_dots(area, axis, values, base, high)
         else:
@@ -652,6 +654,26 @@ def check_bars(bars, axis, of, base, high):
             expected.append([axis.x(step), base - height, max(1, wide - (wide > 5)), max(value > 0, height)])
     assert len(bars) == len(expected)
     assert all(close(bar[1:], wanted, 1e-4) for bar, wanted in zip(bars, expected))
+
+
+@pytest.mark.parametrize("name", ["timed 3", "plain 1", "spec 16", "hybrid_window 30"])
+def test_the_scale_of_a_metric_is_that_of_the_visible_steps(drawn, name):
+    """Windows that end with the largest value of a metric, and windows just before it."""
+    page, facts, _ = drawn(name)
+    for row, (_, of, behind, most, write) in enumerate(metrics(facts)):
+        flat = [max([v for v in [value_at(of, behind, s)] if v == v] or [0]) for s in range(len(facts))]
+        top = max(range(len(flat)), key=flat.__getitem__)
+        for last in {top, top - 1}:
+            if last < 5 or last + 1 > max(12, len(facts)):
+                continue
+            page("view.cursor.moveTo(argument, 6)", last - 5)
+            marks = Marks(page.painted("metrics")["marks"])
+            values = [of(step) for step in range(last - 5, last + 1)]
+            values = [v for part in values for v in part] if behind == "dots" else values
+            values += [behind(step) for step in range(last - 5, last + 1)] if callable(behind) else []
+            high = max([most, *(value for value in values if value == value)])
+            label = [words for x, y, words in marks.texts(x=76) if y == 4 + 46 * row + 9]
+            assert near(label[0], re.sub(" (of|in|waiting).*", "", write(high)) if high else "0")
 
 
 # -- the cursor ----------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Events, texts, cards and sentences of the code that browsers run: every word is a fact of the record."""
 
 import pytest
-from painted import counted, grouped, seconds
+from msgspec.structs import replace
+from painted import Marks, counted, grouped, seconds
 from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import WORDS, drafts, group_words, kv, limit
 from test_marks_of_steps import near, why_waiting
 
 from workbench import simulate
 from workbench.analysis.misses import why_missed
+from workbench.trace import Trace, TraceMeta
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.narrate import shown
 
@@ -189,6 +191,59 @@ def check_tokens(page, facts, here, tokens, step, has_text):
                 facts.order.index(who), token.step - first
             ]  # fmt: skip
     page("view.cursor.setHover({})")
+
+
+CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy is the sky blue?<|im_end|>\n"
+
+
+def ends(text):
+    return text if len(text) <= 180 else f"{text[:60]} … {text[-120:]}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown_", "more"),
+    [
+        ("Why?", "Why?", ""),
+        ("y" * 180, "y" * 180, ""),
+        ("".join(map(str, range(200))), None, "show all"),
+        (CHAT, "Why is the sky blue?", "show template"),
+        ("0123456789" * 1300, None, "show all"),
+        ("", "3 prompt tokens", ""),
+    ],
+)
+def test_a_prompt_is_shown_from_both_ends(deno_page, prompt, shown_, more):
+    """A press shows all of it, as far as it is sent; the number of characters beyond that is said."""
+    first = simulate({"requests": [{"id": "a", "prompt": {"len": 3}, "max_tokens": 2}]})
+    trace = Trace(first.meta)
+    trace.add_request(replace(first.requests["a"], prompt=prompt))
+    for record in first:
+        trace.append(record)
+    deno_page.open(trace)
+    deno_page("view.panel('texts').stale.add('data'), view.panel('texts').frame()")
+    find = "view.panel('texts').list.children[0].querySelector('.wb-prompt')"
+    kept, rest = prompt[:12_000], max(0, len(prompt) - 12_000)
+    text = deno_page(f"{find}.textContent")
+    assert text == " ".join(filter(None, [shown_ or ends(kept), more]))
+    if more:
+        text = deno_page(f"({find}.querySelector('button').click(), {find}.textContent)")
+        beyond = f" … ({rest:,} more characters)" if rest else ""
+        assert text == f"{kept}{beyond} show less"
+
+
+def test_a_view_without_steps_says_so(deno_page):
+    deno_page.open(Trace(TraceMeta(config={"num_blocks": 20})))
+    said = "No steps yet."
+    for panel, y, words in (
+        ("packed", 40, said),
+        ("rectangle", 14, said),
+        ("metrics", 16, said),
+        ("incident", 16, "No times yet."),
+    ):
+        texts = Marks(deno_page.painted(panel)["marks"]).texts()
+        assert texts == [(84, y, words)], panel
+    deno_page("view.panel('events').stale.add('data'), view.panel('events').frame()")
+    assert deno_page("view.panel('events').note.textContent") == said
+    assert deno_page("view.panel('timeline').describe()") == "no steps yet"
 
 
 # -- the drawer --------------------------------------------------------------------------------------------------------
