@@ -76,10 +76,10 @@ def run(name: str) -> tuple[Trace, Facts]:
         config = {"max_num_batched_tokens": 200, "max_num_seqs": 32, "num_blocks": 300, "block_size": 8}
         trace = dressed(simulate({"config": config, "requests": requests}), 1)
     elif kind == "big":
-        prompts = {"a": 330, "b": 7, "c": 40}
+        prompts = {"a": 460, "b": 7, "c": 40}
         requests = [{"id": name, "prompt": {"len": length}, "max_tokens": 4} for name, length in prompts.items()]
         trace = dressed(
-            simulate({"config": {"max_num_batched_tokens": 350, "num_blocks": 90}, "requests": requests}), 1
+            simulate({"config": {"max_num_batched_tokens": 250, "num_blocks": 90}, "requests": requests}), 1
         )
     elif kind == "long":
         requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_step": 12 * i} for i in range(50)]

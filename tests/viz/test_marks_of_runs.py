@@ -52,7 +52,7 @@ def pair(name):
     return first, second, Facts(first), Facts(second)
 
 
-PAIRS = ("plain 1", "plain 3", "timed 3")
+PAIRS = ("plain 1", "plain 3", "plain 4", "timed 3")
 
 
 def clock(facts):
@@ -123,11 +123,18 @@ def test_compare(deno_page, name, align):
         value = float(words.split()[0].replace(",", ""))
         value *= {"ms": 1e-3, "s": 1}.get(words.split()[-1], 1) if timed else 1
         assert at == pytest.approx(LEFT + value / end * SPACE, abs=8 if timed else 1e-6)
+        assert at > LEFT or words == ("0 s" if timed else "0")
     names = [words for _, y, words in marks.texts(x=76) if y > 140]
     assert names == order
+    lines = [rect[1:] for rect in marks.rects(height=1, colour=LIGHT.hairline)]
+    assert lines == [[LEFT, 140 + row * 24 + 22, SPACE, 1] for row in range(len(order))]
     for row, who in enumerate(order):
         check_compared_row(marks, facts, who, 140 + row * 24 + 10, x, align, colours)
     check_compare_words(page, facts, order, end, timed)
+    for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
+        lines = Marks(page.painted("compare", step)["over"]).rects(colour=LIGHT.cursor)
+        place = [x(0, step) - 0.75, 18, 1.5, page("view.panel('compare').height") - 22]
+        assert [line[1:] for line in lines] == ([pytest.approx(place)] if align != "arrival" else [])
 
 
 def check_compared_row(marks, facts, who, middle, x, align, colours):
@@ -159,8 +166,17 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
         if 0 <= difference < len(outputs[run_]):
             step = outputs[run_][difference].step - each.records[0].step
             assert [rect[1] for rect in lines] == [pytest.approx(x(run_, step, origin) - 1)]
+            assert crosses(marks, x(run_, step, origin), middle + (4.5 if run_ else -4.5))
         else:
             assert not lines
+
+
+def crosses(marks, x, y):
+    """Whether a cross stands at a place."""
+    shape = [[x - 3, y - 3], [x + 3, y + 3], [x - 3, y + 3], [x + 3, y - 3]]
+    flat = [value for corner in shape for value in corner]
+    paths = [[value for corner in path for value in corner] for colour, path in marks.stroked() if colour == LIGHT.bad]
+    return sum(close(path, flat, 1e-4) for path in paths) == 1
 
 
 def compared(facts, who):
@@ -252,9 +268,12 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
                 token = each[-1].tokens[who][i]
                 took = latency(each, who, i)
                 wait = seconds(took) if facts[0].timed else counted(int(took), "step")
-                line = f"(id {token.id}) in step {token.step}, after {wait}"
-                assert near(lines[1 + run_].split("(id")[1], line.split("(id")[1])
                 other = facts[1 - run_][-1].tokens[who]
+                twin = other[i] if i < len(other) else None
+                text = token.text or (twin.text if twin and twin.id == token.id else "")
+                text = json.dumps(text) if text else "no text"
+                line = f"{'ab'[run_]}: {text} (id {token.id}) in step {token.step}, after {wait}"
+                assert near(lines[1 + run_], line)
                 if i >= len(other):
                     assert lines[2 - run_] == f"{'ba'[run_]}: has ended"
         marked = [rect for rect in marks.rects(colour=LIGHT.bad) if abs(rect[2] - middle + 9) < 1e-6]
