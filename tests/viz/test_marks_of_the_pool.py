@@ -91,6 +91,10 @@ def check_image(marks, facts, moment, picture, colours):
     x, y, wide, high, pixels = marks.image()
     assert close([x, y, wide, high], [0, picture.top, picture.columns * picture.cell, picture.rows * picture.cell])
     assert any(close(frame[1:], [0.5, picture.top - 0.5, wide, high + 1]) for frame in marks.frames(LIGHT.hairline))
+    grid = [rect[1:] for rect in marks.rects(colour=LIGHT.hairline) if 1 in rect[3:]]
+    lines = [[i * picture.cell - 0.5, picture.top, 1, high] for i in range(1, picture.columns)]
+    lines += [[0, picture.top + i * picture.cell - 0.5, wide, 1] for i in range(1, picture.rows)]
+    assert grid == ([pytest.approx(line) for line in lines] if picture.cell >= 5 else [])
     for block in range(facts.num_blocks):
         state = moment.pool_state(block)
         colour = {"free": LIGHT.free, "cached": LIGHT.cached}.get(state)
