@@ -435,6 +435,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/block_tables.js", "(longest * 4 > this.width - LEFT - 54 ? 84 : 54)", ">="): EXACT,
     ("viz/js/incident.js", "Math.abs(axis.x(stall.time) - x) <= 4", "<"): EXACT,
     ("viz/js/metrics.js", "for (let step = first; step < axis.last; step += stride) {", "<="): "a bar without steps has no value",
+    ("viz/js/step_axis.js", "if (x > this.end(n - 1) + 4) return -1;", ">="): EXACT,
+    ("viz/js/step_axis.js", "return this.xOfTime(step < n ? ", "clockStart"): "nobody asks for the time behind the last step",
+    ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
+    ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
+    ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""
 

@@ -184,6 +184,9 @@ class Element {
   getBoundingClientRect() {
     return { x: 0, y: 0, left: 0, top: 0, right: page.width, bottom: 0, width: page.width, height: 0 };
   }
+  toJSON() {
+    return {};
+  }
   focus() {}
   blur() {}
   scrollIntoView() {}

@@ -4,13 +4,14 @@ import pytest
 from msgspec.structs import replace
 from painted import Marks, counted, grouped, seconds
 from runs_to_draw import RUNS, run, steps_of
-from test_marks_of_batches import WORDS, drafts, group_words, kv, limit
+from test_marks_of_batches import WORDS, copied, drafts, group_words, kv, limit
 from test_marks_of_steps import near, why_waiting
 
 from workbench import simulate
 from workbench.analysis.misses import why_missed
 from workbench.trace import Trace, TraceMeta
 from workbench.trace.errors import TraceError
+from workbench.trace.lines import Supplement
 from workbench.trace.readings.narrate import shown
 
 ENDS = {"length": "hit max_tokens", "stop": "model ended", "error": "failed", "abort": "aborted"}
@@ -306,6 +307,10 @@ def test_the_card_of_a_request(drawn, name):
                 text = tokens[-1].text or f"⟨token {tokens[-1].id}⟩"
                 expected.append(("newest token", f'"{text}"'))
             assert [row for row in rows if row[0] != "not found"] == expected
+            page("view.inspector.pin(argument), page.frame()", {"kind": "request", "request": index})
+            cells = page("view.inspector.facts.children.map((cell) => cell.textContent)")
+            assert cells == [words for row in rows for words in row]
+            assert page("view.inspector.title.textContent") == who
 
 
 def computed_in(facts, who, position, step):
@@ -411,6 +416,38 @@ def test_the_card_of_a_token(drawn, name):
                 block = table[(prompt + number) // size]
                 expected.append(("its KV", f"block {block}, written in step {facts.records[made[0]].step}"))
             assert rows == expected
+
+
+def test_the_candidates_of_a_token(deno_page):
+    """Of several tokens of a request in a step, each has its own."""
+    facts, trace = run("spec 16")[1], copied(run("spec 16")[0])
+    step = next(s for s, record in enumerate(facts.records) if any(len(c.accepted) > 1 for c in record.chunks))
+    record = facts.records[step]
+    tops = []
+    for chunk in record.chunks:
+        for token in chunk.accepted:
+            candidates = [
+                {"id": token, "probability": 0.625, "drawn": 0.75, "text": f"w{token}"},
+                {"id": 5, "probability": 0.25, "drawn": 0.25},
+                {"id": 6, "probability": 0.0005, "drawn": 0.0, "removed_by": "top_p"},
+            ]
+            tops.append(
+                {"request": chunk.request_id, "sampled": token, "candidates": candidates, "how": f"drew {token}"}
+            )
+    trace.add_supplement(Supplement(record.step, "top_tokens", {"tokens": tops}))
+    deno_page.open(trace)
+    for index, who in enumerate(facts.order):
+        for number, token in enumerate(facts[-1].tokens[who]):
+            deno_page(
+                "view.inspector.pin(argument), page.frame()", {"kind": "token", "request": index, "number": number}
+            )
+            bars = deno_page("view.inspector.facts.querySelectorAll('.wb-bars li').map((bar) => bar.textContent)")
+            how = deno_page("view.inspector.facts.querySelectorAll('.wb-how').map((line) => line.textContent)")
+            if token.step != record.step:
+                assert not bars
+                continue
+            drawn_ = f'"w{token.id}" 62.5 % sampled drawn with 75.0 %'
+            assert bars == [drawn_, "token 5 25.0 %", "token 6 0.05 % removed by top p"] and how == [f"drew {token.id}"]
 
 
 # -- the way of a request ----------------------------------------------------------------------------------------------
