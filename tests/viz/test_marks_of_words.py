@@ -635,3 +635,23 @@ def test_the_card_at_the_end(drawn, name):
     assert not page("view.endCard.element.hidden")
     budget = facts.trace.meta.config["max_num_batched_tokens"]
     assert page("view.endCard.budget.textContent") == f"Try a budget of {max(1, min(32, budget // 2))}"
+
+
+@pytest.mark.parametrize(
+    ("ids", "labels"),
+    [
+        (["a", "request-10"], ["a", "request-10"]),
+        (["chatcmpl-abcdef-1", "chatcmpl-abcdef-22"], ["…1", "…22"]),
+        (["chatcmpl-abcdef-1"], ["chatc…ef-1"]),
+        (["chatcmpl-abcdef-1", "chatcmpl-abcdef-2", "chatcmpl-xyz-3"], ["…abcdef-1", "…abcdef-2", "…xyz-3"]),
+        (["chatcmpl-abcdef-1", "chatcmpl-abcdef-2", "other"], ["chatc…ef-1", "chatc…ef-2", "other"]),
+        (["run/one.long:request_number.5", "run/one.long:request_number.66"], ["…5", "…66"]),
+        (["long-name-0123456789-x", "long-name-abcdefghij-y"], ["01234…89-x", "abcde…ij-y"]),
+    ],
+)
+def test_labels_leave_out_what_all_ids_share(deno_page, ids, labels):
+    requests = [{"id": name, "prompt": {"len": 4}, "max_tokens": 2, "arrival_step": n} for n, name in enumerate(ids)]
+    deno_page.open(simulate({"requests": requests}))
+    assert deno_page("view.store.requests.map((request) => request.label)") == labels
+    marks = Marks(deno_page.painted("gantt")["marks"])
+    assert [words for _, _, words in marks.texts(x=76)] == labels
