@@ -90,7 +90,7 @@ PANELS = (
     Panel("store", (f"{JS}store.js", f"{JS}request.js"), (WORDS, POOL, BATCHES, STEPS, NUMBERS)),
     Panel("playground", (f"{PLAY}numbers.js",), (f"{RUNS}::test_the_numbers_of_the_playground",)),
     Panel("packed batch", ("viz/svg.py:packed_batch _ribbons _sequences _new_rows _describe", "viz/layout/packed_batch.py"), (PICTURES,)),
-    Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py",)),
+    Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py", PICTURES)),
     Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows filled"), (PICTURES,)),
     Panel("timeline", ("viz/svg.py:timeline step_ticks", "viz/layout/timeline.py"), (PICTURES, "tests/viz/test_viz_static.py")),
     Panel("KV pool", ("viz/svg.py:pool", "viz/layout/pool.py:pool_image pool_columns"), (PICTURES,)),

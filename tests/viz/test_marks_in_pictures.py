@@ -105,6 +105,8 @@ def test_packed_batch(name):
             assert classes == fill(chunk, focus)
             words = f"{chunk.request_id}: {WORDS[chunk.arm]}, {row_label(chunk, q0, q1)}, {limit(chunk)}"
             assert title == words
+        heads = [(LEFT - 8, 16, "to scale"), (LEFT - 8, 52, "readable"), (LEFT - 8, 69, "cu_seqlens_q")]
+        assert [(x, y, words) for x, y, _, words in drawing.texts if (x, y, words) in heads] == heads
         check_readable(drawing, rows, focus)
         check_against_kv(drawing, rows, focus)
 
@@ -148,6 +150,34 @@ def check_against_kv(drawing, rows, focus):
             before = LEFT + start * scale
             corners = [(before, y + 3), (before + scale, y + 3), (after, y + 13), (before, y + 13)]
             assert all(close(a, b, 0.06) for a, b in zip(shape[0], corners, strict=True)) and shape[1] == hue
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_attention_mask(name):
+    """The names of the bands; their shapes are compared cell by cell elsewhere."""
+    facts = run(name)[1]
+    for step in steps_of(facts):
+        record, rows, focus = facts.records[step], placed(facts.records[step]), focus_of(facts.records[step])
+        source = svg.mask(record, focus)
+        if not rows:
+            assert source == ""
+            continue
+        drawing, columns, expected = Drawing(source), sum(end for *_, end in rows), []
+        at = 0
+        for chunk, q0, q1, _, end in rows:
+            title = f"{chunk.request_id}: rows {q0} to {q1 - 1}, columns {at} to {at + end - 1}"
+            expected.append((fill(chunk, focus), title))
+            at += end
+        assert [(classes, title) for _, classes, title in drawing.polygons] == expected
+        down = min(12, 240 / rows[-1][2])
+        names = [
+            (LEFT - 8, pytest.approx((q0 + q1) / 2 * down + 4, abs=0.06), shorten(chunk.request_id, 12))
+            for chunk, q0, q1, *_ in rows
+            if (q1 - q0) * down >= 9
+        ]
+        assert [(x, y, words) for x, y, _, words in drawing.texts] == names
+        size = f"{rows[-1][2]} rows, {columns} KV positions, block-diagonal, causal"
+        assert drawing.root.get("aria-label") == f"Attention mask of step {record.step}: {size}"
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -214,6 +244,10 @@ def test_a_long_table_is_cut_in_the_middle():
     facts = Facts(trace)
     for record in facts.records:
         check_table(Drawing(svg.block_tables(record, {})), 0, record, record.chunks[0], 0, {}, facts)
+    exact = simulate({"config": {"num_blocks": 99}, "requests": [{"id": "a", "prompt": {"len": 352}, "max_tokens": 1}]})
+    facts = Facts(exact)
+    check_table(Drawing(svg.block_tables(exact[0], {})), 0, exact[0], exact[0].chunks[0], 0, {}, facts)
+    assert "…" not in svg.block_tables(exact[0], {})
     many = [{"id": f"request-{i}", "prompt": {"len": 2}, "max_tokens": 3} for i in range(50)]
     trace = simulate({"config": {"max_num_seqs": 64, "num_blocks": 200}, "requests": many})
     drawing = Drawing(svg.packed_batch(trace[1], {}))

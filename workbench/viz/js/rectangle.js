@@ -19,7 +19,7 @@ const MOST_TILES = 4000;
 /** Maximum number of rows of a sequence in the table. */
 const TABLE_ROWS = 200;
 
-/** The mask of a chunk: for each of its query rows the position, and the KV positions [from, to) that it may attend to. */
+/** The mask of a chunk: for each query row its position, and the KV positions [from, to) that it may attend to. */
 function maskOf(chunk, window) {
   return Array.from({ length: chunk.n }, (_, q) => {
     const position = chunk.start + q, from = window ? Math.max(0, position - window + 1) : 0;
