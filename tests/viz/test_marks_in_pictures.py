@@ -7,15 +7,19 @@ from html import unescape
 from html.parser import HTMLParser
 
 import pytest
+from facts_of_records import Facts
+from msgspec.structs import replace
 from painted import close, counted
-from runs_to_draw import RUNS, run, steps_of
+from runs_to_draw import COSTS, RUNS, run, steps_of
 from test_marks_of_batches import WORDS, limit
 from test_marks_of_steps import tokens
 from viz_traces import pictures
 
 from workbench import simulate
+from workbench.trace import Trace
 from workbench.trace.readings.narrate import shown
 from workbench.viz import svg
+from workbench.viz.layout.pool import pool_columns
 from workbench.viz.palette import EVENT_MARKS
 from workbench.viz.reprs import step_html, trace_html
 
@@ -239,8 +243,6 @@ def check_table(drawing, y, record, chunk, group, focus, facts):
 def test_a_long_table_is_cut_in_the_middle():
     requests = [{"id": "a", "prompt": {"len": 700}, "max_tokens": 3}]
     trace = simulate({"config": {"block_size": 16, "num_blocks": 99}, "requests": requests})
-    from facts_of_records import Facts
-
     facts = Facts(trace)
     for record in facts.records:
         check_table(Drawing(svg.block_tables(record, {})), 0, record, record.chunks[0], 0, {}, facts)
@@ -519,3 +521,39 @@ def test_bokeh_figure(name):
 
     bars[0].data_source.selected.indices = [7, 4, 5]
     assert (cursor_of(trace).step, cursor_of(trace).follow) == (steps[4], False)
+
+
+def test_sizes_at_which_a_picture_changes():
+    """A pool of as many blocks as it has cells, the largest one, and a budget that is just not too high to be drawn."""
+    expected = {1: 32, 1024: 32, 1025: 64, 4096: 64, 4097: 128, 262_144: 512, 262_145: 512, 2_000_000: 512}
+    assert {size: pool_columns(size) for size in expected} == expected
+    for length, is_drawn in ((4, True), (3, False)):
+        requests = [{"id": "a", "prompt": {"len": length}, "max_tokens": 1}]
+        records = list(simulate({"config": {"max_num_batched_tokens": 16, "max_num_seqs": 2}, "requests": requests}))
+        words = [words for *_, words in Drawing(svg.timeline(records)).texts]
+        assert ("the budget of 16 is higher than the picture" in words) != is_drawn
+        assert str(16 if is_drawn else length) in words
+
+
+def test_a_trace_without_tokens_yet_has_their_column():
+    requests = [{"id": "a", "prompt": {"len": 90}, "max_tokens": 1}]
+    trace = simulate({"config": {"max_num_batched_tokens": 16}, "requests": requests}, max_steps=2)
+    assert Tables(trace_html(trace)).tables[-1] == [["request", "prompt tokens", "tokens"], ["a", "90", "0"]]
+
+
+def test_a_stall_is_marked_in_its_step():
+    planted, late = 30, 4.0
+    requests = [{"id": f"r{i}", "prompt": {"len": 30 + i}, "max_tokens": 40, "arrival_step": 2 * i} for i in range(8)]
+    smooth = simulate({"requests": requests, "cost_model": COSTS})
+    trace = Trace(smooth.meta)
+    for info in smooth.requests.values():
+        trace.add_request(info)
+    for record in smooth:
+        moved = record.time + late * (record.step > planted), record.end + late * (record.step >= planted)
+        trace.append(replace(record, time=moved[0], end=moved[1], timings={"forward": moved[1] - moved[0]}))
+    trace.end = smooth.end
+    html = trace_html(trace)
+    drawing = Drawing(pictures(html)[0])
+    ((path, title),) = [(path, title) for path, classes, _, title in drawing.paths if classes == "stall"]
+    assert abs(float(path[1:].split()[0]) + 1 - LEFT - (planted + 0.5) / len(trace) * SPACE) < 0.06
+    assert f"step {planted}" in title and title in Tables(html).words
