@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from facts_of_records import Facts
+from msgspec.structs import replace
 from painted import close, seconds
 from runs_to_draw import COSTS, RUNS, run
 from test_marks_in_pictures import Tables, shorten
@@ -13,6 +14,7 @@ from test_marks_of_runs import PAIRS, compared, first_difference, pair, percenti
 from test_marks_of_steps import near, tokens
 
 from workbench import simulate, simulate_fleet
+from workbench.trace import Trace, TraceMeta
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import amount
 from workbench.trace.readings.metrics_collector import metrics
@@ -204,6 +206,10 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
             assert float(frame.get("y")) == top
         assert f"the way of {asked}" in [words for *_, words in texts]
         assert not any("the way" in t.text for t in ET.fromstring(fleet_svg(traces)).iter() if t.tag.endswith("text"))
+        idle = ET.fromstring(fleet_svg(traces | {"idle": Trace(TraceMeta(created=begin + end / 2))}))
+        assert [text.text for text in idle.iter() if text.text in ("idle", "0 requests")] == ["idle", "0 requests"]
+        with pytest.raises(ValueError, match="nothing to draw"):
+            fleet_svg({"idle": Trace(TraceMeta())})
         with pytest.raises(ValueError, match="no step in any"):
             fleet_svg(traces, "nobody")
 
@@ -254,6 +260,27 @@ def test_the_table_of_a_fleet(fleet_run, tmp_path):
             values = [sum(first) / len(first), percentile(first, 99), sum(more) / len(more), percentile(more, 99)]
             assert all(near(cell, seconds(value)) for cell, value in zip(row[8:], values)), (row, values)
         assert rows[-1][4:6] == [str(sum(map(len, facts.values()))), "24"]
+
+
+def test_runs_one_after_another_do_not_add_up():
+    """The most of all at one moment, although the first step of each took no time."""
+    from workbench.viz.fleet_page import _now
+    from workbench.viz.fleet_rows import fleet_svg
+
+    traces = []
+    for created in (0.0, 100.0):
+        trace, other = run("timed 2")[0], None
+        other = Trace(replace(trace.meta, created=created))
+        for info in trace.requests.values():
+            other.add_request(info)
+        for record in trace:
+            other.append(record)
+        traces.append(other)
+    assert traces[0][0].end == 0.0
+    most = max(len(record.running) for record in traces[0])
+    assert _now(traces)[0] == f"0 ({most})"
+    label = ET.fromstring(fleet_svg({"one": traces[0]})).get("aria-label")
+    assert label.startswith(f"1 replicas over {traces[0][-1].end:.4g} s")
 
 
 @pytest.mark.parametrize("num_steps", [3, 9, 20])

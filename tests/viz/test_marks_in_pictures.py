@@ -1,5 +1,6 @@
 """Pictures and tables that Python draws, for notebooks and pages: every mark is a fact of the record."""
 
+import dataclasses
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -30,7 +31,7 @@ class Drawing:
     """The parts of an SVG."""
 
     def __init__(self, source):
-        self.root = ET.fromstring(source)
+        self.root = ET.fromstring(re.sub(' xmlns="[^"]*"', "", source))
         numbers = ("x", "y", "width", "height")
         self.rects = [
             ([float(part.get(name)) for name in numbers], part.get("class"), self.title(part))
@@ -521,6 +522,17 @@ def test_bokeh_figure(name):
 
     bars[0].data_source.selected.indices = [7, 4, 5]
     assert (cursor_of(trace).step, cursor_of(trace).follow) == (steps[4], False)
+    from workbench.viz.cursor import Cursor
+    from workbench.viz.figures import metrics_figure
+
+    own = Cursor()
+    mine = metrics_figure(trace.metrics(), cursor=own).children[0].renderers[0].data_source
+    mine.selected.indices = [2]
+    assert own.step == steps[2] and cursor_of(trace).step == steps[4]
+    # Metrics of several traces together have no cursor to move.
+    alone = metrics_figure(dataclasses.replace(trace.metrics(), trace=None)).children[0].renderers[0].data_source
+    alone.selected.indices = [2]
+    assert cursor_of(trace).step == steps[4]
 
 
 def test_sizes_at_which_a_picture_changes():
@@ -543,9 +555,9 @@ def test_a_trace_without_tokens_yet_has_their_column():
 
 def test_a_stall_is_marked_in_its_step():
     planted, late = 30, 4.0
-    requests = [{"id": f"r{i}", "prompt": {"len": 30 + i}, "max_tokens": 40, "arrival_step": 2 * i} for i in range(8)]
+    requests = [{"id": f"r{i}", "prompt": {"len": 30 + i}, "max_tokens": 200, "arrival_step": 2 * i} for i in range(8)]
     smooth = simulate({"requests": requests, "cost_model": COSTS})
-    trace = Trace(smooth.meta)
+    trace = Trace(replace(smooth.meta, source="engine"))
     for info in smooth.requests.values():
         trace.add_request(info)
     for record in smooth:
