@@ -18,7 +18,7 @@ from workbench.trace import Trace, TraceMeta
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import amount
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.narrate import narrate, shown
+from workbench.trace.readings.narrate import end_words, narrate, shown
 from workbench.trace.records import Chunk, StepRecord
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.explanation import explanation_facts
@@ -133,6 +133,17 @@ def test_sentences_of_rare_steps(record):
     found, expected = narrate(record), sentence(record)
     if "r" * 30 not in expected:
         assert found == expected
+
+
+def test_ends_and_names_of_every_length():
+    expected = {None: "running", "": "running", "other": "other", **ENDS}
+    assert {reason: end_words(reason) for reason in expected} == expected
+    assert end_words("error", "out of memory") == "with an error: out of memory"
+    for size in (23, 24, 25):
+        name = "n" * size
+        record = StepRecord(7, chunks=(chunk(name, 9, 1, "decode"),))
+        shown_ = name if size <= 24 else f"{name[:23]}…"
+        assert narrate(record) == f"Step 7: the reply to {shown_} grows by one token."
 
 
 # -- the page of a fleet -----------------------------------------------------------------------------------------------
