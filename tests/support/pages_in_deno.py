@@ -51,7 +51,7 @@ class Page:
         self("view.cursor.seek(argument)", step)
 
     def painted(self, panel: str, step: int | None = None) -> dict[str, Any]:
-        """What a panel paints at a step: its ``marks``, and those ``over`` the picture."""
+        """The marks of a panel at a step: its ``marks``, and those ``over`` the picture."""
         if step is not None:
             self.seek(step)
         return dict(self("page.painted(argument)", panel))
@@ -63,7 +63,7 @@ class Page:
         return dict(self("page.table(argument)", panel))
 
     def hit(self, panel: str, x: float, y: float) -> list[str]:
-        """The words for a point of a panel; none where nothing is."""
+        """The words for a point of a panel, an empty list for a point without any."""
         found = self("view.panel(argument[0]).hit(argument[1], argument[2])?.lines ?? null", [panel, x, y])
         return list(found or [])
 

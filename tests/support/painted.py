@@ -1,4 +1,4 @@
-"""What the code of the views has painted on a canvas, mark by mark, and the colours that a mark may have."""
+"""The marks that the code of the views has painted on a canvas, and the colours that a mark may have."""
 
 from __future__ import annotations
 

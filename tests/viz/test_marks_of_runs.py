@@ -314,7 +314,7 @@ def percentile(values, percent):
 
 
 class Stretch:
-    """What happened in a stretch of time."""
+    """The events and values of a stretch of time."""
 
     def __init__(self):
         self.arrivals = self.hits = self.computed = self.preemptions = 0
