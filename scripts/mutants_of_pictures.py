@@ -439,6 +439,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/step_axis.js", "return this.xOfTime(step < n ? ", "clockStart"): "nobody asks for the time behind the last step",
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
     ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
+    ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""

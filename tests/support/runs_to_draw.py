@@ -75,6 +75,12 @@ def run(name: str) -> tuple[Trace, Facts]:
         ]
         config = {"max_num_batched_tokens": 200, "max_num_seqs": 32, "num_blocks": 300, "block_size": 8}
         trace = dressed(simulate({"config": config, "requests": requests}), 1)
+    elif kind == "idle":
+        times = [0.0, 0.01, 0.3, 0.45, 3.0, 3.02, 9.0]
+        requests = [
+            {"id": f"r{i}", "prompt": {"len": 30}, "max_tokens": 4, "arrival_time": at} for i, at in enumerate(times)
+        ]
+        trace = dressed(simulate({"requests": requests, "cost_model": COSTS, "config": {"num_blocks": 90}}), 1)
     elif kind == "big":
         prompts = {"a": 460, "b": 7, "c": 40}
         requests = [{"id": name, "prompt": {"len": length}, "max_tokens": 4} for name, length in prompts.items()]

@@ -416,6 +416,18 @@ def test_the_parts_of_an_explanation(deno_page):
     assert explanation_facts(trace.explain("r0"))["confirmation"].startswith("Time")
 
 
+def test_a_part_of_no_length_is_left_out():
+    def part(cause, long):
+        return SimpleNamespace(cause=cause, amount=long, culprits=(), steps=(1, 2), kind="own", is_culprit=False)
+
+    parts = (part("work", 2.0), part("nothing", 0.0))
+    none = SimpleNamespace(name="gap before token 3", total=0.0, parts=())
+    explanation = SimpleNamespace(request_id="a", unit="s", total=2.0, parts=parts, ttft=None, gaps=(none,))
+    explanation.confirmation = None
+    (whole,) = explanation_facts(explanation)["spans"]
+    assert [each["cause"] for each in whole["parts"]] == ["work"]
+
+
 def check_drawer(page, trace, who, facts):
     """The drawer shows bars as wide as the shares, and a line for each part with its requests and steps."""
     page.open(trace, status={"live": False, "explanations": {who: facts}})

@@ -133,7 +133,9 @@ def near(line, other):
     return True
 
 
-CASES = [(name, width, part) for name in RUNS for width, part in ((1200, False), (1200, True), (390, False))]
+CASES = [
+    (name, width, part) for name in [*RUNS, "idle 0"] for width, part in ((1200, False), (1200, True), (390, False))
+]
 
 
 @pytest.mark.parametrize(("name", "width", "part"), CASES)
