@@ -80,7 +80,7 @@ PANELS = (
     Panel("block tables", (f"{JS}block_tables.js",), (f"{BATCHES}::test_block_tables", BATCHES)),
     Panel("texts", (f"{JS}texts.js",), (f"{WORDS}::test_texts", WORDS)),
     Panel("events", (f"{JS}events.js",), (f"{WORDS}::test_events", WORDS)),
-    Panel("metrics", (f"{JS}metrics.js",), (f"{STEPS}::test_metrics", STEPS)),
+    Panel("metrics", (f"{JS}metrics.js",), (f"{STEPS}::test_metrics", STEPS, WORDS)),
     Panel("compare", (f"{JS}compare.js", f"{JS}token_lanes.js"), (RUNS,)),
     Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (RUNS, NUMBERS)),
     Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (f"{WORDS}::test_phases", WORDS, STEPS)),

@@ -1,5 +1,6 @@
 """The panels of one step's batch, drawn by the code that browsers run: every mark is a fact of the step's record."""
 
+import math
 import random
 
 import pytest
@@ -529,6 +530,8 @@ def test_block_tables(drawn, name, width):
         heads = [(x, words) for x, _, words in marks.texts(y=9) if words != "logical block"]
         cell = page("view.panel('tables').cell")
         assert all(x == pytest.approx(LEFT + (int(words) + 0.5) * cell) for x, words in heads) and heads[0][1] == "0"
+        every, shown_most = max(1, math.ceil(34 / cell)), page("view.panel('tables').fits")
+        assert [words for _, words in heads] == [str(i) for i in range(0, shown_most, every)]
         longest = max(len(table) for *_, table in rows)
         fits = min(longest, page("view.panel('tables').fits"))
         words = page("view.panel('tables').describe()")

@@ -663,7 +663,8 @@ def test_the_scale_of_a_metric_is_that_of_the_visible_steps(drawn, name):
     """Windows that end with the largest value of a metric, and windows just before it."""
     page, facts, _ = drawn(name)
     for row, (_, of, behind, most, write) in enumerate(metrics(facts)):
-        flat = [max([v for v in [value_at(of, behind, s)] if v == v] or [0]) for s in range(len(facts))]
+        all_values = [of(step) if behind == "dots" else [of(step)] for step in range(len(facts))]
+        flat = [max([value for value in values if value == value] or [0]) for values in all_values]
         top = max(range(len(flat)), key=flat.__getitem__)
         for last in {top, top - 1}:
             if last < 5 or last + 1 > max(12, len(facts)):
