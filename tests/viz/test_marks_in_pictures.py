@@ -20,6 +20,7 @@ from workbench import simulate
 from workbench.trace import Trace
 from workbench.trace.readings.narrate import shown
 from workbench.viz import svg
+from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.pool import pool_columns
 from workbench.viz.palette import EVENT_MARKS
 from workbench.viz.reprs import step_html, trace_html
@@ -569,3 +570,5 @@ def test_a_stall_is_marked_in_its_step():
     ((path, title),) = [(path, title) for path, classes, _, title in drawing.paths if classes == "stall"]
     assert abs(float(path[1:].split()[0]) + 1 - LEFT - (planted + 0.5) / len(trace) * SPACE) < 0.06
     assert f"step {planted}" in title and title in Tables(html).words
+    ((step, words),) = incident_facts(trace)["stalls"]
+    assert step == planted and title == f"stall: {words}"
