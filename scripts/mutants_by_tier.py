@@ -125,9 +125,9 @@ FAULTS = (
     Fault("viz/layout/mask.py", "end = left + self.first_position + place + 1", "end = self.columns.stop", "viz/test_viz_static"),
     Fault("viz/layout/mask.py", "left, top, bottom = self.columns.start,", "left, top, bottom = 0,", "viz/test_viz_static"),
     Fault("viz/svg.py", "str(block), ink", "str(logical), ink", "viz/test_viz_static"),
-    Fault("viz/js/rectangle.js", "k <= position; k++", "k < chunk.end; k++", "ui/test_marks"),
-    Fault("viz/js/rectangle.js", "LEFT + (column + k) * dx, y", "LEFT + k * dx, y", "ui/test_marks"),
-    Fault("viz/js/block_tables.js", "String(block), x + width", "String(logical), x + width", "ui/test_marks"),
+    Fault("viz/js/rectangle.js", "k = from; k < to; k++", "k = from; k < chunk.end; k++", "viz/test_marks_of_batches"),
+    Fault("viz/js/rectangle.js", "LEFT + (column + k) * dx, TOP", "LEFT + k * dx, TOP", "viz/test_marks_of_batches"),
+    Fault("viz/js/block_tables.js", "String(block), x + width", "String(logical), x + width", "viz/test_marks_of_batches"),
     Fault("viz/layout/explanation.py", "len(part.culprits) - MAX_CULPRITS", "len(part.culprits)", "viz/test_viz_explanation"),
 )  # fmt: skip
 

@@ -7,6 +7,8 @@ import random
 
 import numpy as np
 import pytest
+from painted import LIGHT, Colours
+from runs_to_draw import run, steps_of
 
 from workbench import simulate
 
@@ -140,3 +142,44 @@ def test_the_block_tables_of_the_dashboard_are_those_of_the_record(page_of, seed
         assert ids == expected
         seen |= {len(set(table)) for table in rows}
     assert len(seen) > 3
+
+
+COLOURS = """((cells) => {
+    const panel = view.panel("pool"), { canvas } = panel, ratio = devicePixelRatio;
+    panel.visible = true; // also below the window
+    panel.stale.add("data");
+    panel.frame();
+    const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+    const context = copy.getContext("2d", { willReadFrequently: true });
+    context.drawImage(canvas, 0, 0);
+    const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+    return cells.map(([left, top, size]) => {
+        const counts = new Map(), [x, y, side] = [left, top, size].map((v) => Math.round(v * ratio));
+        for (let row = y; row < y + side; row++) for (let column = x; column < x + side; column++) {
+            const at = 4 * (row * canvas.width + column), key = [...data.slice(at, at + 3)].join();
+            counts.set(key, (counts.get(key) || 0) + 1);
+        }
+        return [...counts].reduce((most, entry) => entry[1] > most[1] ? entry : most)[0];
+    });
+})(argument)"""
+"""The most frequent colour of each square of the pool's canvas."""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("name", ["plain 1", "timed 3", "hybrid_window 30"])
+def test_the_pixels_of_the_pool_are_the_states_of_its_blocks(page_of, name, width):
+    trace, facts = run(name)
+    page, colours, seen = page_of(trace, width=width, height=1600), Colours(facts.order), set()
+    for step in steps_of(facts, 4):
+        page.view("view.cursor.seek(argument)", step)
+        page.frame()
+        top, cell = page.view("[view.panel('pool').top, view.panel('pool').cell]")
+        blocks = range(1, facts.num_blocks)
+        cells = [(block % 32 * cell + 2, top + block // 32 * cell + 2, cell - 4) for block in blocks]
+        for block, found in zip(blocks, page.view(COLOURS, cells), strict=True):
+            state = facts[step].pool_state(block)
+            colour = {"free": LIGHT.free, "cached": LIGHT.cached}.get(state)
+            colour = colour or colours.held(facts[step].holders[block][0])
+            assert found == ",".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5)), (step, block, state)
+            seen.add(state)
+    assert "owned" in seen and "free" in seen

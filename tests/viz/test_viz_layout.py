@@ -52,7 +52,7 @@ def test_every_scheduled_token_is_in_one_row(seed):
         assert covered == list(range(record.num_tokens))
         for row, chunk in zip(rows, record.chunks, strict=True):
             assert (row.request_id, row.num_rows) == (chunk.request_id, chunk.num_tokens)
-            assert (row.kv_start, row.kv_end) == (chunk.start, chunk.end)
+            assert (row.kv_start, row.kv_end) == (chunk.first_position, chunk.num_kv)
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=200), st.floats(20, 4000), st.floats(0, 40))
@@ -74,8 +74,8 @@ def test_readable_scale_fills_the_width_in_order(sizes, width, least):
 def test_block_tables_hold_every_kv_position(seed):
     for record in random_trace(seed):
         for row, chunk in zip(block_table_rows(record), record.chunks):
-            assert (len(row.block_ids) - 1) * row.block_size + row.num_filled == chunk.end
-            assert 1 <= row.num_filled <= row.block_size
+            assert sum(row.filled(logical) for logical in range(len(row.block_ids))) == chunk.end == row.num_kv
+            assert 1 <= row.filled(len(row.block_ids) - 1) <= row.block_size
             assert row.block_ids[len(row.block_ids) - row.num_new :] == chunk.new_block_ids
 
 

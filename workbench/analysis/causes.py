@@ -257,8 +257,9 @@ class CauseRow(NamedTuple):
         cause: One of the causes of this module.
         amount: Its sum over all requests.
         num_requests: Number of requests that have it.
-        num_biggest: Number of requests whose largest cause it is.
+        num_biggest: Number of requests whose largest avoidable cause it is.
         culprit: The request that is most often the first behind it; "" for none.
+        is_avoidable: It is neither the requests' own computation nor time in which no step was taken.
     """
 
     cause: str
@@ -266,6 +267,7 @@ class CauseRow(NamedTuple):
     num_requests: int
     num_biggest: int
     culprit: str
+    is_avoidable: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,12 +292,13 @@ class CauseTable:
         what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
         mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
         lines = [f"{what} of {self.num_requests} requests, {mean} on average"]
-        lines.append(f"{'share':>6}{'mean':>12}{'requests':>10}{'biggest in':>12}  cause")
+        lines.append(f"{'share':>6}{'mean':>12}{'requests':>10}{'biggest avoidable':>19}  cause")
         for row in self.rows:
             share = row.amount / self.total if self.total else 0.0
             behind = f", most often {row.culprit}" if row.culprit else ""
             each = amount(row.amount / self.num_requests, self.unit)
-            lines.append(f"{share:>6.0%}{each:>12}{row.num_requests:>10}{row.num_biggest:>12}  {row.cause}{behind}")
+            biggest = f"{row.num_biggest}" if row.is_avoidable else "–"
+            lines.append(f"{share:>6.0%}{each:>12}{row.num_requests:>10}{biggest:>19}  {row.cause}{behind}")
         return "\n".join(map(printable, lines))  # names come from a file
 
 
@@ -311,6 +314,7 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
     having: Counter[str] = Counter()
     biggest: Counter[str] = Counter()
     culprits: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    avoidable = {part.cause for span in spans for part in span.parts if part.is_culprit}
     for span in spans:
         if span.biggest is not None:
             biggest[span.biggest.cause] += 1
@@ -321,6 +325,6 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
     rows = []
     for cause, value in sorted(amounts.items(), key=lambda item: -item[1]):
         culprit = next((request_id for request_id, _ in culprits[cause].most_common(1)), "")
-        rows.append(CauseRow(cause, value, having[cause], biggest[cause], culprit))
+        rows.append(CauseRow(cause, value, having[cause], biggest[cause], culprit, cause in avoidable))
     unit = explanations[0].unit if explanations else "s"
     return CauseTable(by, unit, sum(span.total for span in spans), len(spans), tuple(rows))

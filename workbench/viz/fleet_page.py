@@ -144,7 +144,8 @@ def fleet_html(fleet: Fleet, request_id: str = "") -> str:
         link = f'<a href="?rank={quote(name)}">{escape(name)}</a>'
         rows.append(_row(link, _now([trace]), metrics(trace).summary))
     rows.append(_row("together", _now(list(traces.values())), fleet.metrics().summary))
-    head = "".join(f"<th>{title}</th>" for title in ("", "running", "waiting", "KV in use", *_SUMMARY))
+    now = [f"{title}, now (most)" for title in ("running", "waiting", "KV in use")]
+    head = "".join(f"<th>{title}</th>" for title in ("", *now, *_SUMMARY))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return (
         f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
@@ -169,14 +170,37 @@ def _picture(traces: Mapping[str, Trace], request_id: str) -> str:
 
 
 def _now(traces: list[Trace]) -> tuple[str, str, str]:
-    """Running and waiting requests, and use of the KV blocks, after the newest step of each trace."""
+    """Running and waiting requests, and use of the KV blocks: after the newest step of each trace, and their most.
+
+    A run that is over has nothing to run and nothing in use, so its most says more. That of several traces is the most
+    at one moment, or the sum of each one's most without clocks.
+    """
     newest = [(trace, trace[-1]) for trace in traces if len(trace)]
     blocks = sum((trace.num_blocks or 1) - 1 for trace, _ in newest)
     free = sum(record.free_blocks_end for _, record in newest)
     ended = [{*record.finished, *record.aborted} for _, record in newest]
     running = sum(len(set(record.running) - over) for (_, record), over in zip(newest, ended, strict=True))
     waiting = sum(len(record.waiting) for _, record in newest)
-    return f"{running:,}", f"{waiting:,}", percent((blocks - free) / blocks if blocks else None)
+    names = ("num_running", "num_waiting", "owned_blocks")
+    most_running, most_waiting, most_held = (_most([trace for trace, _ in newest], name) for name in names)
+    shares = [percent(held / blocks if blocks else None) for held in (blocks - free, most_held)]
+    return f"{running:,} ({most_running:,})", f"{waiting:,} ({most_waiting:,})", f"{shares[0]} ({shares[1]})"
+
+
+def _most(traces: list[Trace], name: str) -> int:
+    """The largest sum of a column of the metrics over traces, each with the value of its last step so far."""
+    changes = []
+    for rank, trace in enumerate(traces):
+        if not trace[-1].end:
+            return sum(max(0, *metrics(each).columns[name]) for each in traces)
+        columns, start = metrics(trace).columns, trace.meta.created
+        changes += [(start + time, 1, rank, value) for time, value in zip(columns["time"], columns[name])]
+        changes.append((start + trace[-1].end, 0, rank, 0))
+    now, most = [0] * len(traces), 0
+    for _, _, rank, value in sorted(changes):
+        now[rank] = max(0, value)
+        most = max(most, sum(now))
+    return most
 
 
 def _row(name: str, now: tuple[str, str, str], summary: Summary) -> str:

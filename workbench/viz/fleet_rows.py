@@ -41,6 +41,7 @@ def fleet_svg(traces: Mapping[str, Trace], request_id: str = "") -> str:
         top = 20 + (ROW + 8) * number
         parts.append(text(8, top + 24, name))
         parts.append(text(8, top + 40, f"{len(trace.requests)} requests"))
+        parts += [text(LEFT - 6, top + 10, f"{most}", "end"), text(LEFT - 6, top + ROW, "0", "end")]
         places = [to_x(end * place / BINS) for place in range(BINS + 1)]
         for colour, heights in ((WAITING, [r + w for r, w, *_ in row]), (RUNNING, [r for r, *_ in row])):
             parts.append(_area(places, [top + ROW * (1 - height / most) for height in heights], top + ROW, colour))

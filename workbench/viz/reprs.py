@@ -86,7 +86,7 @@ def _chunks_table(record: StepRecord) -> str:
                 svg.shorten(row.request_id, 40),
                 role_of(row.arm),
                 _span(row.q_start, row.q_end),
-                f"{row.kv_start} → {row.kv_end}",
+                f"{chunk.start} → {chunk.end}",
                 f"positions 0 to its own, {_span(chunk.first_position, chunk.num_kv)}",
             )
         )

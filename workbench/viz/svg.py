@@ -152,7 +152,7 @@ def _span(indices: range) -> str:
 def block_tables(record: StepRecord, focus: Focus) -> str:
     """The logical blocks of each sequence with their physical ids, one row per KV cache group.
 
-    The last block is filled as far as it is used, if the record knows; a place that is not held is a dashed outline.
+    A block is filled as far as it is used, if the record knows; a place that is not held is a dashed outline.
     """
     rows = block_table_rows(record)[:MAX_ROWS]
     if not rows:
@@ -174,8 +174,7 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
             if not block:
                 parts.append(_rect(x, y + 1, cell - 2, 14, "hole", f"logical block {logical}, not held"))
                 continue
-            knows_fill = row.num_filled is not None and logical == len(row.block_ids) - 1
-            filled = (row.num_filled or 0) / row.block_size if knows_fill else 1.0
+            filled = 1.0 if (used := row.filled(logical)) is None else used / row.block_size
             new = " new" if logical >= len(row.block_ids) - row.num_new else ""
             parts.append(_rect(x, y + 1, cell - 2, 14, "kv"))
             slot = focus.get(row.request_id)
@@ -188,8 +187,8 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
         if len(ids) > fits:
             parts.append(text(LEFT + (fits - 9) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
         end = LEFT + min(len(ids), fits) * cell + 6
-        if row.num_filled is not None:
-            parts.append(text(end, y + 12, f"{row.num_filled}/{row.block_size}", "muted"))
+        if (used := row.filled(len(row.block_ids) - 1)) is not None:
+            parts.append(text(end, y + 12, f"{used}/{row.block_size}", "muted"))
     return drawing(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
 
 

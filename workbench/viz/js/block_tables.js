@@ -8,6 +8,20 @@ import { groupOf } from "./words.js";
 
 const LEFT = 84, ROW = 18, TOP = 20, MAX_ROWS = 16;
 
+/**
+ * The block tables of a request at a step, one for each KV cache group: its places in logical order, each with the
+ * physical `block` (0 if none is held), its `slots`, and the number of them that are `filled`.
+ */
+function tablesOf(store, step, chunk) {
+  return store.groups.map((group, index) => {
+    const isState = group.kind === "mamba", slots = isState ? 1 : group.block_size;
+    const filled = (logical) => isState ? 1 : Math.max(0, Math.min(slots, chunk.end - logical * slots));
+    const places = store.blockTable(chunk.request, step, index)
+      .map((block, logical) => ({ logical, block, slots, filled: block ? filled(logical) : 0 }));
+    return { chunk, group, index, places, name: store.groups.length > 1 ? groupOf(group) : "" };
+  });
+}
+
 export class BlockTablesPanel extends CanvasPanel {
   constructor(view) {
     super(view, {
@@ -29,28 +43,12 @@ export class BlockTablesPanel extends CanvasPanel {
       const inFocus = (chunk) => theme.focus.has(chunk.request.index);
       chunks = [...chunks.filter(inFocus), ...chunks.filter((chunk) => !inFocus(chunk))].slice(0, most);
     }
-    this.rows = chunks.flatMap((chunk) =>
-      store.groups.map((group, index) => {
-        const blocks = store.blockTable(chunk.request, cursor.step, index);
-        return { chunk, group, index, blocks, name: numGroups > 1 ? groupOf(group) : "" };
-      })
-    );
+    this.rows = chunks.flatMap((chunk) => tablesOf(store, cursor.step, chunk));
     this.setHeight(TOP + Math.max(2, this.rows.length) * ROW + (this.hidden ? 18 : 6));
-    const longest = Math.max(1, ...this.rows.map((row) => row.blocks.length));
+    const longest = Math.max(1, ...this.rows.map((row) => row.places.length));
     const space = this.width - LEFT - (longest * 4 > this.width - LEFT - 54 ? 84 : 54) - (numGroups > 1 ? 80 : 0);
     this.cell = Math.max(4, Math.min(30, space / longest));
     this.fits = Math.max(1, Math.floor(space / this.cell + 1e-6));
-  }
-
-  /** Slots of a logical block that hold the KV of a row's sequence; the one slot of a state. */
-  filled({ chunk, group, blocks }, logical) {
-    if (!blocks[logical]) return 0;
-    return group.kind === "mamba" ? 1 : Math.max(0, Math.min(group.block_size, chunk.end - logical * group.block_size));
-  }
-
-  /** Slots per block of a group. */
-  slots(group) {
-    return group.kind === "mamba" ? 1 : group.block_size;
   }
 
   draw(context) {
@@ -68,12 +66,12 @@ export class BlockTablesPanel extends CanvasPanel {
   }
 
   drawRow(context, row, y) {
-    const { theme, cell } = this, { colours } = theme, { chunk, blocks, group, name } = row, size = this.slots(group);
+    const { theme, cell } = this, { colours } = theme, { chunk, places, group, name } = row;
     if (row.index === 0) requestLabel(context, theme, chunk.request, LEFT - 8, y + ROW / 2);
     const hue = theme.hue(chunk.request.index) || colours.owned;
-    const width = cell - (cell > 8 ? 2 : 1), height = ROW - 5, shown = blocks.slice(0, this.fits);
-    shown.forEach((block, logical) => {
-      const x = LEFT + logical * cell, share = this.filled(row, logical) / size;
+    const width = cell - (cell > 8 ? 2 : 1), height = ROW - 5, shown = places.slice(0, this.fits);
+    shown.forEach(({ logical, block, filled, slots }) => {
+      const x = LEFT + logical * cell, share = filled / slots;
       if (!block) { // a place that is not held: a hole
         context.strokeStyle = colours.muted;
         context.setLineDash([2, 2]);
@@ -89,22 +87,22 @@ export class BlockTablesPanel extends CanvasPanel {
       const ink = share > 0.6 ? inkOn(hue) : colours.text;
       text(context, String(block), x + width / 2, y + 2 + height / 2 + 0.5, ink, MONO, "center");
     });
-    const more = blocks.length > shown.length ? `… ${blocks.length}: ` : "";
-    const fill = blocks.length && group.kind !== "mamba" ? `${chunk.end - (blocks.length - 1) * size}/${size}` : "";
+    const more = places.length > shown.length ? `… ${places.length}: ` : "", last = places.at(-1);
+    const fill = last && group.kind !== "mamba" ? `${last.filled}/${last.slots}` : "";
     const label = [`${more}${fill}`, name].filter(Boolean).join(" ");
     text(context, label, LEFT + shown.length * cell + 4, y + ROW / 2, colours.muted, SMALL);
   }
 
   drawOverlay(context) {
     const { hover } = this.cursor, { colours } = this.theme;
-    this.rows.forEach(({ chunk, blocks }, row) => {
+    this.rows.forEach(({ chunk, places }, row) => {
       const y = TOP + row * ROW;
       if (hover.request === chunk.request.index) {
         context.strokeStyle = colours.outline;
         context.lineWidth = 1;
         context.strokeRect(1.5, y + 0.5, this.width - 3, ROW - 2);
       }
-      blocks.slice(0, this.fits).forEach((block, logical) => {
+      places.slice(0, this.fits).forEach(({ logical, block }) => {
         if (!block || block !== hover.block) return;
         context.strokeStyle = colours.cursor;
         context.lineWidth = 2;
@@ -116,22 +114,22 @@ export class BlockTablesPanel extends CanvasPanel {
   hit(x, y) {
     const row = this.rows[Math.floor((y - TOP) / ROW)];
     if (!row || y < TOP) return null;
-    const { blocks, chunk, group, name } = row, { request } = chunk, size = group.block_size;
+    const { places, chunk, group, name } = row, { request } = chunk, size = group.block_size;
     const logical = Math.floor((x - LEFT) / this.cell), id = plain(request.id);
-    if (x < LEFT || logical >= Math.min(this.fits, blocks.length)) {
+    if (x < LEFT || logical >= Math.min(this.fits, places.length)) {
       return {
         hover: { request: request.index },
-        lines: [id, [counted(blocks.length, "block"), name].filter(Boolean).join(", ")],
+        lines: [id, [counted(places.length, "block"), name].filter(Boolean).join(", ")],
         request,
       };
     }
-    const block = blocks[logical], kv = [logical * size, (logical + 1) * size];
+    const { block, filled } = places[logical], kv = [logical * size, (logical + 1) * size];
     const first = [`${id}: logical block ${logical}`, name].filter(Boolean).join(", ");
     if (!block) {
       const why = group.kind === "mamba" ? "no state is kept here" : "behind the window: its block was given back";
       return { hover: { request: request.index }, request, lines: [first, why] };
     }
-    const used = `${this.filled(row, logical)} of ${size} slots used`;
+    const used = `${filled} of ${size} slots used`;
     return {
       hover: { request: request.index, block, kv },
       request,
@@ -158,12 +156,9 @@ export class BlockTablesPanel extends CanvasPanel {
     return {
       caption: `Block tables at step ${store.label(cursor.step)}`,
       headings: ["request", "group", "blocks", "physical ids in logical order"],
-      rows: chunks.flatMap(({ request }) =>
-        store.groups.map((group, index) => {
-          const blocks = store.blockTable(request, cursor.step, index);
-          return [plain(request.id), groupOf(group), blocks.length, blocks.join(" ")];
-        })
-      ),
+      rows: chunks.flatMap((chunk) => tablesOf(store, cursor.step, chunk)).map(({ chunk, group, places }) => {
+        return [plain(chunk.request.id), groupOf(group), places.length, places.map(({ block }) => block).join(" ")];
+      }),
     };
   }
 }

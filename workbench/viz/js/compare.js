@@ -3,7 +3,18 @@
 // divergence of the runs. The findings (workbench/trace/readings/compare.py) come with the packet of the second run,
 // and are only drawn here.
 
-import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
+import {
+  counted,
+  formatNumber,
+  formatSeconds,
+  formatTick,
+  h,
+  plain,
+  replace,
+  select,
+  setText,
+  tableHead,
+} from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
@@ -191,9 +202,10 @@ export class ComparePanel extends CanvasPanel {
     });
     const parts = ["tokens per step", "the strip marks steps in which a (above) or b (below) has more"];
     text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
-    for (const tick of ticks(0, this.end, 8, !this.timed)) {
+    const values = ticks(0, this.end, 8, !this.timed);
+    for (const tick of values) {
       const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
-      const label = this.timed ? formatSeconds(tick) : formatNumber(tick);
+      const label = this.timed ? formatTick(tick, values[1] - values[0]) : formatNumber(tick);
       text(context, label, x, TOP + MIRROR + 8, colours.muted, SMALL);
     }
   }

@@ -99,13 +99,23 @@ export function formatRange(from, to) {
   return `[${formatNumber(from)}, ${formatNumber(to)})`;
 }
 
+/** The unit in which a duration reads best, and its length in seconds. */
+const unitOf = (seconds) => seconds >= 1 ? ["s", 1] : seconds >= 1e-3 ? ["ms", 1e-3] : ["µs", 1e-6];
+
 /** A duration in the unit that reads best. */
 export function formatSeconds(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds === 0) return "0 s";
-  if (seconds >= 1) return `${formatNumber(seconds)} s`;
-  if (seconds >= 1e-3) return `${formatNumber(seconds * 1e3)} ms`;
-  return `${formatNumber(seconds * 1e6)} µs`;
+  const [name, unit] = unitOf(seconds);
+  return `${formatNumber(seconds / unit)} ${name}`;
+}
+
+/** A time on an axis whose labels are `distance` seconds apart: with as many digits as tell it from its neighbours. */
+export function formatTick(seconds, distance) {
+  if (Math.abs(seconds) < distance * 1e-6) return "0 s";
+  const [name, unit] = unitOf(seconds), digits = Math.max(0, Math.ceil(-Math.log10(distance / unit) - 1e-6));
+  const value = (seconds / unit).toLocaleString("en-US", { maximumFractionDigits: Math.min(digits, 12) });
+  return `${value} ${name}`;
 }
 
 /** Let the browser save a page that the host has made: its name in one line, then its content. */

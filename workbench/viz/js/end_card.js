@@ -45,7 +45,7 @@ export class EndCard {
     }
     const what = `${counted(store.requests.length, "request")}, ${counted(prompt, "prompt token")} and ` +
       `${counted(output, "output token")} in ${counted(store.numSteps, "step")}`;
-    const seconds = store.runDuration();
+    const seconds = store.secondsAtWork();
     if (!store.timed()) return `${what}.`;
     const latency = store.column("chunk.latency"), flags = store.column("chunk.flags"), firsts = [];
     const [, end] = store.span("chunk", last);

@@ -2,7 +2,7 @@
 // run, in which a drag chooses a part; below them the slow requests with their causes, and the properties they share.
 
 import { binned, percentile } from "./bins.js";
-import { counted, formatNumber, formatSeconds, h, plain, replace, setText, table } from "./dom.js";
+import { counted, formatNumber, formatSeconds, formatTick, h, plain, replace, setText, table } from "./dom.js";
 import { outlinedText, SMALL, text, ticks } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
@@ -173,7 +173,7 @@ export class IncidentPanel extends CanvasPanel {
         });
       });
       text(context, row.write(most), axis.x0 - 8, top + 3, colours.muted, SMALL, "right");
-      if (row.log) text(context, row.write(least), axis.x0 - 8, base, colours.muted, SMALL, "right");
+      if (row.log && least < most) text(context, row.write(least), axis.x0 - 8, base, colours.muted, SMALL, "right");
       this.drawName(context, axis, row, top);
     });
   }
@@ -221,8 +221,9 @@ export class IncidentPanel extends CanvasPanel {
   drawTimes(context, axis, y) {
     const { colours } = this.theme, width = axis.to - axis.from;
     const unit = inMinutes(axis.to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
-    for (const tick of ticks(axis.from / unit, axis.to / unit, count).map((value) => value * unit)) {
-      text(context, timeWords(tick, width), axis.x(tick), y, colours.muted, SMALL);
+    const values = ticks(axis.from / unit, axis.to / unit, count).map((value) => value * unit);
+    for (const tick of values) {
+      text(context, timeWords(tick, width, values[1] - values[0]), axis.x(tick), y, colours.muted, SMALL);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
     }
@@ -369,16 +370,19 @@ export class IncidentPanel extends CanvasPanel {
     return {
       caption: this.words(),
       headings: ["from", ...this.rows.map(({ name, log }) => (log ? `${name}: P99, P50` : name))],
-      rows: bins.map((bin, i) => [timeWords(from + i * width, to - from), ...this.rows.map((row) => write(row, bin))]),
+      rows: bins.map((
+        bin,
+        i,
+      ) => [timeWords(from + i * width, to - from, width), ...this.rows.map((row) => write(row, bin))]),
     };
   }
 }
 
-const inMinutes = (time, span) => span >= 120 || time >= 600;
+const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 8);
 
-/** A time of a run: in seconds, or for a long run in minutes and seconds. */
-function timeWords(time, span) {
-  if (!inMinutes(time, span)) return formatSeconds(Math.round(time * 1000) / 1000);
+/** A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds. */
+function timeWords(time, span, distance = span / 1000) {
+  if (!inMinutes(time, span)) return formatTick(time, distance || span);
   const seconds = Math.round(time), pad = (n) => String(n).padStart(2, "0");
   const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
   return hours ? `${hours}:${pad(minutes)}:${pad(seconds % 60)} h` : `${minutes}:${pad(seconds % 60)} min`;

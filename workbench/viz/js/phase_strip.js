@@ -25,9 +25,9 @@ export class PhaseStrip {
   update() {
     const { store, cursor } = this.view, { step } = cursor, phases = store.numSteps ? store.phases(step) : [];
     this.element.hidden = !phases.length || !store.timed();
-    const label = store.label(step);
-    if (this.element.hidden || this.shown === label) return;
-    this.shown = label;
+    const shown = JSON.stringify(phases); // another run has other phases in a step of the same number
+    if (this.element.hidden || this.shown === shown) return;
+    this.shown = shown;
     const bar = ({ name, begin, seconds, lane, left, width }) => {
       const words = `${plain(name, 20)} ${formatSeconds(seconds)}`;
       const from = begin < 0 ? `${formatSeconds(-begin)} before the step` : `${formatSeconds(begin)} into the step`;

@@ -19,6 +19,14 @@ const MOST_TILES = 4000;
 /** Maximum number of rows of a sequence in the table. */
 const TABLE_ROWS = 200;
 
+/** The mask of a chunk: for each query row its position, and the KV positions [from, to) that it may attend to. */
+function maskOf(chunk, window) {
+  return Array.from({ length: chunk.n }, (_, q) => {
+    const position = chunk.start + q, from = window ? Math.max(0, position - window + 1) : 0;
+    return { row: chunk.q0 + q, position, from, to: position + 1 };
+  });
+}
+
 export class RectanglePanel extends CanvasPanel {
   constructor(view) {
     super(view, {
@@ -35,6 +43,7 @@ export class RectanglePanel extends CanvasPanel {
     if (!store.numSteps) return this.setHeight(40);
     this.chunks = store.chunks(cursor.step);
     this.window = store.window(cursor.step);
+    this.masks = this.chunks.map((chunk) => maskOf(chunk, this.window)); // by sequence
     const rows = this.chunks.reduce((sum, c) => sum + c.n, 0);
     const columns = this.chunks.reduce((sum, c) => sum + c.end, 0);
     const small = rows <= SMALL_ROWS && columns <= SMALL_COLUMNS;
@@ -59,11 +68,6 @@ export class RectanglePanel extends CanvasPanel {
   /** The chunk with the most query rows. Without a selection, a batch too large for its cells is shown by it. */
   largest() {
     return this.chunks.reduce((most, chunk) => (chunk.n > most.n ? chunk : most), this.chunks[0]);
-  }
-
-  /** The first KV position that a row at a position may attend to. */
-  firstSeen(position) {
-    return this.window ? Math.max(0, position - this.window + 1) : 0;
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------
@@ -155,7 +159,7 @@ export class RectanglePanel extends CanvasPanel {
     if (kind === "full") return;
     context.fillStyle = fill;
     for (let q = q0; q < q1; q++) {
-      const position = chunk.start + q, from = Math.max(k0, this.firstSeen(position)), to = Math.min(k1, position + 1);
+      const row = this.masks[chunk.seq][q], from = Math.max(k0, row.from), to = Math.min(k1, row.to);
       if (to > from) context.fillRect(LEFT + from * dx, TOP + q * dy, (to - from) * dx, dy + 0.3);
     }
   }
@@ -177,10 +181,9 @@ export class RectanglePanel extends CanvasPanel {
       context.strokeStyle = colours.hairline;
       context.strokeRect(LEFT + column * dx, TOP + chunk.q0 * dy, chunk.end * dx, chunk.n * dy);
       context.fillStyle = theme.hue(chunk.request.index) || colours.prefill;
-      for (let q = 0; q < chunk.n; q++) {
-        const position = chunk.start + q, y = TOP + (chunk.q0 + q) * dy;
-        for (let k = this.firstSeen(position); k <= position; k++) {
-          context.fillRect(LEFT + (column + k) * dx, y, cell(dx), cell(dy));
+      for (const { row, from, to } of this.masks[chunk.seq]) {
+        for (let k = from; k < to; k++) {
+          context.fillRect(LEFT + (column + k) * dx, TOP + row * dy, cell(dx), cell(dy));
         }
       }
       if (chunk.n * dy >= 9) {
@@ -222,13 +225,13 @@ export class RectanglePanel extends CanvasPanel {
 
   /** A row of a chunk and a KV position of its sequence. */
   cellHit(chunk, row, kv) {
-    const { store, cursor } = this, position = chunk.start + row;
+    const { store, cursor } = this, mask = this.masks[chunk.seq][row], { position } = mask;
     const size = store.facts.block_size || 1, logical = Math.floor(kv / size);
     const block = store.blockTable(chunk.request, cursor.step)[logical];
     const hover = { request: chunk.request.index, kv: [logical * size, (logical + 1) * size], block };
     const lines = [
       `${plain(chunk.request.id)}: position ${formatNumber(position)} × KV ${formatNumber(kv)}`,
-      this.verdict(position, kv),
+      verdict(mask, kv),
       `logical block ${logical}, physical block ${block ?? "–"}`,
     ];
     const item = this.mode === "one" ? this.itemOf(chunk, chunk.q0 + row, kv) : -1;
@@ -237,11 +240,6 @@ export class RectanglePanel extends CanvasPanel {
       lines.push(`computed by work item ${item}`);
     }
     return { hover, lines };
-  }
-
-  verdict(position, kv) {
-    if (kv > position) return "masked: later than the query";
-    return kv >= this.firstSeen(position) ? "attends" : "masked: outside the window";
   }
 
   /** Index of the work item that computes a query row of a chunk at a KV position, -1 for none. */
@@ -263,9 +261,8 @@ export class RectanglePanel extends CanvasPanel {
     if (this.mode === "hint") return { headings: ["nothing selected"], rows: [] };
     const rows = [];
     for (const chunk of this.mode === "one" ? [this.chunk] : this.chunks) {
-      for (let q = 0; q < Math.min(chunk.n, TABLE_ROWS); q++) {
-        const position = chunk.start + q;
-        rows.push([plain(chunk.request.id), chunk.q0 + q, position, this.firstSeen(position), position + 1]);
+      for (const { row, position, from, to } of this.masks[chunk.seq].slice(0, TABLE_ROWS)) {
+        rows.push([plain(chunk.request.id), row, position, from, to]);
       }
     }
     return {
@@ -274,4 +271,10 @@ export class RectanglePanel extends CanvasPanel {
       rows,
     };
   }
+}
+
+/** Whether a row of a mask attends to a KV position. */
+function verdict({ from, to }, kv) {
+  if (kv >= to) return "masked: later than the query";
+  return kv >= from ? "attends" : "masked: outside the window";
 }

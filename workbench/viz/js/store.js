@@ -56,6 +56,7 @@ export class Store {
     // Seconds since the first step, without the time in which the engine had nothing to do or was paused.
     this.clockStart = new Column("d");
     this.clockEnd = new Column("d");
+    this.pauses = 0; // seconds that the clock leaves out
     this.sentences = []; // one per step
   }
 
@@ -163,6 +164,7 @@ export class Store {
   indexClock(step) {
     const before = step - 1, gap = step ? this.value("time", step) - this.value("end", before) : 0;
     const idle = gap > IDLE_SECONDS ? this.clockEnd.data[before] - this.clockStart.data[before] : Math.max(0, gap);
+    if (gap > IDLE_SECONDS) this.pauses += gap;
     const begin = step ? this.clockEnd.data[before] + idle : 0;
     this.clockStart.append([begin]);
     this.clockEnd.append([begin + this.duration(step)]);
@@ -258,9 +260,9 @@ export class Store {
     return result;
   }
 
-  /** Seconds from the beginning of the first step to the end of the last. */
-  runDuration() {
-    return this.numSteps ? this.value("end", this.numSteps - 1) - this.value("time", 0) : 0;
+  /** Seconds from the beginning of the first step to the end of the last, without the pauses of the clock. */
+  secondsAtWork() {
+    return this.numSteps ? this.value("end", this.numSteps - 1) - this.value("time", 0) - this.pauses : 0;
   }
 
   /** Whether steps have times; those of a simulation have none. */

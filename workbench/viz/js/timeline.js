@@ -1,6 +1,6 @@
 // Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
-import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
+import { counted, formatNumber, formatSeconds, formatTick, plain } from "./dom.js";
 import { dashes, dot, eventMark, hatch, SMALL, text, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
@@ -221,7 +221,7 @@ export class TimelinePanel extends StepPanel {
     for (const value of values) {
       const x = axis.byTime ? axis.xOfTime(value) : axis.x(value);
       if (x > axis.x1) continue;
-      const label = axis.byTime ? formatSeconds(value) : formatNumber(this.store.label(value));
+      const label = axis.byTime ? formatTick(value, values[1] - values[0]) : formatNumber(this.store.label(value));
       text(context, label, x, height - 6, colours.muted, SMALL);
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);

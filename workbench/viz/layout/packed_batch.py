@@ -19,8 +19,8 @@ class PackedRow:
         arm: The role of the chunk; "decode" is drawn as a marker instead of a trapezoid.
         q_start: First query row.
         q_end: One past the last query row.
-        kv_start: KV positions that were in the cache before the step.
-        kv_end: KV positions after the step.
+        kv_start: Position of the first row, without the rejected drafts that ``num_kv_computed`` still counts.
+        kv_end: One past the position of the last row.
         limited_by: Why the chunk is not longer.
     """
 
@@ -63,8 +63,8 @@ def packed_rows(record: StepRecord) -> list[PackedRow]:
             arm=chunk.arm,
             q_start=bounds[seq],
             q_end=bounds[seq + 1],
-            kv_start=chunk.start,
-            kv_end=chunk.end,
+            kv_start=chunk.first_position,
+            kv_end=chunk.num_kv,
             limited_by=chunk.limited_by,
         )
         for seq, chunk in enumerate(record.chunks)

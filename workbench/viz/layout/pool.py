@@ -48,7 +48,7 @@ class BlockTableRow:
     Attributes:
         request_id: The request.
         block_ids: Physical ids in logical order, 0 for a place that is not held.
-        num_filled: Number of filled slots in the last block; None in a group whose slots the record does not show.
+        num_kv: KV positions of the sequence; None in a group whose slots the record does not show.
         block_size: Slots per block.
         num_new: Number of blocks added in this step.
         group: Index of the KV cache group.
@@ -56,10 +56,16 @@ class BlockTableRow:
 
     request_id: str
     block_ids: tuple[int, ...]
-    num_filled: int | None
+    num_kv: int | None
     block_size: int
     num_new: int
     group: int = 0
+
+    def filled(self, logical: int) -> int | None:
+        """Number of filled slots of a block, None if it is not known. Blocks for drafts that may come are empty."""
+        if self.num_kv is None:
+            return None
+        return max(0, min(self.block_size, self.num_kv - logical * self.block_size))
 
 
 def block_table_rows(record: StepRecord) -> list[BlockTableRow]:
@@ -71,6 +77,6 @@ def block_table_rows(record: StepRecord) -> list[BlockTableRow]:
         for group in range(record.num_groups):
             table = tuple(record.block_table(index, group))
             num_new = len(new[group]) if group < len(new) else 0
-            filled = chunk.end - (len(table) - 1) * size if table and group == shown_group else None
-            rows.append(BlockTableRow(chunk.request_id, table, filled, size, num_new, group))
+            num_kv = chunk.num_kv if table and group == shown_group else None
+            rows.append(BlockTableRow(chunk.request_id, table, num_kv, size, num_new, group))
     return rows

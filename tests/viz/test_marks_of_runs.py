@@ -1,0 +1,574 @@
+"""Pictures and tables of whole runs by the code that browsers run: compare, the incident, the playground's numbers."""
+
+import json
+import math
+import re
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from facts_of_records import Facts
+from msgspec.structs import replace
+from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, seconds
+from runs_to_draw import COSTS, dressed, run
+from test_marks_of_steps import near, tokens
+from viz_traces import workload
+
+from workbench import simulate
+from workbench.trace import Trace
+from workbench.viz.palette import EVENT_MARKS
+
+LEFT, SPACE = 84, 1100
+
+
+def other_tokens(trace, seed):
+    """The same run, in which some requests have other tokens from some token on."""
+    changed, counts = Trace(trace.meta), {}
+    for info in trace.requests.values():
+        changed.add_request(info)
+    for record in trace:
+        chunks = []
+        for chunk in record.chunks:
+            counts[chunk.request_id] = counts.get(chunk.request_id, 0) + len(chunk.accepted)
+            number = int(chunk.request_id[1:]) if chunk.request_id[1:].isdigit() else 0
+            differs = chunk.sampled is not None and (number + seed) % 3 == 0 and counts[chunk.request_id] > 2
+            chunks.append(replace(chunk, sampled=chunk.sampled + 1) if differs else chunk)
+        changed.append(replace(record, chunks=tuple(chunks)))
+    changed.end = trace.end
+    return changed
+
+
+@cache
+def pair(name):
+    """Two runs of one workload under different configurations."""
+    kind, _, seed = name.partition(" ")
+    given = workload(int(seed), num_requests=10, num_blocks=70)
+    costs = {"cost_model": COSTS} if kind == "timed" else {}
+    change = {"max_num_batched_tokens": given["config"]["max_num_batched_tokens"] // 2, "max_num_seqs": 2}
+    first, second = (simulate({**given, **costs}, config=config, max_steps=400) for config in ({}, change))
+    second = other_tokens(second, int(seed))
+    if kind == "timed":
+        first, second = dressed(first, 1), dressed(second, 2)
+    return first, second, Facts(first), Facts(second)
+
+
+PAIRS = ("plain 1", "plain 3", "plain 4", "timed 3")
+
+
+def clock(facts):
+    """Begin and end of each step without pauses."""
+    times, end = [], 0.0
+    for step, record in enumerate(facts.records):
+        gap = max(0.0, record.time - facts.records[step - 1].end) if step else 0.0
+        if gap > 0.5:
+            gap = times[-1][1] - times[-1][0]
+        times.append((end + gap, end + gap + record.end - record.time))
+        end = times[-1][1]
+    return times
+
+
+def first_difference(a, b):
+    for i, (one, two) in enumerate(zip(a, b)):
+        if one.id != two.id:
+            return i
+    return -1 if len(a) == len(b) else min(len(a), len(b))
+
+
+def shown_order(page):
+    return [row[0] for row in page("view.other.comparison.rows")]
+
+
+def both(facts):
+    return list(enumerate(facts))
+
+
+@pytest.mark.parametrize("align", ["step", "arrival", "time"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_compare(deno_page, name, align):
+    page, (first, second, *facts) = deno_page, pair(name)
+    page.open(first, second)
+    page("view.panel('compare').align.value = argument", align)
+    page("view.panel('compare').rowsOf.value = 'chunks'")
+    timed = align == "time" and facts[0].timed
+    marks = Marks(page.painted("compare")["marks"])
+    order, colours = shown_order(page), Colours(facts[0].order)
+    assert sorted(order) == sorted(facts[0].order)
+    clocks = [clock(each) for each in facts]
+    end = max((times[-1][1] if timed else len(times)) for times in clocks)
+
+    def x(run_, step, origin=0):
+        times = clocks[run_]
+        at = (times[step][0] if step < len(times) else times[-1][1]) if timed else step
+        return LEFT + (at - origin) / end * SPACE
+
+    most = max(1, *(tokens(record)[1] for each in facts for record in each.records))
+    for run_, each in both(facts):
+        bars = [r for r in marks.rects(colour=(LIGHT.prefill, LIGHT.decode)[run_])]
+        bars = [r for r in bars if (r[2] + r[4] <= 66.01 if not run_ else abs(r[2] - 74) < 1e-6)]
+        expected = []
+        for step, record in enumerate(each.records):
+            high = tokens(record)[1] / most * 44
+            wide = max(0.6, x(run_, step + 1) - x(run_, step) - 0.5)
+            expected.append([x(run_, step), 74 if run_ else 66 - high, wide, high])
+        assert len(bars) == len(expected) and all(close(b[1:], e, 1e-4) for b, e in zip(bars, expected))
+        label = f"{'ab'[run_]}: {counted(len(each), 'step')}"
+        assert (76, pytest.approx(70 + (1 if run_ else -1) * 26.4), label) in marks.texts(x=76)
+    strip = [r[1:] for r in marks.rects(height=3, colour=LIGHT.cursor)]
+    expected = []
+    for step, (a, b) in enumerate(zip(facts[0].records, facts[1].records)):
+        if (more := tokens(b)[1] - tokens(a)[1]) and not timed:
+            expected.append([x(0, step), 70 if more > 0 else 67, max(0.8, x(0, step + 1) - x(0, step)), 3])
+    assert len(strip) == len(expected) and all(close(s, e) for s, e in zip(strip, expected))
+    for at, _, words in [text for text in marks.texts(y=126) if text[0] >= LEFT]:
+        value = float(words.split()[0].replace(",", ""))
+        value *= {"ms": 1e-3, "s": 1}.get(words.split()[-1], 1) if timed else 1
+        assert at == pytest.approx(LEFT + value / end * SPACE, abs=8 if timed else 1e-6)
+        assert at > LEFT or words == ("0 s" if timed else "0")
+    names = [words for _, y, words in marks.texts(x=76) if y > 140]
+    assert names == order
+    lines = [rect[1:] for rect in marks.rects(height=1, colour=LIGHT.hairline)]
+    assert lines == [[LEFT, 140 + row * 24 + 22, SPACE, 1] for row in range(len(order))]
+    for row, who in enumerate(order):
+        check_compared_row(marks, facts, who, 140 + row * 24 + 10, x, align, colours)
+    check_compare_words(page, facts, order, end, timed)
+    for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
+        lines = Marks(page.painted("compare", step)["over"]).rects(colour=LIGHT.cursor)
+        place = [x(0, step) - 0.75, 18, 1.5, page("view.panel('compare').height") - 22]
+        assert [line[1:] for line in lines] == ([pytest.approx(place)] if align != "arrival" else [])
+
+
+def check_compared_row(marks, facts, who, middle, x, align, colours):
+    outputs = [each[-1].tokens[who] for each in facts]
+    difference = first_difference(*outputs)
+    info = facts[0].trace.requests[who]
+    origin = info.arrival_step if align == "arrival" else 0
+    for run_, each in both(facts):
+        expected, hatched = [], []
+        for step in range(len(each)):
+            if chunk := each[step].chunk(who):
+                high = 4 if chunk.arm == "decode" else 8
+                y = middle + 0.5 if run_ else middle - 0.5 - high
+                place = [x(run_, step, origin), y, max(0.8, x(run_, step + 1, origin) - x(run_, step, origin)), high]
+                expected.append([colours.of(chunk), *place])
+                hatched += [place] if chunk.num_recomputed_tokens else []
+        half = [
+            rect for rect in marks.rects()
+            if (middle <= rect[2] < middle + 9 if run_ else middle - 9 < rect[2] and rect[2] + rect[4] <= middle)
+        ]  # fmt: skip
+        cells = [rect for rect in half if rect[0] in (colours.prefill(who), colours.decode(who)) and rect[4] in (4, 8)]
+        assert [cell[0] for cell in cells] == [cell[0] for cell in expected]
+        assert all(close(cell[1:], wanted[1:], 1e-4) for cell, wanted in zip(cells, expected))
+        again = [rect[1:] for rect in half if rect[0].startswith("pattern")]
+        assert len(again) == len(hatched) and all(close(a, b, 1e-4) for a, b in zip(again, hatched))
+        lines = [
+            rect for rect in marks.rects(colour=LIGHT.bad) if abs(rect[2] - (middle if run_ else middle - 9)) < 0.01
+        ]
+        if 0 <= difference < len(outputs[run_]):
+            step = outputs[run_][difference].step - each.records[0].step
+            assert [rect[1] for rect in lines] == [pytest.approx(x(run_, step, origin) - 1)]
+            assert crosses(marks, x(run_, step, origin), middle + (4.5 if run_ else -4.5))
+        else:
+            assert not lines
+
+
+def crosses(marks, x, y):
+    """Whether a cross stands at a place."""
+    shape = [[x - 3, y - 3], [x + 3, y + 3], [x - 3, y + 3], [x + 3, y - 3]]
+    flat = [value for corner in shape for value in corner]
+    paths = [[value for corner in path for value in corner] for colour, path in marks.stroked() if colour == LIGHT.bad]
+    return sum(close(path, flat, 1e-4) for path in paths) == 1
+
+
+def compared(facts, who):
+    """TTFT, mean ITL and recomputed tokens of a request."""
+    found = [facts.latencies(step)[who] for step in range(len(facts)) if who in facts.latencies(step)]
+    firsts, nexts = [v for f, v in found if f], [v for f, v in found if not f]
+    again = sum(c.num_recomputed_tokens for r in facts.records for c in r.chunks if c.request_id == who)
+    return firsts[0] if firsts else None, sum(nexts) / len(nexts) if nexts else None, again
+
+
+def check_compare_words(page, facts, order, end, timed):
+    def write(value):
+        return "–" if value is None else seconds(value) if facts[0].timed else digits(value)
+
+    cells = page("view.panel('compare').gainRows.children.map((row) => row.children.map((cell) => cell.textContent))")
+    rows = page.table("compare")["rows"]
+    for who, row, gains in zip(order, rows, cells, strict=True):
+        (ta, ia, wa), (tb, ib, wb) = (compared(each, who) for each in facts)
+        difference = first_difference(*(each[-1].tokens[who] for each in facts))
+        assert row[0] == gains[0] == who and row[5:] == [wa, wb, "none" if difference < 0 else difference]
+        assert all(near(cell, write(value)) for cell, value in zip(row[1:5], (ta, tb, ia, ib)))
+        for place, (a, b) in enumerate(((ta, tb), (ia, ib))):
+            change = b - a if None not in (a, b) else None
+            said = gains[1 + 3 * place : 4 + 3 * place]
+            assert near(said[0], write(a)) and near(said[1], write(b))
+            sign = "–" if change is None else "0" if change == 0 else ("+" if change > 0 else "−") + write(abs(change))
+            assert said[2][:1] == sign[:1] and (abs(change or 0) < 1e-4 or near(said[2][1:], sign[1:]))
+        assert gains[7:] == [grouped(wa), grouped(wb), f"{'+' if wb > wa else '−'}{grouped(abs(wb - wa))}" if wb != wa
+                             else "0"]  # fmt: skip
+    for row, who in enumerate(order):
+        lines = page.hit("compare", 40, 140 + row * 24 + 10)
+        ends = []
+        for each, letter in zip(facts, "ab"):
+            steps = [step for step in range(len(each)) if each[step].chunk(who)]
+            n = len(each[-1].tokens[who])
+            ends.append(f"{letter}: {counted(n, 'token')}, last scheduled in step {steps[-1] if steps else '–'}")
+        difference = first_difference(*(each[-1].tokens[who] for each in facts))
+        same = "the same tokens" if difference < 0 else f"the first difference is token {difference}"
+        assert lines == [who, *ends, same]
+    if not timed:
+        for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
+            assert page.hit("compare", LEFT + (step + 0.5) / end * SPACE, 60) == [f"step {step}"]
+    assert page.hit("compare", LEFT - 10, 60) == []
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_tokens_of_two_runs_side_by_side(deno_page, name):
+    page, (first, second, *facts) = deno_page, pair(name)
+    page.open(first, second)
+    page("view.panel('compare').rowsOf.value = 'tokens'")
+    marks, order = Marks(page.painted("compare")["marks"]), shown_order(page)
+    colours = Colours(facts[0].order)
+    most = max(8, *(len(each[-1].tokens[who]) for each in facts for who in order))
+
+    def latency(each, who, i):
+        out = each[-1].tokens[who]
+        if i and out[i - 1].step == out[i].step:
+            return 0
+        return each.latencies(out[i].step - each.records[0].step)[who][1]
+
+    longest = max(latency(each, who, i) for each in facts for who in order for i in range(1, len(each[-1].tokens[who])))
+    for x, _, words in [text for text in marks.texts(y=140 + len(order) * 24 + 8) if text[0] >= LEFT]:
+        assert x == pytest.approx(LEFT + int(words) / most * SPACE)
+    for row, who in enumerate(order):
+        middle = 140 + row * 24 + 10
+        difference = first_difference(*(each[-1].tokens[who] for each in facts))
+        for run_, each in both(facts):
+            expected = []
+            for i in range(len(each[-1].tokens[who])):
+                high = max(1.5, min(1, latency(each, who, i) / longest) * 9)
+                fill = (colours.prefill, colours.decode)[run_](who)
+                fill = LIGHT.kv if 0 <= difference <= i else fill
+                wide = max(0.8, SPACE / most - 0.8)
+                expected.append(
+                    [fill, LEFT + i / most * SPACE, middle + 0.5 if run_ else middle - 0.5 - high, wide, high]
+                )
+            bars = [
+                rect for rect in marks.rects() if abs(rect[3] - wide) < 1e-6
+                and (abs(rect[2] - middle - 0.5) < 1e-6 if run_ else abs(rect[2] + rect[4] - middle + 0.5) < 1e-6)
+            ] if expected else []  # fmt: skip
+            assert [bar[0] for bar in bars] == [bar[0] for bar in expected]
+            assert all(close(bar[1:], wanted[1:], 1e-4) for bar, wanted in zip(bars, expected))
+            for i in sorted({0, difference, len(expected) - 1} & set(range(len(expected)))):
+                lines = page.hit("compare", LEFT + (i + 0.5) / most * SPACE, middle - 3)
+                said = "the same token" if difference < 0 or i < difference else (
+                    "the first difference" if i == difference else f"after the first difference, at token {difference}"
+                )  # fmt: skip
+                assert lines[0] == f"{who}, token {i}: {said}"
+                token = each[-1].tokens[who][i]
+                took = latency(each, who, i)
+                wait = seconds(took) if facts[0].timed else counted(int(took), "step")
+                other = facts[1 - run_][-1].tokens[who]
+                twin = other[i] if i < len(other) else None
+                text = token.text or (twin.text if twin and twin.id == token.id else "")
+                text = json.dumps(text) if text else "no text"
+                line = f"{'ab'[run_]}: {text} (id {token.id}) in step {token.step}, after {wait}"
+                assert near(lines[1 + run_], line)
+                if i >= len(other):
+                    assert lines[2 - run_] == f"{'ba'[run_]}: has ended"
+        marked = [rect for rect in marks.rects(colour=LIGHT.bad) if abs(rect[2] - middle + 9) < 1e-6]
+        assert [rect[1] for rect in marked] == (
+            [pytest.approx(LEFT + difference / most * SPACE - 1)] if difference >= 0 else []
+        )
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_timeline_shows_the_other_run_as_outlines(deno_page, name):
+    page, (first, second, *facts) = deno_page, pair(name)
+    page.open(first, second)
+    marks = Marks(page.painted("timeline")["marks"])
+    (path,) = [path for colour, path in marks.stroked() if colour == LIGHT.cursor and len(path) > 2]
+    timed, clocks = facts[0].timed, [clock(each) for each in facts]
+    top = max(max(1, tokens(r)[1], r.token_budget) for r in facts[0].records)
+    t0, t1 = clocks[0][0][0], clocks[0][-1][1]
+    corners = {(round(x, 2), y) for x, y in path}
+    n = max(len(facts[0]), 12)
+    for step, record in enumerate(facts[1].records):
+        begin, end = clocks[1][step]
+        x, right = ((t - t0) / (t1 - t0) for t in (begin, end)) if timed else (step / n, (step + 1) / n)
+        x, right = (84 + place * 940 for place in (x, right))
+        y = math.floor(112 - tokens(record)[1] / top * 94 + 0.5) + 0.5
+        assert ({(round(x, 2), y), (round(right, 2), y)} <= corners) == (right >= 84 and x <= 1024)
+
+
+# -- an incident -------------------------------------------------------------------------------------------------------
+
+
+def percentile(values, percent):
+    values = sorted(values)
+    if not values:
+        return math.nan
+    place = (len(values) - 1) * percent / 100
+    low = math.floor(place)
+    return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (place - low)
+
+
+class Stretch:
+    """The events and values of a stretch of time."""
+
+    def __init__(self):
+        self.arrivals = self.hits = self.computed = self.preemptions = 0
+        self.first, self.next, self.kv, self.waiting = [], [], math.nan, math.nan
+
+    def rows(self, width):
+        """The values of each row of the picture."""
+        asked = self.hits + self.computed
+        return {
+            "requests per second": [self.arrivals / width],
+            "time to first token": [percentile(self.first, 99), percentile(self.first, 50)],
+            "inter-token latency": [percentile(self.next, 99), percentile(self.next, 50)],
+            "KV blocks in use": [self.kv],
+            "prefix cache hits": [self.hits / asked if asked else math.nan],
+            "waiting requests": [self.waiting],
+            "preemptions": [self.preemptions],
+        }
+
+
+def stretches(facts, begin, end, count):
+    """The run from one time to another in equal stretches, and as a whole."""
+    width, bins, whole = (end - begin) / count, [Stretch() for _ in range(count)], Stretch()
+
+    def at(time):
+        return min(count - 1, math.floor((time - begin) / width))
+
+    for info in facts.trace.requests.values():
+        if begin <= info.arrival_time <= end:
+            bins[at(info.arrival_time)].arrivals += 1
+            whole.arrivals += 1
+    for step, record in enumerate(facts.records):
+        if record.end <= begin or record.time >= end:
+            continue
+        kv, waiting = 1 - record.free_blocks / (facts.num_blocks - 1), len(record.waiting)
+        touched = bins[at(max(begin, record.time)) : at(min(end, record.end)) + 1]
+        for each in (whole, *touched):
+            each.kv = kv if each.kv != each.kv else max(each.kv, kv)
+            each.waiting = waiting if each.waiting != each.waiting else max(each.waiting, waiting)
+        if record.end > end:
+            continue
+        for each in (whole, bins[at(record.end)]):
+            for is_first, value in facts.latencies(step).values():
+                (each.first if is_first else each.next).append(value)
+            each.hits += sum(chunk.num_cached_tokens for chunk in record.chunks)
+            each.computed += tokens(record)[1] - tokens(record)[0]
+            each.preemptions += len(record.preempted)
+    return bins, whole, width
+
+
+def share(value):
+    return f"{float(f'{100 * value:.2g}'):g} %"
+
+
+WRITE = {"requests per second": lambda v: f"{float(f'{v:.2g}'):g}", "time to first token": seconds,
+         "inter-token latency": seconds, "KV blocks in use": share, "prefix cache hits": share,
+         "waiting requests": digits, "preemptions": digits}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "width", "part"), [("timed 3", 1200, 0), ("timed 2", 390, 0), ("timed 3", 900, 1)])
+def test_incident(drawn, name, width, part):
+    facts = run(name)[1]
+    stalled = len(facts) // 2
+    slow = [[who, "waiting for a seat", 0.61, facts.order[:2]] for who in facts.order[:5]]
+    incident = {"slow": slow, "apart": ["a long prompt"], "stalls": [[stalled, "it stood still"]]}
+    page, facts, _ = drawn(name, width=width, status={"live": False, "incident": incident})
+    first, last = 0, len(facts)
+    if part:
+        first, size = len(facts) // 3, max(6, len(facts) // 3)
+        page("view.cursor.moveTo(argument[0], argument[1])", [first, size])
+        last = first + size
+    begin = facts.records[first].time if first else min(
+        facts.records[0].time, facts.trace.requests[facts.order[0]].arrival_time
+    )  # fmt: skip
+    end = facts.records[last - 1].end
+    x0, x1 = (68 if width < 430 else 84), width - (20 if width < 620 else 176)
+    count = max(8, math.floor((x1 - x0) / 6))
+    bins, whole, wide = stretches(facts, begin, end, count)
+    titles = [title for title, values in whole.rows(end - begin).items() if any(value > 0 for value in values)]
+    marks = Marks(page.painted("incident")["marks"])
+    across = (x1 - x0) / count
+    for row, title in enumerate(titles):
+        top, base = 58 + row * 44 + 6, 58 + row * 44 + 36
+        values = [each.rows(wide)[title] for each in bins]
+        known = [value for of in values for value in of if value > 0]
+        log = title.endswith(("token", "latency"))
+        high, low = max(known), min(known) if log else 0
+        scale = math.log if log else lambda value: value
+        expected = []
+        for i, of in enumerate(values):
+            for rank, value in enumerate(of):
+                if value > 0:
+                    room = scale(high) - scale(low) if log else high
+                    y = base - ((scale(value) - (scale(low) if log else 0)) / (room or 1)) * 30
+                    colour = LIGHT.text if rank else LIGHT.owned
+                    place = [y - 1, across, 2] if log else [y, max(1, across - 1), base - y]
+                    expected.append([colour, x0 + i * across, *place])
+        found = [r for r in marks.rects() if r[0] in (LIGHT.text, LIGHT.owned) and top - 1.1 <= r[2] <= base + 1
+                 and r[1] < x1 and (r[4] == 2 or not log)]  # fmt: skip
+        found = [r for r in found if r[3] in (across, max(1, across - 1)) or abs(r[3] - across) < 1.01]
+        assert [r[0] for r in found] == [r[0] for r in expected], title
+        assert all(close(r[1:], e[1:], 2e-3) for r, e in zip(found, expected)), title
+        said = [words for _, y, words in marks.texts(x=x0 - 8) if y == top + 3]
+        assert near(said[0], WRITE[title](high)), (title, said)
+        at = next(i for i, of in enumerate(values) if of[0] > 0)
+        line = page.hit("incident", x0 + (at + 0.5) * across, top + 5)[-1]
+        words = [WRITE[title](value) if value == value else "none" for value in values[at]]
+        assert near(line, f"{title}: {f'P99 {words[0]}, P50 {words[1]}' if log else words[0]}")
+    check_whole(marks, page, facts, stalled, (begin, end), (x0, x1))
+    check_incident_table(page, titles, bins, wide)
+    check_incident_words(page, facts, whole, (begin, end), stalled, slow)
+
+
+def check_whole(marks, page, facts, stalled, part, places):
+    (begin, end), (x0, x1) = part, places
+    low = min(facts.records[0].time, facts.trace.requests[facts.order[0]].arrival_time)
+    high = facts.records[-1].end
+    count = max(8, math.floor((x1 - x0) / 6))
+    arrivals = [0] * count
+    for info in facts.trace.requests.values():
+        arrivals[min(count - 1, math.floor((info.arrival_time - low) / (high - low) * count))] += 1
+    across = (x1 - x0) / count
+    bars = [r for r in marks.rects(colour=LIGHT.decode) if abs(r[2] + r[4] - 34) < 1e-6 and r[4] > 0]
+    expected = [[x0 + i * across, n / max(arrivals) * 30] for i, n in enumerate(arrivals) if n]
+    assert [[r[1], r[4]] for r in bars] == [pytest.approx(each) for each in expected]
+    frame = marks.frames(LIGHT.cursor)[-1]
+    left, right = (x0 + (time - low) / (high - low) * (x1 - x0) for time in (begin, end))
+    assert close([frame[1], frame[3]], [left, max(2, right - left)], 1e-3)
+    stalls = marks.rects(colour=EVENT_MARKS["stall"][1])
+    time = facts.records[stalled].time
+    expected = [x0 + (time - low) / (high - low) * (x1 - x0) - 1]
+    if begin <= time <= end:
+        expected.append(x0 + (time - begin) / (end - begin) * (x1 - x0) - 1)
+    assert sorted(round(r[1], 4) for r in stalls if r[3] == 2 and r[1] < x1) == sorted(round(e, 4) for e in expected)
+    lines = page.hit("incident", x0 + (time - low) / (high - low) * (x1 - x0), 10)
+    assert "stall: it stood still" in lines
+    took_time = [step for step, record in enumerate(facts.records) if record.end > record.time]
+    for step in (took_time[0], took_time[len(took_time) // 2], took_time[-1]):
+        middle = (facts.records[step].time + facts.records[step].end) / 2
+        found = page("view.panel('incident').hit(argument, 10).step", x0 + (middle - low) / (high - low) * (x1 - x0))
+        assert found == step
+
+
+def check_incident_table(page, titles, bins, wide):
+    table = page.table("incident")
+    assert [heading.split(":")[0] for heading in table["headings"]] == ["from", *titles]
+    for row, each in zip(table["rows"], bins, strict=True):
+        for cell, title in zip(row[1:], titles):
+            words = ", ".join(WRITE[title](v) if v == v else "–" for v in each.rows(wide)[title])
+            assert all(near(a, b) for a, b in zip(cell.split(", "), words.split(", "))), (title, cell, words)
+
+
+def check_incident_words(page, facts, whole, part, stalled, slow):
+    begin, end = part
+    said = page("view.panel('incident').words()").split("; ")
+    expected = [counted(whole.arrivals, "request")]
+    for name, values in (("first token", whole.first), ("next token", whole.next)):
+        if values:
+            expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
+    cached = share(whole.hits / (whole.hits + whole.computed or 1))
+    expected += [f"KV blocks up to {share(whole.kv)}", f"{cached} of prompts from the cache",
+                 counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
+                 counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
+    assert said[0].startswith(f"{expected[0]} in ")
+    assert len(said) == len(expected) and all(near(a, b) for a, b in zip(said[1:], expected[1:]))
+    firsts = []
+    for step, record in enumerate(facts.records):
+        for who, (is_first, value) in facts.latencies(step).items():
+            if is_first and begin < record.end <= end:
+                firsts.append((who, value))
+    firsts.sort(key=lambda each: (-each[1], facts.order.index(each[0])))
+    rows = page(
+        "view.panel('incident').slow.querySelectorAll('tbody')[0].children.map((row) => "
+        "row.children.map((cell) => cell.textContent))"
+    )
+    assert len(rows) == min(8, len(firsts))
+    named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
+    for row, (who, value) in zip(rows, firsts):
+        assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
+
+
+# -- the playground's numbers ------------------------------------------------------------------------------------------
+
+
+def numbers_of(facts):
+    """The numbers of a run, as the playground writes them."""
+
+    def time(value):
+        if value is None or value != value:
+            return "–"
+        if not facts.timed:
+            return f"{round(value, 1):,g}"
+        return f"{value:#.3g} s" if value >= 1 else f"{value * 1000:#.3g} ms"
+
+    latencies = [facts.latencies(step) for step in range(len(facts))]
+    first = [v for found in latencies for is_first, v in found.values() if is_first]
+    gaps = []
+    for who in facts.order:
+        out = facts[-1].tokens[who]
+        gaps += [0 if a.step == b.step else facts.latencies(b.step)[who][1] for a, b in pairwise(out)]
+    records, num = facts.records, sum(map(len, facts[-1].tokens.values()))
+    took = records[-1].end - records[0].time if facts.timed else len(records)
+    uses = [tokens(r)[1] / r.token_budget for r in records if tokens(r)[1]]
+    return [
+        grouped(len(records)), time(took), time(sum(first) / len(first)), time(percentile(first, 99)),
+        time(sum(gaps) / len(gaps)), time(max(gaps)), f"{num / took:.1f}" if facts.timed else "–",
+        f"{100 * sum(uses) / len(uses):.0f} %",
+        grouped(sum(c.num_cached_tokens for r in records for c in r.chunks)),
+        grouped(sum(len(r.preempted) for r in records)),
+        grouped(sum(c.num_recomputed_tokens for r in records for c in r.chunks)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["timed 3", "plain 1", "timed 2"])
+def test_the_numbers_of_the_playground(name):
+    from pathlib import Path
+
+    from pages_in_deno import DENO, Page
+
+    from workbench.apps.playground import session
+    from workbench.trace.readings.metrics_collector import metrics
+
+    if not DENO.exists():
+        pytest.skip("deno is not installed")
+    folder = Path(session.__file__).with_name("page")
+    source = (folder / "elements.js").read_text() + (folder / "numbers.js").read_text()
+    source = re.sub(r"^import .*$", "", source, flags=re.MULTILINE).replace("export ", "")
+    page = Page(f"const explained = (words) => words;\n{source}\nglobalThis.page.showNumbers = showNumbers;")
+    first, second, *facts = pair(name)
+    summaries = [json.loads(json.dumps(session._summary(trace))) for trace in (first, second)]
+    assert metrics(first).summary.num_steps == len(first)
+    read = "element.querySelectorAll('tr').map((row) => row.children.map((cell) => cell.textContent))"
+    show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
+    for both_ in (False, True):
+        for pinned in (False, True):
+            given = {"summary": summaries[0], "other": summaries[1] if both_ else None, "end": "done", "pinned": pinned}
+            head, *rows = page(show, given)
+            assert head[:4] == ["", "steps", "duration", "first token, mean"]
+            assert [row[0] for row in rows] == (["A", "now"] if both_ else ["A" if pinned else "now"])
+            for row, each in zip(rows, facts):
+                expected = numbers_of(each)
+                assert len(row) == 12
+                for title, cell, wanted in zip(head[1:], row[1:], expected):
+                    assert near(cell, wanted) or rounds(cell, wanted), (title, cell, wanted)
+    stuck = {"summary": summaries[0], "other": None, "pinned": False}
+    said = "((element) => (page.showNumbers(element, argument), element.textContent))(document.createElement('div'))"
+    assert "can never be scheduled" in page(said, stuck | {"end": "stuck"})
+    assert "stopped after 20,000 steps" in page(said, stuck | {"end": "max_steps"})
+    assert "can never" not in page(said, stuck | {"end": "done"}) and "20,000" not in page(
+        said, stuck | {"end": "done"}
+    )
+    page.close()
+
+
+def rounds(cell, wanted):
+    """Whether two numbers differ by their last digit only."""
+    one, two = (re.sub(r"[^\d.]", "", words) for words in (cell, wanted))
+    return len(one) == len(two) and "." in one and abs(float(one) - float(two)) <= 0.11

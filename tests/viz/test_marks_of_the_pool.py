@@ -1,0 +1,254 @@
+"""The KV pool, drawn by the code that browsers run: every cell is a fact of the record."""
+
+import pytest
+from painted import LIGHT, Marks, close, counted, grouped, span
+from runs_to_draw import RUNS, run, steps_of
+from test_marks_of_batches import group_words
+
+NAMES = {"free": "free", "cached": "cached, evictable", "owned": "in use"}
+
+
+def channels(colour):
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)] + [255]
+
+
+def place_of(moment, groups, block):
+    """The first table that holds a block, in order of arrival and group: request, group, logical block."""
+    for name in moment.tables:
+        for group in range(len(groups)):
+            if block in moment.tables[name][group]:
+                return name, group, moment.tables[name][group].index(block)
+    return None
+
+
+class Picture:
+    """The places of the picture by its definition."""
+
+    def __init__(self, facts, width):
+        self.columns = 32
+        while self.columns**2 < facts.num_blocks and self.columns < 512:
+            self.columns *= 2
+        self.rows = -(-facts.num_blocks // self.columns)
+        self.cell = max(1, min(16, (width - 2) / self.columns))
+        lines = -(-len(facts.groups) // max(1, width // 240))
+        self.top = 46 + (18 * lines if len(facts.groups) > 1 else 0)
+
+    def xy(self, block):
+        return block % self.columns * self.cell, self.top + block // self.columns * self.cell
+
+
+CASES = [(name, width) for name in RUNS for width in (1200, 390)] + [
+    ("plain 1", 200), ("hybrid_window 30", 200), ("hybrid_window 30", 120), ("hybrid_mamba 27", 120)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "width"), CASES)
+def test_pool(drawn, name, width):
+    page, facts, colours = drawn(name, width=width)
+    picture = Picture(facts, width)
+    for step in steps_of(facts):
+        moment = facts[step]
+        marks = Marks(page.painted("pool", step)["marks"])
+        check_counts(page, marks, facts, moment, width)
+        check_image(marks, facts, moment, picture, colours)
+        check_cells(marks, facts, moment, picture)
+        check_groups(marks, facts, moment, picture, width)
+        check_hits(page, facts, moment, picture)
+        expected = [
+            [
+                block,
+                NAMES[moment.pool_state(block)],
+                moment.holders.get(block, ["–"])[0],
+                len(moment.holders.get(block, [])),
+                moment.changed.get(block, -1) - facts.records[0].step if block in moment.changed else -1,
+            ]
+            for block in range(1, facts.num_blocks)
+            if moment.pool_state(block) != "free"
+        ]
+        assert page.table("pool")["rows"] == expected
+
+
+def check_counts(page, marks, facts, moment, width):
+    states = [moment.pool_state(block) for block in range(1, facts.num_blocks)]
+    left, words = 0, []
+    bars = [rect for rect in marks.rects(4, 8) if not rect[0].startswith("pattern")]
+    for bar, (state, colour) in zip(
+        bars, (("owned", LIGHT.owned), ("cached", LIGHT.cached), ("free", LIGHT.free)), strict=True
+    ):
+        wide = states.count(state) / (facts.num_blocks - 1) * (width - 1)
+        assert bar[0] == colour and close(bar[1:4:2], [left, wide])
+        left += wide
+        words.append(f"{grouped(states.count(state))} {NAMES[state]}")
+    assert [text for _, _, text in marks.texts(y=25.5)][:3] == words
+    samples = [rect[0] for rect in marks.rects(20, 10) if not rect[0].startswith("pattern")]
+    assert samples == [LIGHT.owned, LIGHT.cached, LIGHT.free]
+    owned, cached, free = (states.count(state) for state in ("owned", "cached", "free"))
+    said = page("view.panel('pool').describe()")
+    assert said == f"{owned} blocks in use, {cached} cached and evictable, {free} free"
+
+
+def check_image(marks, facts, moment, picture, colours):
+    x, y, wide, high, pixels = marks.image()
+    assert close([x, y, wide, high], [0, picture.top, picture.columns * picture.cell, picture.rows * picture.cell])
+    assert any(close(frame[1:], [0.5, picture.top - 0.5, wide, high + 1]) for frame in marks.frames(LIGHT.hairline))
+    grid = [rect[1:] for rect in marks.rects(colour=LIGHT.hairline) if 1 in rect[3:]]
+    lines = [[i * picture.cell - 0.5, picture.top, 1, high] for i in range(1, picture.columns)]
+    lines += [[0, picture.top + i * picture.cell - 0.5, wide, 1] for i in range(1, picture.rows)]
+    assert grid == ([pytest.approx(line) for line in lines] if picture.cell >= 5 else [])
+    for block in range(facts.num_blocks):
+        state = moment.pool_state(block)
+        colour = {"free": LIGHT.free, "cached": LIGHT.cached}.get(state)
+        if block == 0:
+            colour = LIGHT.hairline
+        elif state == "owned":
+            colour = colours.held(moment.holders[block][0])
+        assert pixels[4 * block : 4 * block + 4] == channels(colour), (block, state)
+
+
+def check_cells(marks, facts, moment, picture):
+    cell = picture.cell
+    hatched = {
+        (round(rect[1], 3), round(rect[2], 3))
+        for rect in marks.rects()
+        if rect[0].startswith("pattern") and rect[2] > picture.top and rect[3] < 17
+    }
+    counts = {(round(x, 3), round(y, 3)): words for x, y, words in marks.texts() if y > picture.top}
+    dots = {
+        (round(rect[1], 3), round(rect[2], 3)) for rect in marks.rects(height=2, colour=LIGHT.outline) if rect[3] == 2
+    }
+    frames = {(round(frame[1], 3), round(frame[2], 3)) for frame in marks.frames(LIGHT.outline) if frame[2] > 30}
+    expected = {"hatched": set(), "counts": {}, "dots": set(), "frames": set()}
+    for block in range(1, facts.num_blocks):
+        x, y = picture.xy(block)
+        if moment.pool_state(block) == "cached" and cell >= 10:
+            expected["hatched"].add((round(x + 0.5, 3), round(y + 0.5, 3)))
+        if (shared := len(moment.holders.get(block, []))) > 1 and cell >= 9:
+            expected["counts"][round(x + cell / 2, 3), round(y + cell / 2 + 0.5, 3)] = str(shared)
+        elif shared > 1 and cell >= 3:
+            expected["dots"].add((round(x + cell / 2 - 1, 3), round(y + cell / 2 - 1, 3)))
+        if block in moment.fresh:
+            expected["frames"].add((round(x + 0.5, 3), round(y + 0.5, 3)))
+    assert {"hatched": hatched, "counts": counts, "dots": dots, "frames": frames} == expected
+    triangles = [path for colour, path in marks.filled() if colour == LIGHT.cursor]
+    following = next((block for block in moment.queue if block in moment.cached), None)
+    if following is None or cell < 5:
+        assert not triangles
+    else:
+        x, y = picture.xy(following)
+        assert close(
+            [value for corner in triangles[0] for value in corner], [x, y, x + 0.6 * cell, y, x, y + 0.6 * cell]
+        )
+
+
+def check_groups(marks, facts, moment, picture, width):
+    lines = [words for _, y, words in marks.texts() if 30 < y < picture.top]
+    if len(facts.groups) < 2:
+        assert not lines
+        return
+    held = {block: place_of(moment, facts.groups, block) for block in moment.holders}
+    for index, group in enumerate(facts.groups):
+        count = sum(place[1] == index for place in held.values())
+        holes = sum(tables[index].count(0) for tables in moment.tables.values())
+        noun = "state slot" if group.kind == "mamba" else "block"
+        empty = f", {counted(holes, 'hole')}" if holes else ""
+        words = f"{group_words(group)}: {counted(count, noun)}{empty}"
+        per_line = max(1, width // 240)
+        at = (index % per_line * 240 + 15, 40 + 18 * (index // per_line) + 5.5, words)
+        assert at in marks.texts()
+    bars = {(round(rect[1], 3), round(rect[2], 3)) for rect in marks.rects() if rect[4] == picture.cell - 2}
+    diamonds = {
+        (round(path[1][0], 3), round(path[0][1], 3))
+        for colour, path in marks.filled()
+        if len(path) == 4 and path[0][1] > picture.top
+    }
+    wanted_bars, wanted_diamonds = set(), set()
+    for block, (_, group, _) in held.items() if picture.cell >= 5 else ():
+        x, y = picture.xy(block)
+        if facts.groups[group].kind == "sliding_window":
+            wanted_bars.add((round(x + 1, 3), round(y + 1, 3)))
+        if facts.groups[group].kind == "mamba":
+            wanted_diamonds.add((round(x + picture.cell / 2, 3), round(y + picture.cell / 2, 3)))
+    assert (bars, diamonds) == (wanted_bars, wanted_diamonds)
+
+
+def check_hits(page, facts, moment, picture):
+    blocks = {1, facts.num_blocks - 1, *list(moment.cached)[:2], *list(moment.holders)[:3], *list(moment.holders)[-2:]}
+    blocks |= {block for block, names in moment.holders.items() if len(names) > 1}
+    following = next((block for block in moment.queue if block in moment.cached), None)
+    for block in {*blocks, following or 1}:
+        x, y = picture.xy(block)
+        state, lines = moment.pool_state(block), page.hit("pool", x + 0.3 * picture.cell, y + 0.7 * picture.cell)
+        expected = [f"block {block}: {NAMES[state]}"]
+        if state == "owned":
+            names, (holder, group, logical) = moment.holders[block], place_of(moment, facts.groups, block)
+            expected.append(f"owner {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}")
+            kind = facts.groups[group]
+            if len(facts.groups) > 1:
+                expected.append(f"group {group}: {group_words(kind)}")
+            if kind.kind == "mamba":
+                expected.append(f"state slot {logical}")
+            else:
+                size = kind.block_size
+                expected.append(f"logical block {logical}: KV positions {span(logical * size, logical * size + size)}")
+            assert holder in names
+        if state == "cached":
+            said = "the next cached block to be evicted" if block == following else None
+            expected.append(said or "can still be hit by the prefix cache")
+        if block in moment.changed:
+            expected.append(f"last changed in step {moment.changed[block]}")
+        assert lines == expected
+    for block, names in moment.holders.items():
+        x, y = picture.xy(block)
+        hover = page("view.panel('pool').hit(argument[0], argument[1]).hover", [x + 0.2, y + 0.2])
+        _, group, logical = place_of(moment, facts.groups, block)
+        size = facts.groups[group].block_size
+        kv = {} if facts.groups[group].kind == "mamba" else {"kv": [logical * size, logical * size + size]}
+        assert hover == {"block": block, "request": facts.order.index(names[0])} | kv
+    assert page.hit("pool", 1, picture.top + 1) == ["block 0", "reserved, never handed out"]
+    assert page.hit("pool", picture.columns * picture.cell + 2, picture.top + 1) == []
+    assert page.hit("pool", 5, picture.top - 2) == []
+    x, y = picture.xy(facts.num_blocks)
+    assert page.hit("pool", x + 1, y + 1) == []
+
+
+@pytest.mark.parametrize("name", ["plain 1", "hybrid_window_prefix 36", "hybrid_mamba 27"])
+def test_the_blocks_of_the_request_at_the_pointer_are_framed(drawn, name):
+    page, facts, _ = drawn(name)
+    picture = Picture(facts, 1200)
+    for step in steps_of(facts, 4):
+        moment = facts[step]
+        page.painted("pool", step)
+        for request in moment.tables:
+            page("view.cursor.setHover({ request: argument })", facts.order.index(request))
+            frames = Marks(page.painted("pool")["over"]).frames(LIGHT.outline)
+            blocks = [block for table in moment.tables[request] for block in table if block]
+            expected = [tuple(value - 1 for value in picture.xy(block)) for block in blocks]
+            assert sorted(tuple(frame[1:3]) for frame in frames) == sorted(expected)
+        page("view.cursor.setHover({ block: 2 })")
+        (frame,) = Marks(page.painted("pool")["over"]).frames(LIGHT.cursor)
+        assert close(frame[1:3], [value - 1 for value in picture.xy(2)])
+        page("view.cursor.setHover({})")
+
+
+def test_stepping_back_and_forth_shows_the_same_pool(drawn):
+    """A view keeps a copy of the pool every 256 steps, and applies the changes since."""
+    page, facts, _ = drawn("long 3")
+    assert len(facts) > 560
+    for step in (len(facts) - 1, 3, 255, 256, 257, 30, 520, 511, 512, 100, 99, 101, 300):
+        rows = page.table("pool", step)["rows"]
+        assert [row[:1] + row[3:] for row in rows] == [
+            [block, len(facts[step].holders.get(block, [])), facts[step].changed[block]]
+            for block in range(1, facts.num_blocks)
+            if facts[step].pool_state(block) != "free"
+        ]
+
+
+def test_the_runs_have_everything_that_a_pool_can_show():
+    found = set()
+    for name in RUNS:
+        facts = run(name)[1]
+        for moment in facts.moments:
+            found |= {moment.pool_state(block) for block in range(1, facts.num_blocks)}
+            found |= {"shared"} if any(len(names) > 1 for names in moment.holders.values()) else set()
+            found |= {"hole"} if any(0 in table for tables in moment.tables.values() for table in tables) else set()
+    assert found == {"free", "cached", "owned", "shared", "hole"}

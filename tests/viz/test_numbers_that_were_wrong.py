@@ -1,0 +1,127 @@
+"""Numbers on the screen that once said something else than the record."""
+
+import re
+
+import pytest
+from painted import Marks
+from runs_to_draw import COSTS
+
+from workbench import simulate, simulate_fleet
+from workbench.analysis.causes import tabulate
+from workbench.analysis.explain import slowest
+from workbench.trace.readings.fleet import Fleet
+
+
+def asked_twice(pause):
+    """Two questions with a pause between them, and the seconds of its steps."""
+    requests = [
+        {"id": "first", "prompt": {"len": 30}, "max_tokens": 8},
+        {"id": "second", "prompt": {"len": 30}, "max_tokens": 8, "arrival_time": pause},
+    ]
+    trace = simulate({"requests": requests, "cost_model": COSTS})
+    return trace, sum(record.end - record.time for record in trace)
+
+
+@pytest.mark.parametrize("pause", [0.01, 100.0, 4000.0])
+def test_the_card_at_the_end_leaves_the_pauses_out(deno_page, pause):
+    trace, worked = asked_twice(pause)
+    deno_page.open(trace, status={"live": True, "state": "idle"})
+    words = deno_page("view.endCard.words()")
+    seconds, unit, speed = re.search(
+        r"steps and ([\d.]+) (s|ms); .*; ([\d.]+) output tokens per second", words
+    ).groups()
+    assert float(seconds) * (1 if unit == "s" else 1e-3) == pytest.approx(worked, rel=0.01)
+    assert float(speed) == pytest.approx(16 / worked, rel=0.01)
+
+
+def test_the_phases_belong_to_the_run_on_display(deno_page):
+    """The playground shows one run after another, and a step of the same number has other phases."""
+    from msgspec.structs import replace
+
+    from workbench.trace import Trace
+
+    def timed(seconds):
+        trace = simulate({"requests": [{"id": "a", "prompt": {"len": 30}, "max_tokens": 3}], "cost_model": COSTS})
+        other = Trace(trace.meta)
+        other.add_request(next(iter(trace.requests.values())))
+        for record in trace:
+            other.append(replace(record, time=record.step * 1.0, timings={"forward": seconds}, end=0.0))
+        return other
+
+    from base64 import b64encode
+
+    from workbench.viz.layout.columns import columns_of
+    from workbench.viz.layout.packet import encode_packet, trace_facts
+
+    for run, seconds in enumerate((0.0534, 0.0175)):
+        facts = trace_facts(trace := timed(seconds)) | {"run": run}
+        packet = b64encode(encode_packet(columns_of(trace), extra={"facts": facts})).decode()
+        if not run:
+            deno_page("page.open(argument)", {"packet": packet})
+        else:
+            deno_page("page.values.packet = page.bytes(argument), page.listeners['change:packet'](), 0", packet)
+        deno_page("page.frame()")
+        strip = deno_page("view.controls.phases.element.textContent")
+        assert strip == f"forward {seconds * 1e3:g} ms"
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.01, 1.0, 60.0])
+def test_the_labels_of_an_axis_of_time_differ(deno_page, scale):
+    """Of a run that takes milliseconds, of one of an hour, and of a small part of it."""
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_time": i * 9 * scale} for i in range(4)
+    ]
+    trace = simulate({"requests": requests, "cost_model": {"fixed": scale}})
+    deno_page.open(trace)
+    for part in (None, [len(trace) - 8, 6], [2, 12]):
+        if part:
+            deno_page("view.cursor.moveTo(argument[0], argument[1])", part)
+        for panel, y in (("incident", 49), ("timeline", 144)):
+            labels = [words for x, _, words in Marks(deno_page.painted(panel)["marks"]).texts(y=y) if x >= 84]
+            assert len(labels) > 2 and len(set(labels)) == len(labels), labels
+        rows = [row[0] for row in deno_page.table("incident")["rows"]]
+        assert len(set(rows)) == len(rows)
+
+
+def test_a_row_with_one_latency_has_one_label(deno_page):
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 20}, "max_tokens": 1}], "cost_model": COSTS})
+    deno_page.open(trace)
+    marks = Marks(deno_page.painted("incident")["marks"])
+    labels = [words for x, y, words in marks.texts(x=76) if 58 + 44 < y < 58 + 88]
+    assert len(labels) == 1
+
+
+def test_the_table_of_causes_counts_only_what_can_be_avoided():
+    """A page names the biggest part, also one's own computation; this column does not, and says so."""
+    trace, _ = asked_twice(4.0)
+    said = repr(tabulate(slowest(trace, None, "ttft"), "ttft"))
+    assert "biggest avoidable" in said.splitlines()[1]
+    own = next(line for line in said.splitlines() if line.endswith("own computation"))
+    assert own.split()[-3] == "–" and own.split()[0] == "100%"
+
+
+def test_a_run_that_is_over_still_says_what_it_held(tmp_path):
+    from workbench.viz.fleet_page import fleet_html
+
+    requests = [{"id": f"r{n}", "prompt": {"len": 50}, "max_tokens": 9, "arrival_time": n / 90} for n in range(19)]
+    run = simulate_fleet(
+        {"requests": requests, "cost_model": {"fixed": 0.01}, "config": {"max_num_seqs": 2}}, replicas=3
+    )
+    run.save(tmp_path)
+    with Fleet(tmp_path) as fleet:
+        page, together = fleet_html(fleet), {}
+        for name, trace in fleet.traces.items():
+            running, waiting = (max(len(getattr(record, what)) for record in trace) for what in ("running", "waiting"))
+            cells = re.search(rf">{name}</a></td><td>(.*?)</td><td>(.*?)</td>", page).groups()
+            assert cells == (f"0 ({running})", f"0 ({waiting})") and waiting > 0
+        moments = sorted(trace.meta.created + record.time for trace in fleet.traces.values() for record in trace)
+        for moment in moments:
+            for what in ("running", "waiting"):
+                total = 0
+                for trace in fleet.traces.values():
+                    now = [r for r in trace if trace.meta.created + r.time <= moment]
+                    over = trace.meta.created + trace[-1].end <= moment
+                    total += len(getattr(now[-1], what)) if now and not over else 0
+                together[what] = max(together.get(what, 0), total)
+        cells = re.search(r">together</td><td>(.*?)</td><td>(.*?)</td>", page).groups()
+        assert cells == (f"0 ({together['running']})", f"0 ({together['waiting']})")
