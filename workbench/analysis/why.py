@@ -10,14 +10,17 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 from workbench.analysis.run_on import LastState, Outcome, run_on
-from workbench.analysis.why_answer import Change, Verdict, Waiter, Why
+from workbench.analysis.why_answer import Change, Holder, Verdict, Waiter, Why
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import most_blocks
 from workbench.trace import Trace, TraceError
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.metrics import percentile
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import Reason
 
 OUTSIDE = ("grammar", "adapter", "transfer", "encoder")
@@ -31,15 +34,25 @@ SECONDS = 2.5
 """Time for all simulations of one answer."""
 
 
+SILENT = 5.0
+"""Seconds without a line after which a recording of short steps is silent; a recorder writes every second or so."""
+
+RECENT_STEPS = 200
+"""Latest steps whose durations are the usual ones."""
+
+PACE_TOKENS = 20
+"""Latest tokens of a request that give its pace."""
+
 MAX_TRIED = 32
 """A change is tried on this many requests at the head of the queue, and on as many of the largest behind them."""
 
 
-def why(trace: Trace) -> Why:
+def why(trace: Trace, silent: float | None = None) -> Why:
     """Say why requests are not served, whether they ever can be, and the smallest change of a setting that frees them.
 
     Args:
         trace: A trace, growing or not; the answer is about its last step.
+        silent: Seconds since its file was last written; None if it is not a file that is written now.
 
     Raises:
         TraceError: The state of its scheduler cannot be rebuilt; the message names what is missing.
@@ -57,12 +70,14 @@ def why(trace: Trace) -> Why:
         state = LastState(trace)
     except ValueError as problem:
         raise TraceError(f"why() needs the scheduler's state: {problem}") from None
-    return _Asker(trace, state).answer()
+    return _Asker(trace, state, silent).answer()
 
 
 class _Asker:
-    def __init__(self, trace: Trace, state: LastState) -> None:
+    def __init__(self, trace: Trace, state: LastState, silent: float | None) -> None:
         self.trace = trace
+        self.silent = silent
+        self.usual, self.longest = _usual_step(trace)
         self.state = state
         self.deadline = time.thread_time() + SECONDS
         self.is_complete = True
@@ -82,11 +97,15 @@ class _Asker:
         self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.is_of_vllm else STILL)
         closed = self.run(state.config)
         verdict, left, changes, drops = self.judge(closed, circling)
+        waiters = tuple(self.waiters(closed))
+        if verdict in ("runs", "early") and (gone := self.gone()):
+            verdict, left, changes, drops = gone, tuple(state.waiting), (), ()
+        holders = self.holders(waiters) if verdict in ("runs", "early", "silent") else ()
         last = trace[-1] if len(trace) else None
         return Why(
             verdict=verdict,
             num_running=len(state.running),
-            waiters=tuple(self.waiters(closed)),
+            waiters=waiters,
             left=left,
             outcome=closed,
             changes=changes,
@@ -99,7 +118,39 @@ class _Asker:
             at=last.end if last is not None and last.end else None,
             source=trace.meta.source,
             missing=tuple(self.missing(verdict)),
+            holders=holders,
+            next_seat=self.next_seat(waiters) if holders else None,
+            silent=self.silent,
+            usual=self.usual,
         )
+
+    def gone(self) -> Literal["silent", "ended", ""]:
+        """What the record says against requests being served by the rules; "" for nothing."""
+        if self.trace.has_ended and self.trace.end == "" and self.trace.meta.is_of_vllm:
+            return "ended"
+        if self.silent is None or self.usual is None:
+            return ""
+        return "silent" if self.silent > max(SILENT, 20 * self.usual, 3 * self.longest) else ""
+
+    def holders(self, waiters: Sequence[Waiter]) -> tuple[Holder, ...]:
+        """The requests that hold the seats, if the first request in the queue waits for nothing else."""
+        if self.next_seat(waiters) is None:
+            return ()
+        requests, unit = metrics(self.trace).requests, metrics(self.trace).summary.unit
+        found = []
+        for request_id in self.state.running:
+            of_request = requests[request_id]
+            left = max(0, self.trace.requests[request_id].max_tokens - of_request.num_output_tokens)
+            gaps = of_request.gaps("s")[-PACE_TOKENS:] if unit == "s" else []
+            found.append(Holder(request_id, left, left * fmean(gaps) if gaps else None))
+        return tuple(sorted(found, key=lambda holder: (holder.seconds or 0.0, holder.tokens_left)))
+
+    def next_seat(self, waiters: Sequence[Waiter]) -> Change | None:
+        """One seat more, if the first waiting request waits for a seat alone."""
+        reason = next((waiter.reason for waiter in waiters if waiter.status == "waiting"), None)
+        if reason is None or reason.kind != "seats" or not isinstance(reason.value, int):
+            return None
+        return Change(reason.limit, reason.value, reason.value + 1)
 
     def run(self, config: EngineConfig, *, released: bool = False, ends_early: bool = True, **options: Any) -> Outcome:
         """Run on from the last state; ``released`` with all that is held outside of the scheduler given back."""
@@ -273,6 +324,8 @@ class _Asker:
         waiting = [trace.requests[request_id] for request_id in self.state.waiting]
         if self.state.config.enable_prefix_caching and not all(map(self.state.contents.is_known, waiting)):
             yield "token ids or block hashes: a waiting request is taken to find no prefix of another one in the cache"
+        if verdict in ("runs", "early") and trace.end == "cut":
+            yield "whether the server still serves: the file has no end line; workbench why looks when it was written"
         if not self.is_complete:
             yield f"other settings, for which {SECONDS:.0f} s were too short"
         if verdict == "differs":
@@ -280,6 +333,14 @@ class _Asker:
                 "grammars that are compiled, transfers of KV, slots of adapters and the encoder's budget: one of them "
                 "may hold the requests, or a rule of another version"
             )
+
+
+def _usual_step(trace: Trace) -> tuple[float | None, float]:
+    """The median and a high percentile of the durations of the latest steps; None without a clock."""
+    durations = sorted(record.duration for record in trace.steps[-RECENT_STEPS:] if record.chunks)
+    if not durations or not durations[-1]:
+        return None, 0.0
+    return percentile(durations, 50), percentile(durations, 99)
 
 
 def _size(change: Change) -> tuple[int, float]:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,11 @@ class TraceFollower:
             if not (self._ended and self._open_next()):
                 return len(self.trace) - before
 
+    @property
+    def silent(self) -> float | None:
+        """Seconds since the file was last written; None if it has an end line."""
+        return None if self._ended else max(0.0, time.time() - self.path.stat().st_mtime)
+
     def start(self) -> None:
         """Keep reading on a background thread, until ``stop`` or until something is wrong with the file."""
         if self._thread is None:
@@ -128,6 +134,7 @@ class TraceFollower:
             return False
         self._file.close()
         self._open(following)
+        self.trace.has_ended = False
         return True
 
     def _first_line(self) -> Trace:
@@ -162,7 +169,7 @@ class TraceFollower:
     def _take(self, line: TraceLine) -> None:
         if isinstance(line, TraceEnd):
             # It counts the steps of this file; more may follow in another.
-            self._ended = True
+            self._ended = self.trace.has_ended = True
             self.trace.end = line.reason
         elif isinstance(line, StepRecord):
             self.trace.append(line)

@@ -28,6 +28,7 @@ class Stored(Protocol):
 
     meta: TraceMeta
     end: TraceEndReason
+    has_ended: bool
     problems: list[str]
 
     @property
@@ -119,7 +120,7 @@ def pickled(trace: Stored) -> bytes:
     return b"".join(map(encode_line, lines))
 
 
-def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str]) -> T:
+def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str], has_ended: bool) -> T:
     """A separate trace from the result of `pickled`.
 
     Raises:
@@ -127,7 +128,7 @@ def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str
     """
     split = ((line, True) for line in content.splitlines())
     trace = _trace_of(kind, decoded_lines("a pickled trace", split), "a pickled trace")
-    trace.problems = problems
+    trace.problems, trace.has_ended = problems, has_ended
     return trace
 
 
@@ -159,7 +160,7 @@ def _take(trace: Stored, line: TraceLine | str) -> None:
     elif isinstance(line, TraceEnd):
         if line.num_steps != len(trace):
             raise TraceError(f"the end line counts {line.num_steps} steps, there are {len(trace)}")
-        trace.end = line.reason
+        trace.end, trace.has_ended = line.reason, True
     elif isinstance(line, str):
         trace.end = "cut"
         trace.problems.append(line)

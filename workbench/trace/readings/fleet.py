@@ -99,6 +99,7 @@ class Fleet:
         self.traces: dict[str, Trace] = {}
         self._whole = whole
         self._followers: dict[str, TraceFollower] = {}
+        self._named: dict[str, TraceFollower] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._add_new()
@@ -158,9 +159,13 @@ class Fleet:
         created = {prefix: follower.trace.meta.created for prefix, follower in self._followers.items()}
         known = [files for files in recordings.values() if files.prefix in created]
         kept = [files for files in known if not _is_of_earlier_run(files, known, created)]
-        self.traces = {
-            name: self._followers[files.prefix].trace for name, files in zip(_names(kept), kept, strict=True)
-        }
+        self._named = {name: self._followers[files.prefix] for name, files in zip(_names(kept), kept, strict=True)}
+        self.traces = {name: follower.trace for name, follower in self._named.items()}
+
+    @property
+    def silent(self) -> dict[str, float | None]:
+        """For each rank the seconds since its file was last written; None if it has an end line."""
+        return {name: follower.silent for name, follower in self._named.items()}
 
     # -- together ---------------------------------------------------------------------------------------------------
 
