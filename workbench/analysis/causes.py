@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.analysis.check import MAX_ERROR
-from workbench.base.text import printable
+from workbench.base.text import counted, printable
 from workbench.simulation.costs.fit import FitReport
 from workbench.simulation.costs.stalls import Stall
-from workbench.trace.readings.metrics import amount
+from workbench.trace.readings.metrics import amount, still_without
 from workbench.trace.reasons import Reason
 
 OWN = "own computation"
@@ -128,11 +128,17 @@ class Span:
         name: "time to first token", "gap before token 7" and so on.
         total: Its length in the unit of the explanation.
         parts: The parts, the largest first; their amounts add up to ``total``.
+        is_open: It had not ended: ``total`` is the time so far, a lower bound.
     """
 
     name: str
     total: float
     parts: tuple[Part, ...]
+    is_open: bool = False
+
+    def amount(self, unit: str) -> str:
+        """Its length as it is shown."""
+        return f"{'at least ' if self.is_open else ''}{amount(self.total, unit)}"
 
     @property
     def biggest(self) -> Part | None:
@@ -185,12 +191,14 @@ class Explanation:
     Attributes:
         request_id: The request.
         unit: "s", or "steps" if the trace has no clock.
-        total: From arrival to the end, or to its last token in the trace if it has not ended.
+        total: From arrival to the end, or to the end of the trace if it has not ended.
         parts: Parts of ``total``, the largest first; their amounts add up to it.
         ttft: The time to first token; None if it got none.
         gaps: Its long gaps between tokens, the longest first.
         stalls: The stalled steps in its time.
         fit: Errors of the cost model that divides steps; None if it was given, or steps are divided by tokens.
+        is_open: It has not ended in the trace.
+        waiting: The time without a token of a request that got none; None for others.
     """
 
     request_id: str
@@ -202,6 +210,8 @@ class Explanation:
     stalls: tuple[Stall, ...]
     fit: FitReport | None
     _confirm: Callable[[Part, bool], Confirmation | None]
+    is_open: bool = False
+    waiting: Span | None = None
 
     @property
     def biggest(self) -> Part | None:
@@ -219,14 +229,16 @@ class Explanation:
         return self._confirm(biggest, is_early)
 
     def span(self, by: str) -> Span | None:
-        """The time to first token ("ttft") or the whole time ("e2e"); None if it got no token."""
-        return self.ttft if by == "ttft" else Span("end to end", self.total, self.parts)
+        """The time to first token ("ttft") or the whole time ("e2e"), or the time so far; None if nothing is known."""
+        return self.ttft or self.waiting if by == "ttft" else Span("end to end", self.total, self.parts, self.is_open)
 
     def __repr__(self) -> str:
-        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from arrival to its end"]
+        until = "the end of the trace; it has not ended" if self.is_open else "its end"
+        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from arrival to {until}"]
         lines += self._rows(self.parts, self.total)
-        for span in (*([self.ttft] if self.ttft is not None else []), *self.gaps):
-            lines.append(f"{span.name}: {amount(span.total, self.unit)}")
+        first = self.span("ttft")
+        for span in (*([first] if first is not None else []), *self.gaps):
+            lines.append(f"{span.name}: {span.amount(self.unit)}")
             lines += self._rows(span.parts, span.total)
         lines += [f"stall: {stall}" for stall in self.stalls]
         if (said := self.confirmation) is not None:
@@ -278,6 +290,7 @@ class CauseTable:
         total: The latency of all requests together.
         num_requests: Number of requests.
         rows: The causes, the largest first; their amounts add up to ``total``.
+        num_open: Number of requests whose latency had not ended, and counts with the time so far.
     """
 
     by: str
@@ -285,11 +298,17 @@ class CauseTable:
     total: float
     num_requests: int
     rows: tuple[CauseRow, ...]
+    num_open: int = 0
 
     def __repr__(self) -> str:
         what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
         mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
-        lines = [f"{what} of {self.num_requests} requests, {mean} on average"]
+        lines = [f"{what} of {counted(self.num_requests, 'request')}, {mean} on average"]
+        if self.num_open:
+            lines = [
+                f"{what} of {counted(self.num_requests, 'request')}, at least {mean} on average",
+                still_without(self.num_open, "first token" if self.by == "ttft" else "end"),
+            ]
         lines.append(f"{'share':>6}{'mean':>12}{'requests':>10}{'biggest in':>12}  cause")
         for row in self.rows:
             share = row.amount / self.total if self.total else 0.0
@@ -303,7 +322,7 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
     """Add up the explanations of many requests, of one trace or of several.
 
     Args:
-        explanations: At least one; requests without a first token are left out for "ttft".
+        explanations: At least one; requests without a first token count with the time so far.
         by: "ttft" or "e2e".
     """
     spans = [span for each in explanations if (span := each.span(by)) is not None]
@@ -323,4 +342,5 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
         culprit = next((request_id for request_id, _ in culprits[cause].most_common(1)), "")
         rows.append(CauseRow(cause, value, having[cause], biggest[cause], culprit))
     unit = explanations[0].unit if explanations else "s"
-    return CauseTable(by, unit, sum(span.total for span in spans), len(spans), tuple(rows))
+    num_open = sum(span.is_open for span in spans)
+    return CauseTable(by, unit, sum(span.total for span in spans), len(spans), tuple(rows), num_open)

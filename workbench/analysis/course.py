@@ -70,6 +70,12 @@ class Course:
         first = self.tokens[0]
         return Span("time to first token", first - self.arrival, self.parts(self.arrival, first))
 
+    def waiting(self) -> Span | None:
+        """The time without a token; None if it got one."""
+        if self.tokens:
+            return None
+        return Span("time to first token", self.end - self.arrival, self.parts(self.arrival, self.end), is_open=True)
+
     def long_gaps(self) -> tuple[Span, ...]:
         """The gaps between tokens that are long for this request, the longest first."""
         gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(self.tokens), start=1)]

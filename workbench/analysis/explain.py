@@ -152,18 +152,21 @@ class Explainer:
             tuple([stall for stall in self.stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
             self._report,
             self._confirmer(course.request_id),
+            self.metrics.requests[course.request_id].e2e is None,
+            course.waiting(),
         )
 
     def first_token(self, request_id: str) -> Span | None:
-        """The time to first token of a request, by its full id, with its parts; None if it is not in the trace."""
-        return self._course(request_id, is_ttft=True).ttft()
+        """The time to first token of a request, by its full id, or the time so far; None if the trace lacks it."""
+        course = self._course(request_id, is_ttft=True)
+        return course.ttft() or course.waiting()
 
     def slowest(self, by: str = "ttft") -> list[str]:
-        """The requests that have a latency, "ttft" or "e2e", the slowest first."""
+        """The requests by a latency, "ttft" or "e2e", or by the time so far without it, the slowest first."""
         known = [
             (-_in_unit(latency, self.unit), request_id)
             for request_id, request in self.metrics.requests.items()
-            if (latency := getattr(request, by)) is not None
+            if (latency := request.at_least(by)) is not None
         ]
         known.sort(key=itemgetter(0))
         return [request_id for _, request_id in known]
@@ -182,10 +185,8 @@ class Explainer:
             arrival, tokens = float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
         if of_request.e2e is not None:
             end = arrival + _in_unit(of_request.e2e, self.unit)
-        elif tokens:
-            end = tokens[-1]
-        elif len(self.trace):
-            end = self._stretches[-1].end if self._stretches else arrival
+        elif len(self.trace) and of_request.age is not None:
+            end = arrival + _in_unit(of_request.age, self.unit)
         else:
             raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
         last = tokens[0] if is_ttft and tokens else max((end, *tokens[-1:]))

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
@@ -35,6 +36,8 @@ from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace, TraceError, TraceMeta
 from workbench.trace.readings.contents import Contents
+from workbench.trace.readings.metrics import RequestMetrics, still_without
+from workbench.trace.readings.metrics_collector import metrics
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
@@ -124,8 +127,8 @@ class Predictor:
 
     @property
     def unchanged_values(self) -> dict[str, float]:
-        """The predicted values of the recorded configuration."""
-        return {name: interval.value for name, interval in self.unchanged.intervals.items()}
+        """The predicted values of the recorded configuration, up to the moment at which the recording ended."""
+        return {name: interval.value for name, interval in self.unchanged.intervals.items()} | self.unchanged.seen
 
     @cached_property
     def check(self) -> Check:
@@ -167,7 +170,20 @@ class Predictor:
             noise=self._noise,
             largest=self.report.largest if self.report is not None else {},
             counted=self._counted,
+            until=self._until,
         )
+
+    @cached_property
+    def _unended(self) -> list[RequestMetrics]:
+        """The requests that had not ended when the recording did."""
+        return [each for each in metrics(self.trace).requests.values() if each.age is not None]
+
+    @cached_property
+    def _until(self) -> float | None:
+        """The end of the recording, if requests had not ended then."""
+        if not self.recorded or not self._unended:
+            return None
+        return max(self.trace[-1].end, *(info.arrival_time for info in self.trace.requests.values()))
 
     def outcomes(
         self, tasks: Sequence[tuple[Mapping[str, Any], int | None]]
@@ -232,18 +248,16 @@ class Predictor:
         drawn = rounds[1:] if self.first_draw is None else rounds
         whole = [each for each in drawn if all(index in found for index in each)]
         for place, changes in enumerate(settings):
-            prediction = self._prediction(changes, found[place], [found[each[place]].values for each in whole])
+            prediction = self._prediction(changes, found[place], [found[each[place]] for each in whole])
             if self._unchanged is None:
                 self._unchanged = prediction
             else:
                 predictions.append(prediction)
         return predictions
 
-    def _prediction(
-        self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Mapping[str, float]]
-    ) -> Prediction:
+    def _prediction(self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Outcome]) -> Prediction:
         errors = self.errors if changes else {}
-        draws = {name: [run.get(name, math.nan) for run in runs] for name in outcome.values}
+        draws = {name: [run.values.get(name, math.nan) for run in runs] for name in outcome.values}
         intervals = {
             name: range_of(value, draws[name])
             if name in COUNTS
@@ -254,7 +268,12 @@ class Predictor:
         if changes and not self._past.knows_prefixes:
             intervals = self._widened(changes, outcome, intervals)
             notes += (UNKNOWN_SHARING,)
-        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate)
+        seen = {
+            name: fmean([run.seen[name] for run in runs if name in run.seen] or [value])
+            for name, value in outcome.seen.items()
+            if name not in COUNTS
+        }
+        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
 
     def _widened(
         self, changes: Mapping[str, Any], outcome: Outcome, intervals: Mapping[str, Interval]
@@ -274,6 +293,8 @@ class Predictor:
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
         notes += [outcome.hang] if outcome.hang else []
+        if not changes and (num_open := sum(each.waited is not None for each in self._unended)):
+            notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:
             notes += [
                 f"extrapolated: {share:.0%} of the steps have more than the {self.report.largest[name]} {SIZES[name]} "

@@ -120,7 +120,7 @@ def pickled(trace: Stored) -> bytes:
     return b"".join(map(encode_line, lines))
 
 
-def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str], has_ended: bool) -> T:
+def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str]) -> T:
     """A separate trace from the result of `pickled`.
 
     Raises:
@@ -128,7 +128,7 @@ def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str
     """
     split = ((line, True) for line in content.splitlines())
     trace = _trace_of(kind, decoded_lines("a pickled trace", split), "a pickled trace")
-    trace.problems, trace.has_ended = problems, has_ended
+    trace.problems, trace.has_ended = problems, False  # a copy in memory is no file
     return trace
 
 

@@ -269,7 +269,7 @@ class Trace:
 
     def __reduce__(self) -> tuple[Callable[..., Trace], tuple[Any, ...]]:
         """Pickles and copies hold the lines of ``save``: a separate trace, also of a slice or of a growing one."""
-        return storage.unpickled, (type(self), storage.pickled(self), list(self.problems), self.has_ended)
+        return storage.unpickled, (type(self), storage.pickled(self), list(self.problems))
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -61,10 +61,10 @@ _SUMMARY: dict[str, Callable[[Summary], str]] = {
     "requests": lambda summary: f"{summary.num_requests:,}",
     "output tokens/s": lambda summary: number(summary.output_throughput),
     "preemptions": lambda summary: f"{summary.num_preemptions:,}",
-    "TTFT mean": lambda summary: amount(summary.ttft.mean, summary.unit),
-    "TTFT p99": lambda summary: amount(summary.ttft.p99, summary.unit),
-    "ITL mean": lambda summary: amount(summary.itl.mean, summary.unit),
-    "ITL p99": lambda summary: amount(summary.itl.p99, summary.unit),
+    "TTFT mean": lambda summary: summary.ttft.amount("mean", summary.unit),
+    "TTFT p99": lambda summary: summary.ttft.amount("p99", summary.unit),
+    "ITL mean": lambda summary: summary.itl.amount("mean", summary.unit),
+    "ITL p99": lambda summary: summary.itl.amount("p99", summary.unit),
 }
 """Columns of the table that follow from a trace's metrics, by title."""
 

@@ -199,10 +199,10 @@ _COLUMNS = (
     ("output tokens/s", 17, lambda summary: number(summary.output_throughput if summary.unit == "s" else None)),
     ("preemptions", 13, lambda summary: f"{summary.num_preemptions:,}"),
     ("KV peak", 9, lambda summary: percent(summary.peak_kv_use)),
-    ("TTFT mean", 11, lambda summary: amount(summary.ttft.mean, summary.unit)),
-    ("p99", 10, lambda summary: amount(summary.ttft.p99, summary.unit)),
-    ("ITL mean", 10, lambda summary: amount(summary.itl.mean, summary.unit)),
-    ("p99", 10, lambda summary: amount(summary.itl.p99, summary.unit)),
+    ("TTFT mean", 11, lambda summary: summary.ttft.amount("mean", summary.unit)),
+    ("p99", 10, lambda summary: summary.ttft.amount("p99", summary.unit)),
+    ("ITL mean", 10, lambda summary: summary.itl.amount("mean", summary.unit)),
+    ("p99", 10, lambda summary: summary.itl.amount("p99", summary.unit)),
 )
 """Columns of the table: title, width, and the text of a cell."""
 
