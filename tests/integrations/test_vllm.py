@@ -349,7 +349,7 @@ def test_every_message_is_part_of_the_union():
     assert kinds - {Admission, Packet} == set(messages.Message.__args__)
 
 
-# What vLLM 0.32's engine process leaves of its ranks: for a model without experts every rank is an engine of its own.
+# The settings of ranks as vLLM 0.32's engine process has them: for a model without experts each rank is a whole engine.
 PARALLEL = {
     "one engine": ({"data_parallel_rank_local": None}, False),
     "first rank, dense": ({"data_parallel_rank_local": 0}, True),

@@ -20,6 +20,7 @@ from typing import Any
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interval_of, range_of
+from workbench.analysis.loops import Loops
 from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
@@ -63,10 +64,12 @@ class Predictor:
         num_draws: Number of repeated simulations for intervals, 0 for none; a long run has fewer, down to MIN_DRAWS.
         counted: Requests whose latencies count, such as all but a benchmark's warm-up; None for all.
         executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do.
+        open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
 
     Attributes:
         model: The cost model.
         report: Its errors; None if the model was given.
+        is_open_loop: Whether requests arrive at their recorded times, whatever is in them.
         first_draw: The simulation that every setting has: None for the one without noise. In a long run noise averages
             out, and the first draw serves.
 
@@ -84,8 +87,10 @@ class Predictor:
         num_draws: int = NUM_DRAWS,
         counted: Collection[str] | None = None,
         executor: Executor | None = None,
+        open_loop: bool = False,
     ) -> None:
         self.trace = trace
+        self.is_open_loop = open_loop
         num_tokens = sum(map(len, self._past.tokens.values()))
         asked, num_draws = num_draws, min(num_draws, max(MIN_DRAWS, DRAWN_TOKENS // max(1, num_tokens)))
         self.first_draw = 0 if num_draws < asked else None
@@ -128,7 +133,8 @@ class Predictor:
     @property
     def unchanged_values(self) -> dict[str, float]:
         """The predicted values of the recorded configuration, up to the moment at which the recording ended."""
-        return {name: interval.value for name, interval in self.unchanged.intervals.items()} | self.unchanged.seen
+        values = {name: interval.value for name, interval in self.unchanged.intervals.items()}
+        return {**values, **self.unchanged.seen}
 
     @cached_property
     def check(self) -> Check:
@@ -150,11 +156,17 @@ class Predictor:
 
     def simulate(self, **changes: Any) -> Trace:
         """The run under a changed configuration, without an interval."""
-        return fork(self.trace, cost_model=Replayed(self.model, self._drift), **changes)
+        cost_model = Replayed(self.model, self._drift)
+        return fork(self.trace, cost_model=cost_model, open_loop=self.is_open_loop, **changes)
 
     @cached_property
     def _past(self) -> Past:
-        return Past(self.trace)
+        return Past(self.trace, open_loop=self.is_open_loop)
+
+    @property
+    def loops(self) -> Loops:
+        """The requests that follow the ends of others, and how they are known."""
+        return self._past.loops
 
     @cached_property
     def _run(self) -> RecordedRun:
@@ -216,8 +228,17 @@ class Predictor:
             outcome_of, self._run, [task for _, task in possible], executor=self._executor, jobs=jobs
         ):
             index = possible[place][0]
-            self._known[keys[index]] = outcome
+            self._known[keys[index]] = outcome = self._if_possible(outcome)
             yield index, outcome
+
+    def _if_possible(self, outcome: Outcome | ValueError) -> Outcome | ValueError:
+        """The outcome, or the reason why it cannot be: somebody asked on before the answer had come."""
+        if isinstance(outcome, ValueError) or not (wrong := self.loops.num_impossible(outcome.spans)):
+            return outcome
+        return ValueError(
+            f"open_loop=True (--open-loop) has no answer here: {wrong} of {len(self.loops.follow_ups)} follow-ups "
+            "would arrive before the answer that they contain has ended; without it each waits for that answer"
+        )
 
     def predict_all(self, settings: Sequence[Mapping[str, Any]], *, progress: bool = False) -> list[Prediction]:
         """The run under several configurations, as `predict` gives it. Ctrl-C leaves out repeated simulations.
@@ -279,7 +300,7 @@ class Predictor:
         self, changes: Mapping[str, Any], outcome: Outcome, intervals: Mapping[str, Interval]
     ) -> dict[str, Interval]:
         """Intervals that also hold the run in which requests share as much as the recording allows."""
-        most = Past(self.trace, Contents(self.trace, assume_shared=True))
+        most = Past(self.trace, Contents(self.trace, assume_shared=True), open_loop=self.is_open_loop, loops=self.loops)
         arrivals = [most.timed_arrival(info, 0) for info in self.trace.requests.values()]
         run = replace(self._run, arrivals=arrivals, tokens=most.tokens)
         values = run.outcome(most.changed(recorded_config(self.trace), changes), self.first_draw).values
@@ -292,6 +313,7 @@ class Predictor:
 
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
+        notes += [str(self.loops)] if self.loops.follow_ups and not self.is_open_loop else []
         notes += [outcome.hang] if outcome.hang else []
         if not changes and (num_open := sum(each.waited is not None for each in self._unended)):
             notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
@@ -322,13 +344,18 @@ UNKNOWN_SHARING = (
 )
 
 
-def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, **config: Any) -> Trace:
-    """Simulate the recorded arrivals, at their recorded times, under another configuration.
+def whatif(
+    trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, open_loop: bool = False, **config: Any
+) -> Trace:
+    """Simulate the recorded requests under another configuration.
+
+    They arrive at their recorded times, and those whose prompt contains the answer to another one when it has ended.
 
     Args:
         trace: A recorded run.
         cost_model: Duration of a step; None to fit it to the trace.
         force: Answer even if the prediction of the recorded setting is far from what was measured.
+        open_loop: Let all requests arrive at their recorded times; refused if an answer would come too late for that.
         **config: EngineConfig fields to change; none to predict the run as it was.
 
     Returns:
@@ -347,9 +374,11 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = F
         >>> round(faster.metrics().requests["a"].e2e.seconds, 3)
         0.1
     """
-    predictor = Predictor(trace, cost_model, num_draws=0)
+    predictor = Predictor(trace, cost_model, num_draws=0, open_loop=open_loop)
     if cost_model is None and not force:
         predictor.check.require()
+    if open_loop:
+        predictor.predict(**config)  # which refuses what cannot be
     return predictor.simulate(**config)
 
 

@@ -20,6 +20,7 @@ from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.step_model import Features
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
+from workbench.simulation.follow_ups import FollowUps
 from workbench.simulation.leap import FeatureCost, Leap, LeapingRun
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
@@ -39,6 +40,7 @@ class Outcome:
         hang: Why it did not end; "" if it did.
         e2e: Seconds from arrival to the end, of each request that ended.
         beyond: For each of ``SIZES`` the share of steps that are beyond the largest measured step, and the largest.
+        spans: Arrival and end of each request; None for no end.
         seen: The values as the recording would show them, which may end before its requests do; empty for the same.
     """
 
@@ -48,6 +50,7 @@ class Outcome:
     e2e: dict[str, float] = field(default_factory=dict)
     beyond: dict[str, tuple[float, int]] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
+    spans: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,8 +121,12 @@ class RecordedRun:
         summed, end = self._summed(config, cost, policy)
         values = summed.values(self.counted)
         seen = values if self.until is None else values | summed.latencies(self.counted, self.until)
+        spans = {
+            name: (times.arrival.seconds, times.end.seconds if times.end is not None else None)
+            for name, times in summed.requests.items()
+        }
         e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
-        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest), seen)
+        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest), seen, spans)
 
     def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes | None:
         """Simulate the run until a request has ended: its times, None if the run hangs before it arrives.
@@ -137,7 +144,16 @@ class RecordedRun:
         if not self.as_vllm:
             for arrival in pending:
                 arrival.check_servable(config, self.sample_token)
-        run = LeapingRun(config, iter(pending), cost, self.next_tokens, policy, as_vllm=self.as_vllm)
+        loops = FollowUps(pending)
+        run = LeapingRun(
+            config,
+            iter(loops.first()),
+            cost,
+            self.next_tokens,
+            policy,
+            as_vllm=self.as_vllm,
+            follow=loops.ended if loops.depends else None,
+        )
         run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in pending)
         summed = _Summed(run.scheduler.kv_cache.block_pool.num_blocks)
         try:

@@ -92,7 +92,7 @@ def _open(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[st
     """The times so far of what had not ended."""
     requests = [each for each in metrics.requests.values() if request_ids is None or each.request_id in request_ids]
     return {
-        name: [latency.seconds for request in requests if (latency := request.so_far(name)) is not None]
+        name: [latency.seconds or 0.0 for request in requests if (latency := request.so_far(name)) is not None]
         for name in OPEN
     }
 

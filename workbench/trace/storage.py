@@ -128,7 +128,7 @@ def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str
     """
     split = ((line, True) for line in content.splitlines())
     trace = _trace_of(kind, decoded_lines("a pickled trace", split), "a pickled trace")
-    trace.problems, trace.has_ended = problems, False  # a copy in memory is no file
+    trace.problems, trace.has_ended = problems, False  # a copy in memory has no file
     return trace
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import panel as pn
 
 from workbench.trace.readings.fleet import Fleet
-from workbench.trace.readings.metrics import Summary, amount, number, percent
+from workbench.trace.readings.metrics import Summary, number, percent
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh

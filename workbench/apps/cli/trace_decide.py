@@ -102,6 +102,8 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     add_window_options(parser, "the whole run is simulated, and the latencies of requests in this part count")
     help = "give seconds even if the prediction of the recorded setting is far from what was measured"
     parser.add_argument("--force", action="store_true", help=help)
+    help = "keep the recorded arrival times of requests that contain the answer to another one"
+    parser.add_argument("--open-loop", action="store_true", help=help)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -170,9 +172,11 @@ def _predictor(options: argparse.Namespace) -> Predictor:
     if options.trace.is_dir() and len(ranks := load_ranks(options.trace)) > 1:
         others = [load_trace(path) for path in options.also]
         costs = [load_trace(options.cost_from)] if options.cost_from else []
-        return RanksPredictor(ranks, others=others, fit_from=costs, counted=_counted(ranks, options))
+        counted = _counted(ranks, options)
+        return RanksPredictor(ranks, others=others, fit_from=costs, counted=counted, open_loop=options.open_loop)
     trace, others, fit_from = _sources(options)
-    return Predictor(trace, others=others, fit_from=fit_from, counted=_counted({"": trace}, options))
+    counted = _counted({"": trace}, options)
+    return Predictor(trace, others=others, fit_from=fit_from, counted=counted, open_loop=options.open_loop)
 
 
 def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[str] | None:

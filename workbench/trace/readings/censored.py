@@ -1,8 +1,9 @@
 """Statistics of times of which some had not ended: a request that has waited 110 s waits for at least 110 s.
 
-Leaving such times out makes the worst minute of a server its best, and counting them as if they had ended makes requests
-that have just arrived look fast. So the weight of a time that had not ended is divided among all that are longer
-(the Kaplan-Meier estimate). If the longest had not ended, its weight stays, and what is read from it is a lower bound.
+Leaving such times out makes the worst minute of a server its best, and counting them as if they had ended makes
+requests that have just arrived look fast. So the weight of a time that had not ended is divided among all that are
+longer (the Kaplan-Meier estimate). If the longest had not ended, its weight stays, and what is read from it is a lower
+bound.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from workbench.trace.errors import TraceError
 from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
-from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
+from workbench.trace.readings.metrics import TraceMetrics, number, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
 from workbench.trace.trace import Trace
 

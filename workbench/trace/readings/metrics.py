@@ -72,7 +72,7 @@ class RequestMetrics:
 
     @property
     def waited(self) -> Latency | None:
-        """The time without a token of a request that got none, or was aborted before: a bound of its time to first token."""
+        """The time without a token of a request that has none, or was aborted before it; None for others."""
         return None if self.token_steps else self.e2e or self.age
 
     def so_far(self, name: str) -> Latency | None:
@@ -188,7 +188,7 @@ class Distribution:
     p99: float | None = None
     max: float | None = None
     num_open: int = 0
-    bounds: frozenset[str] = frozenset()
+    bounds: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, values: Iterable[float], open: Sequence[float] = ()) -> Distribution:
@@ -199,7 +199,7 @@ class Distribution:
             bounds = {name for name, percent in percentiles.items() if times.is_bound(percent)}
             bounds |= {"mean"} if times.is_bound() else set()
             found = {name: times.percentile(percent) for name, percent in percentiles.items()}
-            return cls(len(times), times.mean, **found, num_open=times.num_open, bounds=frozenset(bounds))
+            return cls(len(times), times.mean, **found, num_open=times.num_open, bounds=tuple(sorted(bounds)))
         ordered = sorted(map(float, values))
         if not ordered:
             return cls(0)

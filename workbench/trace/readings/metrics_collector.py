@@ -6,7 +6,7 @@ import functools
 import operator
 import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
@@ -260,7 +260,7 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
     def latencies(name: str) -> Distribution:
         known = [span for request in requests.values() if (span := getattr(request, name)) is not None]
         more = [span for request in requests.values() if (span := request.so_far(name)) is not None]
-        return Distribution.of(*([one.seconds if timed else one.steps for one in each] for each in (known, more)))
+        return Distribution.of(_in_unit(known, timed), _in_unit(more, timed))
 
     unit = "s" if timed else "steps"
     num_steps = len(steps["step"])
@@ -296,12 +296,15 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
         ttft=latencies("ttft"),
         itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values())),
         queue=latencies("queue"),
-        prefill=Distribution.of(
-            [one.seconds if timed else one.steps for request in requests.values() if (one := request.prefill)]
-        ),
+        prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed)),
         e2e=latencies("e2e"),
         first_step=steps["step"][0] if num_steps else 0,
     )
+
+
+def _in_unit(latencies: Sequence[Latency], timed: bool) -> list[float]:
+    """Latencies as numbers: seconds, or steps without a clock."""
+    return [(latency.seconds or 0.0) if timed else float(latency.steps) for latency in latencies]
 
 
 def metrics(trace: Trace) -> TraceMetrics:

@@ -235,7 +235,7 @@ def describe_vllm(scheduler: Any) -> Setup:
 def _is_rank(parallel: Any) -> bool:
     """Whether this is one of several data-parallel ranks.
 
-    For a model without experts vLLM makes each rank an engine of its own, whose data_parallel_size is 1. The rank's
+    For a model without experts vLLM makes each rank a separate engine, whose data_parallel_size is 1. The rank's
     place on its machine stays; without data parallelism it is None.
     """
     if getattr(parallel, "data_parallel_size", 1) > 1 or getattr(parallel, "data_parallel_index", 0) > 0:
