@@ -125,7 +125,7 @@ class _Asker:
         )
 
     def gone(self) -> Literal["silent", "ended", ""]:
-        """Facts against requests being served, whatever the rules say: the recording is silent, or ended; "" for none."""
+        """Facts against requests being served, whatever the rules say: silence, or the end; "" for none."""
         if self.trace.has_ended and self.trace.end == "" and self.trace.meta.is_of_vllm:
             return "ended"
         if self.silent is None or self.usual is None:
