@@ -117,18 +117,19 @@ def fork(
     return forked
 
 
-def recorded_requests(trace: Trace) -> tuple[list[Arrival], Callable[[Request], int]]:
+def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Arrival], Callable[[Request], int]]:
     """The requests of a recording as they arrived, each with as many tokens as it got, and what gives those tokens.
 
     Args:
         trace: A recording with a clock.
+        open_loop: Let follow-ups arrive at their recorded times.
     """
-    past = Past(trace)
+    past = Past(trace, open_loop=open_loop)
     arrivals = [
         dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
         for info in trace.requests.values()
     ]
-    return arrivals, past.sample_token
+    return past.loops.in_sessions(arrivals) if not open_loop else arrivals, past.sample_token
 
 
 def why_hung(trace: Trace) -> str:

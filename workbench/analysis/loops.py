@@ -109,6 +109,13 @@ class Loops:
             return arrival
         return replace(arrival, after=found.after, think=found.think, think_steps=found.think_steps)
 
+    def in_sessions(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        """Some arrivals, each with the first request of its conversation as its session if it has one."""
+        first: dict[str, str] = {}
+        for request_id, found in self.follow_ups.items():  # in order of arrival
+            first[request_id] = first.setdefault(found.after, found.after)
+        return [replace(each, session=first.get(each.request_id, each.session)) for each in arrivals]
+
     def num_impossible(self, spans: Mapping[str, tuple[float, float | None]]) -> int:
         """Number of follow-ups that arrive before the answer in them has ended.
 

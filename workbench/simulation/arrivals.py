@@ -71,7 +71,8 @@ class Arrival:
         after: The request whose end it waits for; its own times count only if that one is not in the run. "" for none.
         think: Seconds between that end and its arrival.
         think_steps: Steps between them, in a simulation without a clock.
-        copy_of: The request of another user that it is made from; "" for none.
+        copy_of: The request that another user's is made from; "" for none.
+        copy: Number of that user, from 1; 0 for none.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class Arrival:
     think: float = 0.0
     think_steps: int = 0
     copy_of: str = ""
+    copy: int = 0
 
     @property
     def max_tokens(self) -> int:

@@ -7,9 +7,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from workbench.analysis.fleet.demand import Demand
@@ -50,6 +51,9 @@ class FleetRow:
         score: The worst ratio of a value to its limit; 1 or less meets the target.
         load: Multiple of the load of the file.
         rate: Requests that arrived in a second.
+        low: The smallest of each value over the runs.
+        high: The largest.
+        runs: Number of runs whose mean the values are; they differ in the noise of steps and the times of other users.
     """
 
     router: str
@@ -61,6 +65,9 @@ class FleetRow:
     score: float
     load: float = 1.0
     rate: float = 0.0
+    low: dict[str, float] = field(default_factory=dict)
+    high: dict[str, float] = field(default_factory=dict)
+    runs: int = 1
 
     @property
     def meets(self) -> bool:
@@ -90,7 +97,35 @@ class FleetRow:
             score=score(values, slo) if slo else 0.0,
             load=load,
             rate=(len(times) - 1) / span if span else 0.0,
+            low=values,
+            high=values,
         )
+
+    @classmethod
+    def mean(cls, rows: Sequence[FleetRow], slo: Mapping[str, float]) -> FleetRow:
+        """One row for several runs of a layout."""
+        first, *more = rows
+        if not more:
+            return first
+        names = [name for name in first.values if all(name in row.values for row in rows)]
+        values = {name: fmean(row.values[name] for row in rows) for name in names}
+        return replace(
+            first,
+            values=values,
+            hit_rate=fmean(row.hit_rate for row in rows),
+            goodput=fmean(row.goodput for row in rows),
+            largest_share=fmean(row.largest_share for row in rows),
+            score=score(values, slo) if slo else 0.0,
+            rate=fmean(row.rate for row in rows),
+            low={name: min(row.low[name] for row in rows) for name in names},
+            high={name: max(row.high[name] for row in rows) for name in names},
+            runs=sum(row.runs for row in rows),
+        )
+
+    def shown(self, name: str) -> str:
+        """A value, with its range if there were several runs."""
+        value = number(self.values.get(name))
+        return f"{value} [{number(self.low[name])}-{number(self.high[name])}]" if self.runs > 1 else value
 
 
 @dataclass(frozen=True)
@@ -178,8 +213,12 @@ class FleetTable:
         """The range of each value of the target over the repeats, and how many of them meet it."""
         assert self.best is not None
         for name in self.slo:
-            values = [row.values[name] for row in (self.best, *self.repeats)]
-            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs"
+            rows = (self.best, *self.repeats)
+            values = [row.values[name] for row in rows]
+            low, high = min(row.low[name] for row in rows), max(row.high[name] for row in rows)
+            single = f", the first the mean of {self.best.runs}; alone {number(low)} to {number(high)}"
+            first = single if self.best.runs > 1 else ""
+            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs{first}"
         met = sum(row.meets for row in (self.best, *self.repeats))
         yield f"{met} of {len(self.repeats) + 1} runs, with other seeds and fits of the cost model, meet the target"
 
@@ -249,9 +288,14 @@ def _row(
     seed: int = 0,
     model: CostModel | None = None,
 ) -> FleetRow:
-    """The numbers of one layout, in a worker or here."""
+    """The numbers of one layout, in a worker or here: of one run with a seed, or the mean of those without one."""
     demand, limits = shared
-    return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
+    if seed or demand.num_draws == 1:
+        return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
+    models = demand.models or [demand.cost_model]
+    draws = [(draw, models[draw % len(models)]) for draw in range(demand.num_draws)]
+    rows = [FleetRow.of(demand.run(replicas, router, *draw), limits, demand.load) for draw in draws]
+    return FleetRow.mean(rows, limits)
 
 
 def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
@@ -335,7 +379,7 @@ def size(
 
     low, high = 0, 1  # ``low`` misses the target
     while not meets(high):
-        if high == max_replicas or (low and tried[high].values == tried[low].values):
+        if high == max_replicas or (low and _are_equal(tried[high], tried[low], limits)):
             return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, price=price)
         low, high = high, min(2 * high, max_replicas)
     while high - low > 1:
@@ -354,6 +398,12 @@ def size(
         highest=_highest(demand, limits, tried[high]) if highest else None,
         price=price,
     )
+
+
+def _are_equal(one: FleetRow, other: FleetRow, limits: Mapping[str, float]) -> bool:
+    """Whether two layouts do not differ in the values of a target, but for the noise of steps."""
+    tolerance = 0.005 if one.runs > 1 else 0.0
+    return all(math.isclose(one.values[name], other.values[name], rel_tol=tolerance) for name in limits)
 
 
 def _highest(demand: Demand, limits: Mapping[str, float], answer: FleetRow) -> FleetRow:
@@ -392,7 +442,7 @@ def _cells(row: FleetRow, names: Sequence[str], price: float | None) -> list[str
     return [
         row.router,
         str(row.replicas),
-        *(number(row.values.get(name)) for name in names),
+        *(row.shown(name) for name in names),
         percent(row.goodput),
         percent(row.hit_rate),
         percent(row.largest_share),
