@@ -11,6 +11,7 @@ from typing import NamedTuple
 from workbench.analysis.check import MAX_ERROR
 from workbench.base.text import counted, printable
 from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.slow_steps import SlowStep
 from workbench.simulation.costs.stalls import Stall
 from workbench.trace.readings.metrics import amount, still_without
 from workbench.trace.reasons import Reason
@@ -28,7 +29,18 @@ OTHER_WAIT = "waiting in the queue"
 PREEMPTED = "preempted, waiting to resume"
 PASSED_OVER = "passed over while running"
 BETWEEN = "between steps"
+SLOW = "slower than its contents explain"
 STALL = "stalls: time that the contents of a step do not explain"
+
+MAX_SLOW = 3
+"""Maximum number of slow steps that an explanation lists, those that lost most time."""
+
+
+def misfit_words(problem: str) -> str:
+    """A fit that does not hold, and what an answer goes by instead."""
+    reason = problem.partition(". Step ")[0]
+    return f"no fit: {reason}; steps are compared with others like them nearby, and divided by tokens"
+
 
 CUT = "prompt cut into small chunks by"
 """Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
@@ -42,6 +54,7 @@ _WORDS = {
     "passed_over": PASSED_OVER,
     "between": BETWEEN,
     "stall": STALL,
+    "slow": SLOW,
     "token_budget": BUDGET,
     "kv_blocks": BLOCKS,
     "partial_prefills": PARTIAL,
@@ -61,8 +74,8 @@ class Cause(NamedTuple):
 
     Attributes:
         kind: A kind of reason (`workbench.trace.reasons.Kind`), or "own", "recomputed", "prompts", "decodes",
-            "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain, or
-            "cut" for a chunk that a limit cut small.
+            "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain,
+            "slow" for that of a step which is late without standing still, or "cut" for a chunk that a limit cut small.
         limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" and "adapter" the field of EngineConfig.
     """
 
@@ -102,17 +115,27 @@ class Part(_PartFields):
         steps: The steps in which it happened.
         kind: The kind of the cause, see `Cause`.
         limit: Its limit, "" for none.
+        factor: For slow steps the number of times that they took what their contents explain; 1 for other causes.
     """
 
     kind: str
     limit: str
+    factor: float
 
     @classmethod
-    def of(cls, cause: Cause, amount: float, culprits: tuple[str, ...], steps: tuple[int, ...]) -> Part:
+    def of(
+        cls, cause: Cause, amount: float, culprits: tuple[str, ...], steps: tuple[int, ...], factor: float = 1.0
+    ) -> Part:
         """The part of a cause."""
         part = cls(cause.words, amount, culprits, steps)
         part.kind, part.limit = cause
+        part.factor = factor
         return part
+
+    @property
+    def words(self) -> str:
+        """The cause, with the factor of slow steps."""
+        return f"{self.cause} (x{self.factor:.2g})" if self.kind == "slow" else self.cause
 
     @property
     def is_culprit(self) -> bool:
@@ -196,6 +219,8 @@ class Explanation:
         ttft: The time to first token; None if it got none.
         gaps: Its long gaps between tokens, the longest first.
         stalls: The stalled steps in its time.
+        slow: The steps in its time that were slower than others like them.
+        misfit: Why the durations of steps do not follow from their contents; "" if they do, or no fit was made.
         fit: Errors of the cost model that divides steps; None if it was given, or steps are divided by tokens.
         is_open: It has not ended in the trace.
         waiting: The time without a token of a request that got none; None for others.
@@ -212,6 +237,8 @@ class Explanation:
     _confirm: Callable[[Part, bool], Confirmation | None]
     is_open: bool = False
     waiting: Span | None = None
+    slow: tuple[SlowStep, ...] = ()
+    misfit: str = ""
 
     @property
     def biggest(self) -> Part | None:
@@ -241,10 +268,15 @@ class Explanation:
             lines.append(f"{span.name}: {span.amount(self.unit)}")
             lines += self._rows(span.parts, span.total)
         lines += [f"stall: {stall}" for stall in self.stalls]
+        lines += [
+            f"slow: {step}" for step in sorted(self.slow, key=lambda step: step.expected - step.seconds)[:MAX_SLOW]
+        ]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
         if self.fit is not None:
             lines.append(self.fit.sentence)
+        if self.misfit:
+            lines.append(misfit_words(self.misfit))
         return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
@@ -256,7 +288,7 @@ class Explanation:
             )
             where = f"steps {part.steps[0]} to {part.steps[-1]}" if len(part.steps) > 1 else f"step {part.steps[0]}"
             yield (
-                f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.cause}"
+                f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.words}"
                 + (f": {who}" if who else "")
                 + f" ({where})"
             )

@@ -92,6 +92,7 @@ class Course:
     def parts(self, begin: float, end: float) -> tuple[Part, ...]:
         """The parts of a stretch of time; their amounts add up to its length."""
         amounts: dict[Cause, float] = defaultdict(float)
+        lengths: dict[Cause, float] = defaultdict(float)
         culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         steps: dict[Cause, list[int]] = defaultdict(list)
         for index in range(bisect_right(self.pieces, begin, key=attrgetter("end")), len(self.pieces)):
@@ -101,6 +102,7 @@ class Course:
             length = min(end, piece.end) - max(begin, piece.begin)
             for cause, share, who in piece.shares:
                 amounts[cause] += share * length
+                lengths[cause] += length
                 if not steps[cause] or steps[cause][-1] != piece.step:
                     steps[cause].append(piece.step)
                 whole = sum(who.values()) or 1.0
@@ -113,7 +115,11 @@ class Course:
             steps[cause] = steps[cause] or [self.first_step]
         return tuple(
             Part.of(
-                cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause])
+                cause,
+                amount,
+                tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])),
+                tuple(steps[cause]),
+                lengths[cause] / max(lengths[cause] - amount, 1e-9) if cause.kind == "slow" else 1.0,
             )
             for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
         )

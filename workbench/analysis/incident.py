@@ -73,4 +73,4 @@ def _slow(explainer: Explainer) -> Iterator[Slow]:
         if part is None:
             yield Slow(request_id, ttft, "", 0.0, ())
         else:
-            yield Slow(request_id, ttft, part.cause, part.amount / (span.total or 1.0), part.culprits[:3])
+            yield Slow(request_id, ttft, part.words, part.amount / (span.total or 1.0), part.culprits[:3])

@@ -21,10 +21,12 @@ from workbench.apps.cli.options import (
     load_trace,
     parts_of,
 )
+from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.simulation.access_log import AccessLog
     from workbench.simulation.request_log import RequestLog
+    from workbench.trace import Trace
     from workbench.trace.formats.kv_events import KVEvents
     from workbench.trace.formats.scrapes import Scrapes
     from workbench.trace.formats.server_log import ServerLog
@@ -112,19 +114,38 @@ def _info(options: argparse.Namespace) -> int:
             fleet.traces = parts_of(fleet.traces, options)
             print(fleet)
             print(fleet.metrics())
+            for name, trace in fleet.traces.items():
+                _print_late(trace, f"{name}: ")
         return 0
     if other is not None:
         print(other)
         return 0
-    from workbench.simulation.costs.stalls import stalls
     from workbench.trace.readings.metrics_collector import metrics
 
     trace = load_trace(options.trace, options)
     print(trace)
     print(metrics(trace))
-    for stall in stalls(trace):
-        print(f"stall: {stall}")
+    _print_late(trace)
     return 0
+
+
+def _print_late(trace: Trace, start: str = "") -> None:
+    """Print the steps that the machine made late, and whether durations follow from the contents of steps."""
+    from workbench.analysis.causes import MAX_SLOW, misfit_words
+    from workbench.analysis.explain import explainer_of
+    from workbench.trace.readings.metrics import amount
+
+    explainer = explainer_of(trace)
+    for stall in explainer.stalls.values():
+        print(printable(f"{start}stall: {stall}"))
+    slow = sorted(explainer.slow.values(), key=lambda step: step.expected - step.seconds)
+    if slow:
+        lost = amount(sum(step.seconds - step.expected for step in slow), "s")
+        print(printable(f"{start}slow: {counted(len(slow), 'step')} lost {lost} against steps like them nearby"))
+    for step in slow[:MAX_SLOW]:
+        print(printable(f"{start}slow: {step}"))
+    if explainer.misfit:
+        print(printable(f"{start}{misfit_words(explainer.misfit)}"))
 
 
 def _read_other(

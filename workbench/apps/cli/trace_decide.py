@@ -108,7 +108,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
 def _explain(options: argparse.Namespace) -> int:
     from workbench.analysis.apart import apart
-    from workbench.analysis.causes import tabulate
+    from workbench.analysis.causes import misfit_words, tabulate
     from workbench.analysis.explain import Explainer, slowest
 
     if options.request_id and options.slowest is not None:
@@ -123,6 +123,8 @@ def _explain(options: argparse.Namespace) -> int:
     found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]
     if options.slowest is None:
         print(tabulate([each for _, each in found], options.by))
+        for name, problem in {name: each.misfit for name, each in found if each.misfit}.items():
+            print(printable(f"{name}: {misfit_words(problem)}" if name else misfit_words(problem)))
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
     width = max([24, *(len(name) + len(each.request_id) + 3 for name, each in found[: options.slowest])])
@@ -134,7 +136,7 @@ def _explain(options: argparse.Namespace) -> int:
         amount = f"{span.total:.3f}" if explanation.unit == "s" else f"{span.total:g} steps"
         amount = f">={amount}" if span.is_open else amount
         share = f"{part.amount / span.total:.0%}" if part is not None else "-"
-        cause = "-" if part is None else ": ".join(filter(None, (part.cause, ", ".join(part.culprits[:3]))))
+        cause = "-" if part is None else ": ".join(filter(None, (part.words, ", ".join(part.culprits[:3]))))
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
         print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}"))
     for name, trace in traces.items():
