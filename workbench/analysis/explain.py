@@ -19,7 +19,7 @@ from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
-from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.simulation.costs.fit import MIN_STEPS, FitReport
 from workbench.simulation.costs.slow_steps import slow_steps
 from workbench.simulation.costs.stalls import stalls
@@ -117,7 +117,7 @@ class Explainer:
             try:
                 self.model, self._report = CostModel.fit(trace)
             except ValueError as problem:  # too few steps, or durations that do not follow from the chunks
-                self.misfit = str(problem) if len(trace) >= MIN_STEPS else ""
+                self.misfit = str(problem) if len(step_costs(trace)) >= MIN_STEPS else ""
         self._past: Past | None = None  # read when a simulation asks for it
         self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}

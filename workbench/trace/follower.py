@@ -17,6 +17,7 @@ from workbench.base.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file import MAX_LINE_BYTES, is_gzip_path
 from workbench.trace.gunzip import Gunzip
+from workbench.trace.lacking_blocks import LackingBlocks
 from workbench.trace.line_codec import LineDecoder
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
@@ -62,6 +63,7 @@ class TraceFollower:
         self._thread: threading.Thread | None = None
         self._open(self.path)
         self.trace: Trace = self._first_line()
+        self._lacking = LackingBlocks(self.trace)
         self.poll()
 
     def poll(self) -> int:
@@ -172,7 +174,7 @@ class TraceFollower:
             self._ended = self.trace.has_ended = True
             self.trace.end = line.reason
         elif isinstance(line, StepRecord):
-            self.trace.append(line)
+            self.trace.append(self._lacking.complete(line))
         elif isinstance(line, Supplement):
             self.trace.add_supplement(line)
         elif isinstance(line, RequestInfo):
