@@ -220,6 +220,7 @@ class Explanation:
         gaps: Its long gaps between tokens, the longest first.
         stalls: The stalled steps in its time.
         slow: The steps in its time that were slower than others like them.
+        arrived: The time of day of its arrival; "" if the trace does not say it.
         misfit: Why the durations of steps do not follow from their contents; "" if they do, or no fit was made.
         fit: Errors of the cost model that divides steps; None if it was given, or steps are divided by tokens.
         is_open: It has not ended in the trace.
@@ -239,6 +240,7 @@ class Explanation:
     waiting: Span | None = None
     slow: tuple[SlowStep, ...] = ()
     misfit: str = ""
+    arrived: str = ""
 
     @property
     def biggest(self) -> Part | None:
@@ -261,7 +263,8 @@ class Explanation:
 
     def __repr__(self) -> str:
         until = "the end of the trace; it has not ended" if self.is_open else "its end"
-        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from arrival to {until}"]
+        arrival = f"arrival at {self.arrived}" if self.arrived else "arrival"
+        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from {arrival} to {until}"]
         lines += self._rows(self.parts, self.total)
         first = self.span("ttft")
         for span in (*([first] if first is not None else []), *self.gaps):

@@ -24,6 +24,7 @@ from workbench.simulation.costs.fit import MIN_STEPS, FitReport
 from workbench.simulation.costs.slow_steps import slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
+from workbench.trace.clock import time_of_day
 from workbench.trace.find_request import find_request
 from workbench.trace.readings.latency import RequestTimes
 from workbench.trace.readings.metrics import RequestMetrics
@@ -167,6 +168,7 @@ class Explainer:
             course.waiting(),
             tuple([slow for slow in self.slow.values() if arrival < self._ends[slow.step] and slow.time < end]),
             self.misfit,
+            time_of_day(self.trace.meta.created, arrival) if self.unit == "s" else "",
         )
 
     def first_token(self, request_id: str) -> Span | None:

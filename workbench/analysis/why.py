@@ -18,6 +18,7 @@ from workbench.analysis.why_answer import Change, Holder, Verdict, Waiter, Why
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import most_blocks
 from workbench.trace import Trace, TraceError
+from workbench.trace.clock import time_of_day
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.metrics import percentile
 from workbench.trace.readings.metrics_collector import metrics
@@ -122,6 +123,7 @@ class _Asker:
             next_seat=self.next_seat(waiters) if holders else None,
             silent=self.silent,
             usual=self.usual,
+            clock=time_of_day(trace.meta.created, last.end, date=True) if last is not None and last.end else "",
         )
 
     def gone(self) -> Literal["silent", "ended", ""]:

@@ -91,6 +91,7 @@ class Why:
         next_seat: The change that lets the next of them in at once; None if no request waits for a seat alone.
         silent: Seconds since the recording was last written; None if it has ended, or is not read from a file.
         usual: Usual duration of a step in seconds; None without a clock.
+        clock: The time of day of the last step; "" if the trace does not say it.
     """
 
     verdict: Verdict
@@ -112,6 +113,7 @@ class Why:
     next_seat: Change | None = None
     silent: float | None = None
     usual: float | None = None
+    clock: str = ""
 
     @property
     def is_stuck(self) -> bool:
@@ -126,6 +128,7 @@ class Why:
 
 def _lines(answer: Why) -> Iterator[str]:
     when = f", {answer.at:.3f} s after the start" if answer.at is not None else ""
+    when += f" ({answer.clock})" if answer.clock else ""
     waiting = sum(waiter.status == "waiting" for waiter in answer.waiters)
     yield (
         f"{answer.source}{when}: {answer.num_running} running, {waiting} waiting, "

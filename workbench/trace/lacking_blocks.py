@@ -1,8 +1,8 @@
 """The lack of KV blocks in a recording of vLLM, whose record says of a waiting request only that it was not admitted.
 
-The engine does not tell its reasons. With tokens and seats left, the head of the queue is admitted unless its blocks are
-lacking, and their number follows from its tokens by vLLM's rule. So a record gets the reason as it is read, and every
-view, explanation and sentence has the same.
+The engine does not tell its reasons. With tokens and seats left, the head of the queue is admitted unless its blocks
+are lacking, and their number follows from its tokens by vLLM's rule. So a record gets the reason as it is read, and
+every view, explanation and sentence has the same.
 """
 
 from __future__ import annotations

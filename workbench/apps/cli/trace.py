@@ -133,17 +133,25 @@ def _print_late(trace: Trace, start: str = "") -> None:
     """Print the steps that the machine made late, and whether durations follow from the contents of steps."""
     from workbench.analysis.causes import MAX_SLOW, misfit_words
     from workbench.analysis.explain import explainer_of
+    from workbench.trace.clock import time_of_day
     from workbench.trace.readings.metrics import amount
 
-    explainer = explainer_of(trace)
+    explainer, created = explainer_of(trace), trace.meta.created
+    if len(trace) and created and trace[-1].end:
+        first, last = (time_of_day(created, seconds, date=True) for seconds in (trace[0].time, trace[-1].end))
+        print(printable(f"{start}from {first} to {last} (local time)"))
+
+    def at(seconds: float) -> str:
+        return f" (at {moment})" if (moment := time_of_day(created, seconds)) else ""
+
     for stall in explainer.stalls.values():
-        print(printable(f"{start}stall: {stall}"))
+        print(printable(f"{start}stall: {stall}{at(stall.time)}"))
     slow = sorted(explainer.slow.values(), key=lambda step: step.expected - step.seconds)
     if slow:
         lost = amount(sum(step.seconds - step.expected for step in slow), "s")
         print(printable(f"{start}slow: {counted(len(slow), 'step')} lost {lost} against steps like them nearby"))
     for step in slow[:MAX_SLOW]:
-        print(printable(f"{start}slow: {step}"))
+        print(printable(f"{start}slow: {step}{at(step.time)}"))
     if explainer.misfit:
         print(printable(f"{start}{misfit_words(explainer.misfit)}"))
 

@@ -138,7 +138,8 @@ def _explain(options: argparse.Namespace) -> int:
         share = f"{part.amount / span.total:.0%}" if part is not None else "-"
         cause = "-" if part is None else ": ".join(filter(None, (part.words, ", ".join(part.culprits[:3]))))
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
-        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}"))
+        at = f"  (arrived {explanation.arrived})" if explanation.arrived else ""
+        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}{at}"))
     for name, trace in traces.items():
         for difference in apart(trace, options.by):
             print(printable(f"{name}: {difference}" if name else str(difference)))
