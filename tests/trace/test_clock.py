@@ -61,8 +61,7 @@ def test_commands_take_and_print_it(path, capsys):
 
 
 def test_a_trace_without_a_wall_clock_prints_none(tmp_path, capsys):
-    simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]}, cost_model=CostModel(fixed=0.1)).save(
-        tmp_path / "t.jsonl"
-    )
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]}, cost_model=CostModel(fixed=0.1))
+    trace.save(tmp_path / "t.jsonl")
     assert main(["trace", "info", str(tmp_path / "t.jsonl")]) == 0
     assert "local time" not in capsys.readouterr().out

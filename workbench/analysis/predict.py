@@ -65,6 +65,7 @@ class Predictor:
         counted: Requests whose latencies count, such as all but a benchmark's warm-up; None for all.
         executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do.
         open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
+        measured: Values that were measured elsewhere, by name, such as those of spans; None for those of the trace.
 
     Attributes:
         model: The cost model.
@@ -88,8 +89,10 @@ class Predictor:
         counted: Collection[str] | None = None,
         executor: Executor | None = None,
         open_loop: bool = False,
+        measured: Mapping[str, float] | None = None,
     ) -> None:
         self.trace = trace
+        self._measured = measured
         self.is_open_loop = open_loop
         num_tokens = sum(map(len, self._past.tokens.values()))
         asked, num_draws = num_draws, min(num_draws, max(MIN_DRAWS, DRAWN_TOKENS // max(1, num_tokens)))
@@ -116,6 +119,8 @@ class Predictor:
     @cached_property
     def recorded(self) -> dict[str, float]:
         """The values of the recording; empty if it has no clock, or if nothing in it was measured."""
+        if self._measured:
+            return dict(self._measured)
         if self.trace.meta.source.startswith(SOURCE):
             return {}
         try:

@@ -1,4 +1,4 @@
-"""The time of day of a recording, by the clock of the machine that made it: an alert says 12:08, not 96 s after a start.
+"""The time of day of a recording, by the clock of the machine that made it: an alert says 12:08, not "after 96 s".
 
 A recording has the wall clock of its beginning, and counts seconds from there with a clock that is never set. If the
 wall clock was set meanwhile, times of day are off by that.

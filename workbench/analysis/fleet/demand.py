@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from workbench.analysis.assumed_hits import AssumedHits
 from workbench.analysis.fleet.fleet_run import FleetRun
 from workbench.analysis.fleet.load import CopiedTokens, scale_load
 from workbench.analysis.fleet.router import Router
@@ -86,6 +87,7 @@ class Demand:
         time_unit: str | None = None,
         block_size: int | None = None,
         open_loop: bool = False,
+        hit_rate: float | None = None,
     ) -> Demand:
         """The demand that a file describes.
 
@@ -100,6 +102,7 @@ class Demand:
             time_unit: Unit of the times of a log, see `workbench.simulation.access_log.read_access_log`.
             block_size: Tokens of a block of a log.
             open_loop: Let follow-ups of a recording arrive at their recorded times.
+            hit_rate: Hit rate of a log that does not say which prompts are alike; None for that of ``cost_from``.
 
         Raises:
             ValueError: The file is malformed, or nothing says how long a step takes.
@@ -115,6 +118,9 @@ class Demand:
         elif is_access_log(source):
             log = read_log(source, time_unit, block_size)
             base, given, model, summary = EngineConfig(), log.arrivals, None, str(log)
+            if log.block_size is None and cost_from is not None:
+                hits = AssumedHits.of(cost_from, hit_rate)
+                given, loops = hits.apply(given, base.block_size), str(hits)
         else:
             refuse_units(source, time_unit, block_size)
             trace = Trace.load(source)

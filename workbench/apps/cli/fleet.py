@@ -7,7 +7,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command, add_settings_option, add_unit_options, load_trace
+from workbench.apps.cli.options import (
+    Commands,
+    add_command,
+    add_hit_rate_option,
+    add_settings_option,
+    add_unit_options,
+    load_trace,
+)
 from workbench.base.field_checks import integer, number
 
 if TYPE_CHECKING:
@@ -81,6 +88,7 @@ def add_parser(commands: Commands) -> None:
         one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is left to chance (default 0)")
         add_settings_option(one, "change a field of the configuration")
         add_unit_options(one)
+        add_hit_rate_option(one)
     for one, required in ((size, True), (compare, False)):
         one.add_argument(
             "--slo", required=required, metavar="NAME=TIME,...", help="target, such as ttft_p99=2s,tpot_p99=50ms"
@@ -124,6 +132,7 @@ def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
         time_unit=options.time_unit,
         block_size=options.block_size,
         open_loop=getattr(options, "open_loop", False),
+        hit_rate=options.hit_rate,
     )
     print(demand.summary, flush=True)
     return demand

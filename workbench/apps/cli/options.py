@@ -127,6 +127,12 @@ def add_unit_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--block-size", type=int, metavar="N", help="tokens that each of its hash_ids stands for")
 
 
+def add_hit_rate_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--hit-rate``, see `workbench.analysis.assumed_hits.AssumedHits`."""
+    help = "share of prompt tokens in the prefix cache, for a log without contents (default: that of --cost-from)"
+    parser.add_argument("--hit-rate", type=float, metavar="SHARE", help=help)
+
+
 def add_window_options(parser: argparse.ArgumentParser, effect: str | None = None) -> None:
     """Add ``--from``, ``--to``, ``--last`` and ``--around``, by which `load_trace` takes a part of a trace."""
     group = parser.add_argument_group("part of the trace", effect)

@@ -191,6 +191,11 @@ def _narrate(options: argparse.Namespace) -> int:
 def _html(options: argparse.Namespace) -> int:
     from workbench.viz.export_html import to_html
 
+    if options.trace.is_dir():
+        raise ValueError(
+            f"{options.trace} is a folder, and a page shows one recording: name a file in it, or serve all with "
+            f"workbench trace watch {options.trace}"
+        )
     out = options.out or _beside(options.trace, ".html")
     to_html(load_trace(options.trace, options), out)
     print(f"wrote {out}")
@@ -227,6 +232,11 @@ def _watch(options: argparse.Namespace) -> int:
     def say() -> None:
         print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
 
+    if not options.trace.exists() and not options.trace.suffix:
+        raise ValueError(
+            f"{options.trace} does not exist yet: a recorder makes this folder when its server starts "
+            "(--scheduler-cls workbench.vllm.RecordingScheduler); watch it then"
+        )
     if options.trace.is_dir():
         with Fleet(options.trace, whole=has_window(options)) as fleet:
             if has_window(options):

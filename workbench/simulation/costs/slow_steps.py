@@ -2,7 +2,7 @@
 
 A step is compared with steps of about the same contents close to it in the run, so no fit has to hold: the worse a
 machine, the less do durations follow from contents, and the more there is to find. A relative fit only corrects the
-small differences between such steps; where there are too few of them, it stands in for them.
+small differences between such steps; if there are too few of them, it stands in for them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _SECONDS = {
 def _standing_out(steps: StepCosts) -> dict[int, float]:
     """Steps that took many times what their contents explain, by a relative fit or by steps like them nearby.
 
-    Where no fit holds, the second finds more, and what it finds usual is no stall.
+    The second finds more if no fit holds. A step that is usual by it does not count.
     """
     expected = expectations(steps)
     found = {

@@ -189,7 +189,19 @@ class Fleet:
         ]
         for name, summary in (rows | {"together": self.metrics().summary}).items():
             lines.append(f"{name:<{width}}" + "".join(f"{cell(summary):>{size}}" for _, size, cell in _COLUMNS))
+        if len(servers := by_settings(self.traces)) > 1:
+            different = "; ".join(", ".join(names) for names in servers)
+            lines.append(f"{len(servers)} servers with different settings ({different}): their sum is of no server")
         return "\n".join(lines)
+
+
+def by_settings(traces: Mapping[str, Trace]) -> list[list[str]]:
+    """The names of recordings, in groups with equal settings: those of one server, or of servers like it."""
+    groups: dict[str, list[str]] = {}
+    for name, trace in traces.items():
+        settings = {key: value for key, value in trace.config.items() if key != "data_parallel_size"}
+        groups.setdefault(repr(sorted(settings.items(), key=str)), []).append(name)
+    return list(groups.values())
 
 
 _COLUMNS = (
