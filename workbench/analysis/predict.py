@@ -20,31 +20,24 @@ from typing import Any
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interval_of, range_of
+from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import Loops
 from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
 from workbench.base.progress import with_progress
-from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.scheduler.request import Request
-from workbench.simulation.access_log import AccessLog
-from workbench.simulation.arrivals import Arrival
-from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.cost_model import CostModel, step_costs
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.fit import FitReport, without_stalls, without_trend
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
-from workbench.simulation.simulate import simulate_requests
-from workbench.trace import Trace, TraceError, TraceMeta
+from workbench.trace import Trace, TraceError
 from workbench.trace.readings.contents import Contents
 from workbench.trace.readings.metrics import RequestMetrics, still_without
 from workbench.trace.readings.metrics_collector import metrics
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
-
-SOURCE = "access log"
-"""Beginning of the source of a trace that was simulated from a log: nothing in it was measured."""
 
 DRAWN_TOKENS = 800_000
 """Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
@@ -385,26 +378,3 @@ def whatif(
     if open_loop:
         predictor.predict(**config)  # which refuses what cannot be
     return predictor.simulate(**config)
-
-
-def simulate_log(log: AccessLog, config: EngineConfig, cost_model: StepCost) -> Trace:
-    """The run that a server with this configuration and these costs would make of a log.
-
-    Args:
-        log: The access log.
-        config: Configuration of the server.
-        cost_model: Duration of a step, from a recording of such a server.
-    """
-    arrivals = log.arrivals
-    meta = TraceMeta(source=f"{SOURCE} {log.path.name}, simulated", config=config.to_dict())
-
-    def sample_token(request: Request) -> int:
-        return 3
-
-    return simulate_requests(
-        config, arrivals, sample_token, cost_model=cost_model, meta=meta, max_steps=100 * sum(map(_size, arrivals))
-    )
-
-
-def _size(arrival: Arrival) -> int:
-    return arrival.sampling.max_tokens + len(arrival.prompt_token_ids)

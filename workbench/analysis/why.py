@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from workbench.analysis.run_on import LastState, Outcome, run_on
 from workbench.analysis.why_answer import Change, Holder, Verdict, Waiter, Why
+from workbench.analysis.why_signs import circling_requests, still_steps, usual_step
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import most_blocks
 from workbench.trace import Trace, TraceError
 from workbench.trace.clock import time_of_day
 from workbench.trace.kv_groups import KVCacheGroup
-from workbench.trace.readings.metrics import percentile
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import Reason
 
@@ -37,9 +37,6 @@ SECONDS = 2.5
 
 SILENT = 5.0
 """Seconds without a line after which a recording of short steps is silent; a recorder writes every second or so."""
-
-RECENT_STEPS = 200
-"""Latest steps whose durations are the usual ones."""
 
 PACE_TOKENS = 20
 """Latest tokens of a request that give its pace."""
@@ -78,7 +75,7 @@ class _Asker:
     def __init__(self, trace: Trace, state: LastState, silent: float | None) -> None:
         self.trace = trace
         self.silent = silent
-        self.usual, self.longest = _usual_step(trace)
+        self.usual, self.longest = usual_step(trace)
         self.state = state
         self.deadline = time.thread_time() + SECONDS
         self.is_complete = True
@@ -94,7 +91,7 @@ class _Asker:
 
     def answer(self) -> Why:
         trace, state = self.trace, self.state
-        still, circling = _still_steps(trace), _circling(trace)
+        still, circling = still_steps(trace), circling_requests(trace)
         self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.is_of_vllm else STILL)
         closed = self.run(state.config)
         verdict, left, changes, drops = self.judge(closed, circling)
@@ -337,14 +334,6 @@ class _Asker:
             )
 
 
-def _usual_step(trace: Trace) -> tuple[float | None, float]:
-    """The median and a high percentile of the durations of the latest steps; None without a clock."""
-    durations = sorted(record.duration for record in trace.steps[-RECENT_STEPS:] if record.chunks)
-    if not durations or not durations[-1]:
-        return None, 0.0
-    return percentile(durations, 50), percentile(durations, 99)
-
-
 def _size(change: Change) -> tuple[int, float]:
     if isinstance(change.before, bool) or not isinstance(change.before, (int, float)) or not change.before:
         return 1, 0.0
@@ -384,27 +373,3 @@ def _blocks_of_whole(groups: Sequence[KVCacheGroup], num_tokens: int) -> int:
     return sum(-(-num_tokens // group.block_size) for group in groups if group.is_attention) or most_blocks(
         groups, num_tokens
     )
-
-
-def _still_steps(trace: Trace) -> int:
-    """Number of last steps that schedule nothing."""
-    count = 0
-    for record in reversed(trace.steps):
-        if record.chunks:
-            break
-        count += 1
-    return count
-
-
-def _circling(trace: Trace) -> tuple[str, ...]:
-    """Requests that begin again and again at the end of a trace, while no request gets a token or ends."""
-    starts: dict[str, int] = {}
-    before: dict[str, int] = {}
-    for record in reversed(trace.steps):
-        if record.finished or any(chunk.sampled is not None for chunk in record.chunks):
-            break
-        for chunk in record.chunks:  # in reverse: a start beyond a later one
-            if before.get(chunk.request_id, chunk.start) < chunk.start:
-                starts[chunk.request_id] = starts.get(chunk.request_id, 0) + 1
-            before[chunk.request_id] = chunk.start
-    return tuple([request_id for request_id, count in starts.items() if count >= 2])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.analysis.fleet.demand import Demand
-from workbench.analysis.fleet.sizing import MAX_REPLICAS, FleetRow, size
+from workbench.analysis.fleet.fleet_row import FleetRow
+from workbench.analysis.fleet.sizing import MAX_REPLICAS, size
 from workbench.analysis.tune import read_slo
 from workbench.base.field_checks import number
 from workbench.trace.readings.metrics import number as shown_number

@@ -224,7 +224,7 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
     from workbench.analysis.assumed_hits import AssumedHits
     from workbench.analysis.fork import recorded_config
-    from workbench.analysis.predict import simulate_log
+    from workbench.analysis.log_run import simulate_log
     from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.costs.cost_model import CostModel
 
