@@ -8,7 +8,9 @@ import pytest
 from tiers import examples
 
 from workbench import CostModel, Trace, simulate
+from workbench.analysis.fleet.ranks import RanksPredictor
 from workbench.analysis.incident import incident
+from workbench.analysis.predict import Predictor
 from workbench.analysis.values import values_of
 from workbench.apps.cli import main
 from workbench.trace.readings.censored import Times
@@ -110,7 +112,10 @@ def test_a_recording_that_ends_with_waiting_requests_passes_its_check():
         cut.add_request(info)
     for record in whole[:2600]:
         cut.append(record)
-    from workbench.analysis.predict import Predictor
-
     check = Predictor(cut, cost, num_draws=2).check
     assert check.holds and abs(check.errors["ttft_mean"]) < 0.01 and abs(check.errors["e2e_mean"]) < 0.01
+    ranks = RanksPredictor({"rank 0": cut}, fit_from=[whole], num_draws=2)
+    assert ranks.check.holds and abs(ranks.check.errors["ttft_mean"]) < 0.05
+    assert any(
+        "no first token in what was recorded" in note or "no first token" in note for note in ranks.unchanged.notes
+    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from workbench.analysis.fork import Past, hang_of, max_steps_of
-from workbench.analysis.values import OPEN, VALUES, statistics_of
+from workbench.analysis.values import Seen, values_until
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
@@ -24,7 +23,7 @@ from workbench.simulation.follow_ups import FollowUps
 from workbench.simulation.leap import FeatureCost, Leap, LeapingRun
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
-from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes
+from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
@@ -227,22 +226,24 @@ class _Summed:
 
     def latencies(self, counted: Collection[str] | None, until: float = math.inf) -> dict[str, float]:
         """Latencies by name, of what had happened up to a time."""
-        columns: dict[str, list[float]] = {name: [] for name in VALUES}
-        open: dict[str, list[float]] = {name: [] for name in OPEN}
-        for request_id, times in self.requests.items():
-            arrival = times.arrival.seconds
-            if (counted is not None and request_id not in counted) or arrival > until:
-                continue
-            tokens = [token.seconds for token in times.tokens or () if token.seconds <= until]
-            for name, end in (("ttft", times.first_token), ("queue", times.first_scheduled), ("e2e", times.end)):
-                if end is not None and end.seconds <= until:
-                    columns[name].append(end.seconds - arrival)
-                elif until < math.inf:
-                    open[name].append(until - arrival)
-            if len(tokens) > 1:
-                columns["tpot"].append((tokens[-1] - tokens[0]) / (len(tokens) - 1))
-            columns["itl"] += [after - before for before, after in pairwise(tokens)]
-        return statistics_of(columns, open)
+
+        def seconds(moment: Timestamp | None) -> float | None:
+            return None if moment is None else moment.seconds
+
+        return values_until(
+            (
+                Seen(
+                    times.arrival.seconds,
+                    seconds(times.first_scheduled),
+                    seconds(times.first_token),
+                    seconds(times.end),
+                    [token.seconds for token in times.tokens or ()],
+                )
+                for request_id, times in self.requests.items()
+                if counted is None or request_id in counted
+            ),
+            until,
+        )
 
     def values(self, counted: Collection[str] | None) -> dict[str, float]:
         """Latencies and counts, by name."""

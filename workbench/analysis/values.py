@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from types import MappingProxyType
+from typing import NamedTuple
 
 from workbench.trace import Trace, TraceError
 from workbench.trace.readings.censored import Times
@@ -41,6 +43,48 @@ def statistics_of(
             percentiles = [percentile(ordered, percent) for percent in (50, 90, 95, 99, 100)]
             values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(ordered), *percentiles))}
     return values
+
+
+class Seen(NamedTuple):
+    """The moments of a simulated request in seconds; None for what did not happen.
+
+    Attributes:
+        arrival: Its arrival.
+        scheduled: The start of the step that admitted it.
+        first_token: Its first token.
+        end: Its end.
+        tokens: All its tokens.
+    """
+
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    end: float | None
+    tokens: Sequence[float]
+
+
+def values_until(requests: Iterable[Seen], until: float = math.inf) -> dict[str, float]:
+    """Latencies by name, of what had happened up to a time.
+
+    Args:
+        requests: The requests.
+        until: The time, at which a recording may have ended before its requests did.
+    """
+    columns: dict[str, list[float]] = {name: [] for name in VALUES}
+    open: dict[str, list[float]] = {name: [] for name in OPEN}
+    for request in requests:
+        if request.arrival > until:
+            continue
+        for name, end in (("ttft", request.first_token), ("queue", request.scheduled), ("e2e", request.end)):
+            if end is not None and end <= until:
+                columns[name].append(end - request.arrival)
+            elif until < math.inf:
+                open[name].append(until - request.arrival)
+        tokens = [token for token in request.tokens if token <= until]
+        if len(tokens) > 1:
+            columns["tpot"].append((tokens[-1] - tokens[0]) / (len(tokens) - 1))
+        columns["itl"] += [after - before for before, after in pairwise(tokens)]
+    return statistics_of(columns, open)
 
 
 def value_names() -> tuple[str, ...]:

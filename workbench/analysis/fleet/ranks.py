@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from workbench.analysis.fleet.simulate import FleetRun, run_fleet
@@ -17,7 +17,7 @@ from workbench.analysis.fork import Past, hang_of, max_steps_of, recorded_config
 from workbench.analysis.loops import Loops, find_loops, turns_of
 from workbench.analysis.predict import NUM_DRAWS, Predictor
 from workbench.analysis.rerun import Outcome
-from workbench.analysis.values import latency_values
+from workbench.analysis.values import Seen, latency_values, values_until
 from workbench.base.field_checks import integer
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
@@ -25,7 +25,8 @@ from workbench.simulation.costs.step_noise import Replayed
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
 from workbench.trace.readings.contents import Contents, Numbers
-from workbench.trace.readings.metrics import TraceMetrics
+from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.metrics import RequestMetrics, TraceMetrics
 from workbench.trace.readings.metrics_collector import merge_metrics
 from workbench.trace.readings.metrics_collector import metrics as metrics_of
 
@@ -176,4 +177,33 @@ class RanksPredictor(Predictor):
         }
         values, end = latency_values(metrics, self._counted), stopped[0].end if stopped else "done"
         spans = {name: (run.choices[name].time, run.choices[name].time + seconds) for name, seconds in e2e.items()}
-        return Outcome(values, end, hang, e2e, spans=spans)
+        seen: dict[str, float] = {}
+        if self._until is not None:
+            times = {name: choice.time for name, choice in run.choices.items()}
+            seen = values | values_until(map(partial(_seen, times), metrics.requests.values()), self._until)
+        return Outcome(values, end, hang, e2e, seen=seen, spans=spans)
+
+    @cached_property
+    def _unended(self) -> list[RequestMetrics]:
+        """The requests of all ranks that had not ended when the recording did."""
+        requests = [each for trace in self.traces.values() for each in metrics_of(trace).requests.values()]
+        return [each for each in requests if each.age is not None]
+
+    @cached_property
+    def _until(self) -> float | None:
+        """The end of the last rank's recording, if requests had not ended then."""
+        if not self._unended:
+            return None
+        start = min(trace.meta.created for trace in self.traces.values())
+        ends = [trace[-1].end + trace.meta.created - start for trace in self.traces.values() if len(trace)]
+        return max([*ends, *(arrival.arrives_at or 0.0 for arrival in self._arrivals)])
+
+
+def _seen(times: Mapping[str, float], request: RequestMetrics) -> Seen:
+    """The moments of a request of a simulated rank."""
+    arrival = times[request.request_id]
+
+    def after(latency: Latency | None) -> float | None:
+        return None if latency is None or latency.seconds is None else arrival + latency.seconds
+
+    return Seen(arrival, after(request.queue), after(request.ttft), after(request.e2e), request.token_times)
