@@ -341,7 +341,7 @@ export class IncidentPanel extends CanvasPanel {
     const { store } = this, latency = store.column("chunk.latency"), found = [];
     for (const request of store.requests) {
       const token = request.tokens[0], ttft = token && latency[token.chunk];
-      if (ttft >= 0) found.push({ request, ttft, at: store.value("end", token.step) });
+      if (ttft >= 0) found.push({ request, ttft, at: store.value("end", token.step), open: false });
     }
     return found;
   }
