@@ -1,6 +1,7 @@
 """Verdicts about states that are known from servers that stood still, and the rebuilt state that they come from."""
 
 import http.server
+import os
 import random
 import threading
 import time
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 from tiers import examples
 
-from workbench import Trace, simulate
+from workbench import CostModel, Trace, simulate
 from workbench.analysis.run_on import LastState, run_on
 from workbench.analysis.why_metrics import why_metrics
 from workbench.apps.cli import main
@@ -365,3 +366,78 @@ def test_a_scheduler_that_can_serve_everyone_is_never_said_to_repeat():
         whole = simulate(workload, as_vllm=True, max_steps=300)
         outcome = run_on(LastState(whole[: len(whole) // 2]).scheduler(), ends_early=False, seconds=9.0)
         assert (outcome.kind == "ends") == (whole.end == "done"), seed
+
+
+# -- a server that hangs, or is gone ---------------------------------------------------------------------------------
+
+
+def interrupted(seed, path, *, ended):
+    """The file of a recording of vLLM whose server stopped in the middle of a random run that the rules serve."""
+    rng = random.Random(f"interrupted {seed}")
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(1, 60)}, "max_tokens": rng.randint(20, 60)}
+        for i in range(rng.randint(1, 6))
+    ]
+    config = CONFIG | {"num_blocks": 400, "max_num_seqs": rng.randint(1, 4), "async_scheduling": rng.random() < 0.5}
+    seconds = rng.choice([0.002, 0.05, 0.3])
+    whole = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=seconds), max_steps=200)
+    trace = Trace(msgspec.structs.replace(whole.meta, source="vllm 0.33.0"))
+    for info in whole.requests.values():
+        trace.add_request(info)
+    for record in whole[: rng.randint(8, 18)]:
+        trace.append(record)
+    trace.save(path)
+    if not ended:
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    return trace
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_a_recording_that_ended_or_fell_silent_is_never_said_to_clear(seed, tmp_path, capsys):
+    path = tmp_path / "vllm-20260101-120000-host-rank0-7-0-00000.jsonl"
+    for ended, age, verdict in ((True, 0, "ended"), (True, 900, "ended"), (False, 0, "runs"), (False, 60, "silent")):
+        trace = interrupted(seed, path, ended=ended)
+        os.utime(path, (time.time() - age,) * 2)
+        expected = int(verdict != "runs")
+        for source in (path, tmp_path):
+            assert main(["why", str(source), "--fail-if-stuck"]) == expected
+            said = capsys.readouterr().out
+            assert ("this clears: every request can end" in said) == (verdict == "runs"), said
+            assert ("the recording ended with" in said) == (verdict == "ended"), said
+            assert ("nothing was written for 60" in said) == (verdict == "silent"), said
+            assert "no end" not in said
+        assert main(["why", str(path)]) == 0 and capsys.readouterr().out
+    assert trace.why().verdict == "runs"  # of a trace in memory nothing else is known
+    assert trace.why(silent=60.0).verdict == "silent" and trace.why(silent=0.1).verdict == "runs"
+
+
+def test_a_finished_recording_has_an_end(tmp_path, capsys):
+    path = tmp_path / "run.jsonl"
+    simulate({"requests": [{"id": "a", "prompt": {"len": 9}, "max_tokens": 2}]}).save(path)
+    assert main(["why", str(path), "--fail-if-stuck"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["no request is unfinished"]
+
+
+@pytest.mark.parametrize("seats", [1, 3])
+def test_a_held_seat_has_its_holder_its_time_and_the_flag(seats):
+    requests = [{"id": f"long{i}", "prompt": {"len": 9}, "max_tokens": 500 + 100 * i} for i in range(seats)]
+    requests += [{"id": f"w{i}", "prompt": {"len": 9}, "arrival_time": 1.0} for i in range(2)]
+    config = {"max_num_seqs": seats, "num_blocks": 1000}
+    trace = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.045), max_steps=100)
+    answer = trace.why()
+    assert answer.verdict == "runs" and not answer.is_stuck
+    assert [holder.request_id for holder in answer.holders] == [f"long{i}" for i in range(seats)]
+    assert answer.holders[0].tokens_left == 400
+    assert answer.holders[0].seconds == pytest.approx(400 * 0.045)
+    assert answer.next_seat == ("max_num_seqs", seats, seats + 1)
+    assert "next seat: that of long0, at most 400 tokens left, 18 s at its pace" in repr(answer)
+    assert f"--max-num-seqs {seats + 1}" in repr(answer)
+
+
+def test_a_probe_fails_for_what_a_log_or_metrics_say(tmp_path):
+    path = tmp_path / "metrics.prom"
+    for later, stuck_now in (({}, 1), ({"tokens": 90}, 0)):
+        texts = [METRICS.format(**STANDING), METRICS.format(**STANDING | later)]
+        path.write_text("".join(f"# scraped {at}\n{text}" for at, text in zip((10, 15), texts)))
+        assert main(["why", str(path), "--fail-if-stuck"]) == stuck_now
+    assert main(["why", str(RECORDED / "sync" / "d7_too_big.jsonl.gz"), "--fail-if-stuck"]) == 1

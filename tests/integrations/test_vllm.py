@@ -2,10 +2,11 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import vllm_double
@@ -346,3 +347,25 @@ def test_every_message_is_part_of_the_union():
         kind for kind in vars(messages).values() if isinstance(kind, type) and kind.__module__ == messages.__name__
     }
     assert kinds - {Admission, Packet} == set(messages.Message.__args__)
+
+
+# The settings of ranks as vLLM 0.32's engine process has them: for a model without experts each rank is a whole engine.
+PARALLEL = {
+    "one engine": ({"data_parallel_rank_local": None}, False),
+    "first rank, dense": ({"data_parallel_rank_local": 0}, True),
+    "fourth rank, dense": ({"data_parallel_rank_local": 3, "data_parallel_index": 3}, True),
+    "a rank of another machine, dense": ({"data_parallel_rank_local": 0, "data_parallel_index": 8}, True),
+    "mixture of experts": ({"data_parallel_size": 4, "data_parallel_rank_local": 1, "data_parallel_index": 1}, True),
+    "before data_parallel_index": ({"data_parallel_size": 2}, True),
+}
+
+
+@pytest.mark.parametrize("left, is_rank", PARALLEL.values(), ids=PARALLEL)
+def test_ranks_of_dense_models_share_a_key_as_those_of_experts_do(left, is_rank, traces):
+    double = RecordingDouble(read_workload(LONG)[0])
+    double.recorder.close()
+    double.parallel_config = SimpleNamespace(**{"data_parallel_size": 1, "data_parallel_index": 0} | left)
+    setup = integration.describe_vllm(double)
+    assert setup.run == (str(os.getppid()) if is_rank else "")
+    size = double.parallel_config.data_parallel_size
+    assert setup.config.get("data_parallel_size") == (None if is_rank and size == 1 else size)

@@ -139,3 +139,21 @@ def test_a_run_of_our_own_does_not_open_as_an_incident(open_page, tmp_path):
     page.frame()
     assert page.view("view.shown") == "story" and page.view("view.stalls.length") == 0
     assert not page.root.get_by_role("button", name="Incident").is_visible()
+
+
+def test_requests_without_a_first_token_are_the_slowest(page_of):
+    requests = [{"id": "long", "prompt": {"len": 20}, "max_tokens": 900}]
+    requests += [{"id": f"waits{i}", "prompt": {"len": 20}, "arrival_time": 5.0 + i} for i in (0, 1)]
+    config = {"max_num_seqs": 1, "num_blocks": 200}
+    cost = CostModel(fixed=0.03, per_prefill_token=0.005)
+    trace = simulate({"config": config, "requests": requests}, cost_model=cost, max_steps=800)
+    trace.meta = msgspec.structs.replace(trace.meta, source="vllm 0.33.0")
+    page = page_of(trace)
+    page.view("view.show('incident')")
+    page.frame()
+    page.wait("view.status.incident")
+    page.frame()
+    rows = [row.split("\t") for row in slow_rows(page)]
+    assert [name for name, *_ in rows] == ["waits0", "waits1", "long"]
+    assert rows[0][1].startswith("≥ 19") and "waiting for a seat" in rows[0][2] and "long" in rows[0][2]
+    assert "2 without a first token for up to 19" in page.root.locator("[data-panel=incident] .wb-facts").inner_text()

@@ -70,7 +70,7 @@ def apart(trace: Trace, by: str = "ttft") -> tuple[Difference, ...]:
     known = [
         (latency.seconds if unit == "s" else latency.steps, request)
         for request in metrics(trace).requests.values()
-        if (latency := getattr(request, by)) is not None
+        if (latency := request.at_least(by)) is not None
     ]
     known.sort(key=lambda pair: -float(pair[0] or 0))
     num_slowest = max(MIN_SLOWEST, round(SLOWEST * len(known)))

@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.analysis.check import MAX_ERROR
-from workbench.base.text import printable
+from workbench.base.text import counted, printable
 from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.slow_steps import SlowStep
 from workbench.simulation.costs.stalls import Stall
-from workbench.trace.readings.metrics import amount
+from workbench.trace.readings.metrics import amount, still_without
 from workbench.trace.reasons import Reason
 
 OWN = "own computation"
@@ -28,7 +29,18 @@ OTHER_WAIT = "waiting in the queue"
 PREEMPTED = "preempted, waiting to resume"
 PASSED_OVER = "passed over while running"
 BETWEEN = "between steps"
+SLOW = "slower than its contents explain"
 STALL = "stalls: time that the contents of a step do not explain"
+
+MAX_SLOW = 3
+"""Maximum number of slow steps that an explanation lists, those that lost most time."""
+
+
+def misfit_words(problem: str) -> str:
+    """A fit that does not hold, and what an answer goes by instead."""
+    reason = problem.partition(". Step ")[0]
+    return f"no fit: {reason}; steps are compared with others like them nearby, and divided by tokens"
+
 
 CUT = "prompt cut into small chunks by"
 """Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
@@ -42,6 +54,7 @@ _WORDS = {
     "passed_over": PASSED_OVER,
     "between": BETWEEN,
     "stall": STALL,
+    "slow": SLOW,
     "token_budget": BUDGET,
     "kv_blocks": BLOCKS,
     "partial_prefills": PARTIAL,
@@ -61,8 +74,8 @@ class Cause(NamedTuple):
 
     Attributes:
         kind: A kind of reason (`workbench.trace.reasons.Kind`), or "own", "recomputed", "prompts", "decodes",
-            "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain, or
-            "cut" for a chunk that a limit cut small.
+            "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain,
+            "slow" for that of a step which is late without standing still, or "cut" for a chunk that a limit cut small.
         limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" and "adapter" the field of EngineConfig.
     """
 
@@ -102,17 +115,27 @@ class Part(_PartFields):
         steps: The steps in which it happened.
         kind: The kind of the cause, see `Cause`.
         limit: Its limit, "" for none.
+        factor: For slow steps the number of times that they took what their contents explain; 1 for other causes.
     """
 
     kind: str
     limit: str
+    factor: float
 
     @classmethod
-    def of(cls, cause: Cause, amount: float, culprits: tuple[str, ...], steps: tuple[int, ...]) -> Part:
+    def of(
+        cls, cause: Cause, amount: float, culprits: tuple[str, ...], steps: tuple[int, ...], factor: float = 1.0
+    ) -> Part:
         """The part of a cause."""
         part = cls(cause.words, amount, culprits, steps)
         part.kind, part.limit = cause
+        part.factor = factor
         return part
+
+    @property
+    def words(self) -> str:
+        """The cause, with the factor of slow steps."""
+        return f"{self.cause} (x{self.factor:.2g})" if self.kind == "slow" else self.cause
 
     @property
     def is_culprit(self) -> bool:
@@ -128,11 +151,17 @@ class Span:
         name: "time to first token", "gap before token 7" and so on.
         total: Its length in the unit of the explanation.
         parts: The parts, the largest first; their amounts add up to ``total``.
+        is_open: It had not ended: ``total`` is the time so far, a lower bound.
     """
 
     name: str
     total: float
     parts: tuple[Part, ...]
+    is_open: bool = False
+
+    def amount(self, unit: str) -> str:
+        """Its length as it is shown."""
+        return f"{'at least ' if self.is_open else ''}{amount(self.total, unit)}"
 
     @property
     def biggest(self) -> Part | None:
@@ -185,12 +214,17 @@ class Explanation:
     Attributes:
         request_id: The request.
         unit: "s", or "steps" if the trace has no clock.
-        total: From arrival to the end, or to its last token in the trace if it has not ended.
+        total: From arrival to the end, or to the end of the trace if it has not ended.
         parts: Parts of ``total``, the largest first; their amounts add up to it.
         ttft: The time to first token; None if it got none.
         gaps: Its long gaps between tokens, the longest first.
         stalls: The stalled steps in its time.
+        slow: The steps in its time that were slower than others like them.
+        arrived: The time of day of its arrival; "" if the trace does not say it.
+        misfit: Why the durations of steps do not follow from their contents; "" if they do, or no fit was made.
         fit: Errors of the cost model that divides steps; None if it was given, or steps are divided by tokens.
+        is_open: It has not ended in the trace.
+        waiting: The time without a token of a request that got none; None for others.
     """
 
     request_id: str
@@ -202,6 +236,11 @@ class Explanation:
     stalls: tuple[Stall, ...]
     fit: FitReport | None
     _confirm: Callable[[Part, bool], Confirmation | None]
+    is_open: bool = False
+    waiting: Span | None = None
+    slow: tuple[SlowStep, ...] = ()
+    misfit: str = ""
+    arrived: str = ""
 
     @property
     def biggest(self) -> Part | None:
@@ -219,20 +258,28 @@ class Explanation:
         return self._confirm(biggest, is_early)
 
     def span(self, by: str) -> Span | None:
-        """The time to first token ("ttft") or the whole time ("e2e"); None if it got no token."""
-        return self.ttft if by == "ttft" else Span("end to end", self.total, self.parts)
+        """The time to first token ("ttft") or the whole time ("e2e"), or the time so far; None if nothing is known."""
+        return self.ttft or self.waiting if by == "ttft" else Span("end to end", self.total, self.parts, self.is_open)
 
     def __repr__(self) -> str:
-        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from arrival to its end"]
+        until = "the end of the trace; it has not ended" if self.is_open else "its end"
+        arrival = f"arrival at {self.arrived}" if self.arrived else "arrival"
+        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from {arrival} to {until}"]
         lines += self._rows(self.parts, self.total)
-        for span in (*([self.ttft] if self.ttft is not None else []), *self.gaps):
-            lines.append(f"{span.name}: {amount(span.total, self.unit)}")
+        first = self.span("ttft")
+        for span in (*([first] if first is not None else []), *self.gaps):
+            lines.append(f"{span.name}: {span.amount(self.unit)}")
             lines += self._rows(span.parts, span.total)
         lines += [f"stall: {stall}" for stall in self.stalls]
+        lines += [
+            f"slow: {step}" for step in sorted(self.slow, key=lambda step: step.expected - step.seconds)[:MAX_SLOW]
+        ]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
         if self.fit is not None:
             lines.append(self.fit.sentence)
+        if self.misfit:
+            lines.append(misfit_words(self.misfit))
         return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
@@ -244,7 +291,7 @@ class Explanation:
             )
             where = f"steps {part.steps[0]} to {part.steps[-1]}" if len(part.steps) > 1 else f"step {part.steps[0]}"
             yield (
-                f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.cause}"
+                f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.words}"
                 + (f": {who}" if who else "")
                 + f" ({where})"
             )
@@ -280,6 +327,7 @@ class CauseTable:
         total: The latency of all requests together.
         num_requests: Number of requests.
         rows: The causes, the largest first; their amounts add up to ``total``.
+        num_open: Number of requests whose latency had not ended, and counts with the time so far.
     """
 
     by: str
@@ -287,11 +335,17 @@ class CauseTable:
     total: float
     num_requests: int
     rows: tuple[CauseRow, ...]
+    num_open: int = 0
 
     def __repr__(self) -> str:
         what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
         mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
-        lines = [f"{what} of {self.num_requests} requests, {mean} on average"]
+        lines = [f"{what} of {counted(self.num_requests, 'request')}, {mean} on average"]
+        if self.num_open:
+            lines = [
+                f"{what} of {counted(self.num_requests, 'request')}, at least {mean} on average",
+                still_without(self.num_open, "first token" if self.by == "ttft" else "end"),
+            ]
         lines.append(f"{'share':>6}{'mean':>12}{'requests':>10}{'biggest avoidable':>19}  cause")
         for row in self.rows:
             share = row.amount / self.total if self.total else 0.0
@@ -306,7 +360,7 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
     """Add up the explanations of many requests, of one trace or of several.
 
     Args:
-        explanations: At least one; requests without a first token are left out for "ttft".
+        explanations: At least one; requests without a first token count with the time so far.
         by: "ttft" or "e2e".
     """
     spans = [span for each in explanations if (span := each.span(by)) is not None]
@@ -327,4 +381,5 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
         culprit = next((request_id for request_id, _ in culprits[cause].most_common(1)), "")
         rows.append(CauseRow(cause, value, having[cause], biggest[cause], culprit, cause in avoidable))
     unit = explanations[0].unit if explanations else "s"
-    return CauseTable(by, unit, sum(span.total for span in spans), len(spans), tuple(rows))
+    num_open = sum(span.is_open for span in spans)
+    return CauseTable(by, unit, sum(span.total for span in spans), len(spans), tuple(rows), num_open)

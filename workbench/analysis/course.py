@@ -70,6 +70,12 @@ class Course:
         first = self.tokens[0]
         return Span("time to first token", first - self.arrival, self.parts(self.arrival, first))
 
+    def waiting(self) -> Span | None:
+        """The time without a token; None if it got one."""
+        if self.tokens:
+            return None
+        return Span("time to first token", self.end - self.arrival, self.parts(self.arrival, self.end), is_open=True)
+
     def long_gaps(self) -> tuple[Span, ...]:
         """The gaps between tokens that are long for this request, the longest first."""
         gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(self.tokens), start=1)]
@@ -86,6 +92,7 @@ class Course:
     def parts(self, begin: float, end: float) -> tuple[Part, ...]:
         """The parts of a stretch of time; their amounts add up to its length."""
         amounts: dict[Cause, float] = defaultdict(float)
+        lengths: dict[Cause, float] = defaultdict(float)
         culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         steps: dict[Cause, list[int]] = defaultdict(list)
         for index in range(bisect_right(self.pieces, begin, key=attrgetter("end")), len(self.pieces)):
@@ -95,6 +102,7 @@ class Course:
             length = min(end, piece.end) - max(begin, piece.begin)
             for cause, share, who in piece.shares:
                 amounts[cause] += share * length
+                lengths[cause] += length
                 if not steps[cause] or steps[cause][-1] != piece.step:
                     steps[cause].append(piece.step)
                 whole = sum(who.values()) or 1.0
@@ -107,7 +115,11 @@ class Course:
             steps[cause] = steps[cause] or [self.first_step]
         return tuple(
             Part.of(
-                cause, amount, tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])), tuple(steps[cause])
+                cause,
+                amount,
+                tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])),
+                tuple(steps[cause]),
+                lengths[cause] / max(lengths[cause] - amount, 1e-9) if cause.kind == "slow" else 1.0,
             )
             for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
         )

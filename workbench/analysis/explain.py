@@ -19,10 +19,12 @@ from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
-from workbench.simulation.costs.cost_model import CostModel, StepCost
-from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.fit import MIN_STEPS, FitReport
+from workbench.simulation.costs.slow_steps import slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
+from workbench.trace.clock import time_of_day
 from workbench.trace.find_request import find_request
 from workbench.trace.readings.latency import RequestTimes
 from workbench.trace.readings.metrics import RequestMetrics
@@ -78,7 +80,8 @@ class _Stretch(NamedTuple):
     """A stretch of the run: a step, or the time before one.
 
     Attributes:
-        explained: The share of it that the step's contents explain; the rest is a stall.
+        explained: The share of it that the step's contents explain; the rest has the cause
+        late: "stall" or "slow".
     """
 
     begin: float
@@ -86,6 +89,7 @@ class _Stretch(NamedTuple):
     record: StepRecord
     is_step: bool
     explained: float = 1.0
+    late: str = "stall"
 
 
 class Explainer:
@@ -97,6 +101,8 @@ class Explainer:
 
     Attributes:
         stalls: The stalls of the trace, by their steps.
+        slow: Its other slow steps, likewise.
+        misfit: Why no cost model could be fitted; "" if one was, or was given.
         unit: "s", or "steps" if the trace has no clock.
     """
 
@@ -107,17 +113,20 @@ class Explainer:
         self._is_given = cost_model is not None
         self.model: CostModel | None = cost_model
         self._report: FitReport | None = None
+        self.misfit = ""
         if cost_model is None and self.unit == "s":
             try:
                 self.model, self._report = CostModel.fit(trace)
-            except ValueError:  # too few steps, or durations that do not follow from the chunks: divide by tokens
-                self.model = None
+            except ValueError as problem:  # too few steps, or durations that do not follow from the chunks
+                self.misfit = str(problem) if len(step_costs(trace)) >= MIN_STEPS else ""
         self._past: Past | None = None  # read when a simulation asks for it
         self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}
+        late = slow_steps(trace) if self.unit == "s" else ()
+        self.slow = {step.step: step for step in late if step.step not in self.stalls}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._stretches = list(self._cut())
-        self._ends = {step: trace[step - trace[0].step].end for step in self.stalls}
+        self._ends = {step: trace[step - trace[0].step].end for step in (*self.stalls, *self.slow)}
         self._states = _States.of_all(trace)
 
     def _cut(self) -> Iterator[_Stretch]:
@@ -133,7 +142,10 @@ class Explainer:
             if begin > previous_end:
                 yield _Stretch(previous_end, begin, record, False, 0.0 if stall is not None and stall.before else 1.0)
             if end > begin:
-                yield _Stretch(begin, end, record, True, 1.0 if stall is None else stall.share_of_step)
+                if stall is None and (slow := self.slow.get(record.step)) is not None:
+                    yield _Stretch(begin, end, record, True, slow.expected / slow.seconds, "slow")
+                else:
+                    yield _Stretch(begin, end, record, True, 1.0 if stall is None else stall.share_of_step)
             previous_end = end
 
     # -- one request -----------------------------------------------------------------------------------------------
@@ -152,18 +164,24 @@ class Explainer:
             tuple([stall for stall in self.stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
             self._report,
             self._confirmer(course.request_id),
+            self.metrics.requests[course.request_id].e2e is None,
+            course.waiting(),
+            tuple([slow for slow in self.slow.values() if arrival < self._ends[slow.step] and slow.time < end]),
+            self.misfit,
+            time_of_day(self.trace.meta.created, arrival) if self.unit == "s" else "",
         )
 
     def first_token(self, request_id: str) -> Span | None:
-        """The time to first token of a request, by its full id, with its parts; None if it is not in the trace."""
-        return self._course(request_id, is_ttft=True).ttft()
+        """The time to first token of a request, by its full id, or the time so far; None if the trace lacks it."""
+        course = self._course(request_id, is_ttft=True)
+        return course.ttft() or course.waiting()
 
     def slowest(self, by: str = "ttft") -> list[str]:
-        """The requests that have a latency, "ttft" or "e2e", the slowest first."""
+        """The requests by a latency, "ttft" or "e2e", or by the time so far without it, the slowest first."""
         known = [
             (-_in_unit(latency, self.unit), request_id)
             for request_id, request in self.metrics.requests.items()
-            if (latency := getattr(request, by)) is not None
+            if (latency := request.at_least(by)) is not None
         ]
         known.sort(key=itemgetter(0))
         return [request_id for _, request_id in known]
@@ -182,10 +200,8 @@ class Explainer:
             arrival, tokens = float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
         if of_request.e2e is not None:
             end = arrival + _in_unit(of_request.e2e, self.unit)
-        elif tokens:
-            end = tokens[-1]
-        elif len(self.trace):
-            end = self._stretches[-1].end if self._stretches else arrival
+        elif len(self.trace) and of_request.age is not None:
+            end = arrival + _in_unit(of_request.age, self.unit)
         else:
             raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
         last = tokens[0] if is_ttft and tokens else max((end, *tokens[-1:]))
@@ -200,9 +216,9 @@ class Explainer:
             stretch = self._stretches[index]
             if stretch.begin >= end:
                 break
-            stall = Share(Cause("stall"), 1.0 - stretch.explained, {})  # nobody is behind it
+            late = Share(Cause(stretch.late), 1.0 - stretch.explained, {})  # nobody is behind it
             causes = self._causes(states, stretch)
-            shares = [stall, *(Share(cause, share * stretch.explained, who) for cause, share, who in causes)]
+            shares = [late, *(Share(cause, share * stretch.explained, who) for cause, share, who in causes)]
             yield Piece(stretch.begin, stretch.end, stretch.record.step, [each for each in shares if each.share > 0])
 
     def _causes(self, states: _States, stretch: _Stretch) -> Iterator[Share]:
@@ -321,7 +337,7 @@ class Explainer:
         """The fork without a cause: its words and its arguments."""
         config = recorded_config(self.trace)
         match part.kind, part.limit:
-            case "stall", _:  # no simulation has one
+            case "stall" | "slow", _:  # no simulation has one
                 return None
             case "seats", _:
                 seats = max(config.max_num_seqs * 2, len(part.culprits) * 2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from workbench.analysis.loops import Loops, loops_of
 from workbench.base.named_fields import show_fields
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.policy import SchedulingPolicy, described
@@ -30,16 +32,18 @@ def fork(
     cost_model: StepCost | None = None,
     without: Collection[str] = (),
     contents: Contents | None = None,
+    open_loop: bool = False,
     **config_changes: Any,
 ) -> Trace:
     """Simulate the arrivals of a trace, with its sampled tokens, under another configuration.
 
-    Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock, and
-    requests arrive at their recorded times. A request that had ended gets the recorded tokens and ends with the same
-    one; on a clock, one that was aborted gets as many. Any other request continues to its ``max_tokens`` with made-up
-    tokens. Each verification of a request accepts as many drafts as in the recording; of fewer drafts at most all, and
-    more are refused. A recording of vLLM is simulated with ``as_vllm``; if the setting would hang, the source of the
-    trace says so, and its ``end`` is "stuck".
+    Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock,
+    and requests arrive at their recorded times. A request whose prompt contains the answer to an earlier one
+    arrives when that answer has ended, with as much time between as in the recording. A request that had ended gets
+    the recorded tokens and ends with the same one; on a clock, one that was aborted gets as many. Any other request
+    continues to its ``max_tokens`` with made-up tokens. Each verification of a request accepts as many drafts as in
+    the recording; of fewer drafts at most all, and more are refused. A recording of vLLM is simulated with
+    ``as_vllm``; if the setting would hang, the source of the trace says so, and its ``end`` is "stuck".
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
@@ -47,6 +51,7 @@ def fork(
         cost_model: Gives the duration of a step; None for a fork without a clock.
         without: Requests to leave out.
         contents: Says which prefixes are equal; None to read it from the trace.
+        open_loop: Let follow-ups arrive at their recorded times too, whether the answers in them have ended or not.
         **config_changes: EngineConfig fields to change. ``block_size`` and ``num_blocks`` can only change at step 0.
             ``policy`` may also be a SchedulingPolicy object, from step 0.
 
@@ -78,10 +83,10 @@ def fork(
         policy = config_changes.pop("policy")
         if at_step:
             raise ValueError(f"policy={policy!r} can only be given from step 0, got at_step={at_step}")
-    recorded, past = recorded_config(trace), Past(trace, contents)
+    recorded, past = recorded_config(trace), Past(trace, contents, open_loop=open_loop)
     changed = past.changed(recorded, config_changes)
     arrivals = [
-        past.arrival(info) if cost_model is None else past.timed_arrival(info, at_step)
+        past.arrival(info, at_step) if cost_model is None else past.timed_arrival(info, at_step)
         for info in trace.requests.values()
         if info.request_id not in without
     ]
@@ -116,18 +121,19 @@ def fork(
 show_fields(EngineConfig, fork)
 
 
-def recorded_requests(trace: Trace) -> tuple[list[Arrival], Callable[[Request], int]]:
+def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Arrival], Callable[[Request], int]]:
     """The requests of a recording as they arrived, each with as many tokens as it got, and what gives those tokens.
 
     Args:
         trace: A recording with a clock.
+        open_loop: Let follow-ups arrive at their recorded times.
     """
-    past = Past(trace)
+    past = Past(trace, open_loop=open_loop)
     arrivals = [
         dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
         for info in trace.requests.values()
     ]
-    return arrivals, past.sample_token
+    return past.loops.in_sessions(arrivals) if not open_loop else arrivals, past.sample_token
 
 
 def why_hung(trace: Trace) -> str:
@@ -170,9 +176,24 @@ STOP_NUMBER = 2**31 - 1
 
 
 class Past:
-    """The requests of a trace as they arrived, and the tokens that they got."""
+    """The requests of a trace as they arrived, and the tokens that they got.
 
-    def __init__(self, trace: Trace, contents: Contents | None = None) -> None:
+    Args:
+        trace: The trace.
+        contents: Says which prefixes are equal; None to read it from the trace.
+        open_loop: Ignore which requests follow the ends of others.
+        loops: Those that do, if they are known already, as for several ranks; None to find them.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        contents: Contents | None = None,
+        *,
+        open_loop: bool = False,
+        loops: Loops | None = None,
+    ) -> None:
+        self._trace, self._open_loop, self._loops = trace, open_loop, loops
         self._contents = contents or Contents(trace)
         self._first_time = trace[0].time if len(trace) else 0.0
         self._sampled: dict[str, list[int]] = defaultdict(list)
@@ -201,6 +222,11 @@ class Past:
         outputs[:] = self._contents.tokens(request_id, info.num_prompt_tokens, info.num_prompt_tokens + len(outputs))
         if self._ended.get(request_id) == "stop":  # its KV is not computed, so no other request can find it
             outputs[-1] = STOP_NUMBER
+
+    @cached_property
+    def loops(self) -> Loops:
+        """The requests that follow the ends of others, whether they are simulated so or not."""
+        return self._loops if self._loops is not None else loops_of(self._trace, self._contents)
 
     @property
     def knows_prefixes(self) -> bool:
@@ -239,10 +265,10 @@ class Past:
                 "its engine cached no prefixes, so it does not say which are equal"
             )
 
-    def arrival(self, info: RequestInfo) -> Arrival:
-        """A request that arrives, and is aborted, at its recorded step."""
+    def arrival(self, info: RequestInfo, at_step: int = 0) -> Arrival:
+        """A request that arrives, and is aborted, at its recorded step; from a step on a follow-up when it can."""
         request_id = info.request_id
-        return Arrival(
+        arrival = Arrival(
             request_id=request_id,
             prompt_token_ids=self._contents.prompt(info),
             sampling=self._sampling(info),
@@ -254,10 +280,11 @@ class Past:
             cache_salt=info.cache_salt,
             adapter=info.adapter,
         )
+        return arrival if self._open_loop or info.arrival_step < at_step else self.loops.tie(arrival)
 
     def timed_arrival(self, info: RequestInfo, at_step: int) -> Arrival:
         """A request that arrives at its recorded time, and at its recorded step if that is before a step."""
-        arrival = self.arrival(info)
+        arrival = self.arrival(info, at_step)
         if info.arrival_step < at_step:
             return dataclasses.replace(arrival, arrives_at=self._first_time)
         if info.request_id in self._aborted:  # its steps are other ones on a clock

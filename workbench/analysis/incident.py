@@ -10,7 +10,6 @@ from workbench.analysis.apart import Difference, apart
 from workbench.analysis.explain import Explainer, explainer_of
 from workbench.simulation.costs.stalls import Stall
 from workbench.trace import Trace
-from workbench.trace.readings.metrics import amount
 
 MAX_SLOW = 1000
 """Maximum number of requests whose cause is named, the slowest."""
@@ -21,7 +20,7 @@ class Slow(NamedTuple):
 
     Attributes:
         request_id: The request.
-        ttft: Its time to first token as it is shown.
+        ttft: Its time to first token as it is shown, "at least" the time so far if it has none.
         cause: The biggest part, such as "waiting for KV blocks"; "" for none.
         share: The share of that part, in [0, 1].
         culprits: Up to three requests behind it.
@@ -70,8 +69,8 @@ def _slow(explainer: Explainer) -> Iterator[Slow]:
     for request_id in explainer.slowest()[:MAX_SLOW]:
         if (span := explainer.first_token(request_id)) is None:
             continue
-        part, ttft = span.chief, amount(span.total, explainer.unit)
+        part, ttft = span.chief, span.amount(explainer.unit)
         if part is None:
             yield Slow(request_id, ttft, "", 0.0, ())
         else:
-            yield Slow(request_id, ttft, part.cause, part.amount / (span.total or 1.0), part.culprits[:3])
+            yield Slow(request_id, ttft, part.words, part.amount / (span.total or 1.0), part.culprits[:3])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -47,6 +47,7 @@ class Prediction:
         intervals: Every value by name, with its interval.
         draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
         notes: Sentences that limit its use, such as a note on an extrapolation.
+        seen: The values up to the end of a recording in which requests had not ended; empty if all had.
     """
 
     changes: Mapping[str, Any]
@@ -55,6 +56,7 @@ class Prediction:
     draws: Mapping[str, list[float]]
     notes: tuple[str, ...]
     _simulate: Callable[..., Trace]
+    seen: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Interval:
         return self.intervals[name]

@@ -14,11 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interval_of, range_of
+from workbench.analysis.log_run import SOURCE
+from workbench.analysis.loops import Loops
 from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
@@ -26,22 +29,17 @@ from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.scheduler.request import Request
-from workbench.simulation.access_log import AccessLog
-from workbench.simulation.arrivals import Arrival
-from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.cost_model import CostModel, step_costs
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.fit import FitReport, without_stalls, without_trend
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
-from workbench.simulation.simulate import simulate_requests
-from workbench.trace import Trace, TraceError, TraceMeta
+from workbench.trace import Trace, TraceError
 from workbench.trace.readings.contents import Contents
+from workbench.trace.readings.metrics import RequestMetrics, still_without
+from workbench.trace.readings.metrics_collector import metrics
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
-
-SOURCE = "access log"
-"""Beginning of the source of a trace that was simulated from a log: nothing in it was measured."""
 
 DRAWN_TOKENS = 800_000
 """Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
@@ -61,10 +59,13 @@ class Predictor:
         num_draws: Number of repeated simulations for intervals, 0 for none; a long run has fewer, down to MIN_DRAWS.
         counted: Requests whose latencies count, such as all but a benchmark's warm-up; None for all.
         executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do.
+        open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
+        measured: Values that were measured elsewhere, by name, such as those of spans; None for those of the trace.
 
     Attributes:
         model: The cost model.
         report: Its errors; None if the model was given.
+        is_open_loop: Whether requests arrive at their recorded times, whatever is in them.
         first_draw: The simulation that every setting has: None for the one without noise. In a long run noise averages
             out, and the first draw serves.
 
@@ -82,8 +83,12 @@ class Predictor:
         num_draws: int = NUM_DRAWS,
         counted: Collection[str] | None = None,
         executor: Executor | None = None,
+        open_loop: bool = False,
+        measured: Mapping[str, float] | None = None,
     ) -> None:
         self.trace = trace
+        self._measured = measured
+        self.is_open_loop = open_loop
         num_tokens = sum(map(len, self._past.tokens.values()))
         asked, num_draws = num_draws, min(num_draws, max(MIN_DRAWS, DRAWN_TOKENS // max(1, num_tokens)))
         self.first_draw = 0 if num_draws < asked else None
@@ -109,6 +114,8 @@ class Predictor:
     @cached_property
     def recorded(self) -> dict[str, float]:
         """The values of the recording; empty if it has no clock, or if nothing in it was measured."""
+        if self._measured:
+            return dict(self._measured)
         if self.trace.meta.source.startswith(SOURCE):
             return {}
         try:
@@ -125,8 +132,9 @@ class Predictor:
 
     @property
     def unchanged_values(self) -> dict[str, float]:
-        """The predicted values of the recorded configuration."""
-        return {name: interval.value for name, interval in self.unchanged.intervals.items()}
+        """The predicted values of the recorded configuration, up to the moment at which the recording ended."""
+        values = {name: interval.value for name, interval in self.unchanged.intervals.items()}
+        return {**values, **self.unchanged.seen}
 
     @cached_property
     def check(self) -> Check:
@@ -148,11 +156,17 @@ class Predictor:
 
     def simulate(self, **changes: Any) -> Trace:
         """The run under a changed configuration, without an interval."""
-        return fork(self.trace, cost_model=Replayed(self.model, self._drift), **changes)
+        cost_model = Replayed(self.model, self._drift)
+        return fork(self.trace, cost_model=cost_model, open_loop=self.is_open_loop, **changes)
 
     @cached_property
     def _past(self) -> Past:
-        return Past(self.trace)
+        return Past(self.trace, open_loop=self.is_open_loop)
+
+    @property
+    def loops(self) -> Loops:
+        """The requests that follow the ends of others, and how they are known."""
+        return self._past.loops
 
     @cached_property
     def _run(self) -> RecordedRun:
@@ -168,7 +182,20 @@ class Predictor:
             noise=self._noise,
             largest=self.report.largest if self.report is not None else {},
             counted=self._counted,
+            until=self._until,
         )
+
+    @cached_property
+    def _unended(self) -> list[RequestMetrics]:
+        """The requests that had not ended when the recording did."""
+        return [each for each in metrics(self.trace).requests.values() if each.age is not None]
+
+    @cached_property
+    def _until(self) -> float | None:
+        """The end of the recording, if requests had not ended then."""
+        if not self.recorded or not self._unended:
+            return None
+        return max(self.trace[-1].end, *(info.arrival_time for info in self.trace.requests.values()))
 
     def outcomes(
         self, tasks: Sequence[tuple[Mapping[str, Any], int | None]]
@@ -201,8 +228,17 @@ class Predictor:
             outcome_of, self._run, [task for _, task in possible], executor=self._executor, jobs=jobs
         ):
             index = possible[place][0]
-            self._known[keys[index]] = outcome
+            self._known[keys[index]] = outcome = self._if_possible(outcome)
             yield index, outcome
+
+    def _if_possible(self, outcome: Outcome | ValueError) -> Outcome | ValueError:
+        """The outcome, or the reason why it cannot be: somebody asked on before the answer had come."""
+        if isinstance(outcome, ValueError) or not (wrong := self.loops.num_impossible(outcome.spans)):
+            return outcome
+        return ValueError(
+            f"open_loop=True (--open-loop) has no answer here: {wrong} of {len(self.loops.follow_ups)} follow-ups "
+            "would arrive before the answer that they contain has ended; without it each waits for that answer"
+        )
 
     def predict_all(self, settings: Sequence[Mapping[str, Any]], *, progress: bool = False) -> list[Prediction]:
         """The run under several configurations, as `predict` gives it. Ctrl-C leaves out repeated simulations.
@@ -233,18 +269,16 @@ class Predictor:
         drawn = rounds[1:] if self.first_draw is None else rounds
         whole = [each for each in drawn if all(index in found for index in each)]
         for place, changes in enumerate(settings):
-            prediction = self._prediction(changes, found[place], [found[each[place]].values for each in whole])
+            prediction = self._prediction(changes, found[place], [found[each[place]] for each in whole])
             if self._unchanged is None:
                 self._unchanged = prediction
             else:
                 predictions.append(prediction)
         return predictions
 
-    def _prediction(
-        self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Mapping[str, float]]
-    ) -> Prediction:
+    def _prediction(self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Outcome]) -> Prediction:
         errors = self.errors if changes else {}
-        draws = {name: [run.get(name, math.nan) for run in runs] for name in outcome.values}
+        draws = {name: [run.values.get(name, math.nan) for run in runs] for name in outcome.values}
         intervals = {
             name: range_of(value, draws[name])
             if name in COUNTS
@@ -255,13 +289,18 @@ class Predictor:
         if changes and not self._past.knows_prefixes:
             intervals = self._widened(changes, outcome, intervals)
             notes += (UNKNOWN_SHARING,)
-        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate)
+        seen = {
+            name: fmean([run.seen[name] for run in runs if name in run.seen] or [value])
+            for name, value in outcome.seen.items()
+            if name not in COUNTS
+        }
+        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
 
     def _widened(
         self, changes: Mapping[str, Any], outcome: Outcome, intervals: Mapping[str, Interval]
     ) -> dict[str, Interval]:
         """Intervals that also hold the run in which requests share as much as the recording allows."""
-        most = Past(self.trace, Contents(self.trace, assume_shared=True))
+        most = Past(self.trace, Contents(self.trace, assume_shared=True), open_loop=self.is_open_loop, loops=self.loops)
         arrivals = [most.timed_arrival(info, 0) for info in self.trace.requests.values()]
         run = replace(self._run, arrivals=arrivals, tokens=most.tokens)
         values = run.outcome(most.changed(recorded_config(self.trace), changes), self.first_draw).values
@@ -274,7 +313,10 @@ class Predictor:
 
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
+        notes += [str(self.loops)] if self.loops.follow_ups and not self.is_open_loop else []
         notes += [outcome.hang] if outcome.hang else []
+        if not changes and (num_open := sum(each.waited is not None for each in self._unended)):
+            notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:
             notes += [
                 f"extrapolated: {share:.0%} of the steps have more than the {self.report.largest[name]} {SIZES[name]} "
@@ -302,13 +344,18 @@ UNKNOWN_SHARING = (
 )
 
 
-def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, **config: Any) -> Trace:
-    """Simulate the recorded arrivals, at their recorded times, under another configuration.
+def whatif(
+    trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, open_loop: bool = False, **config: Any
+) -> Trace:
+    """Simulate the recorded requests under another configuration.
+
+    They arrive at their recorded times, and those whose prompt contains the answer to another one when it has ended.
 
     Args:
         trace: A recorded run.
         cost_model: Duration of a step; None to fit it to the trace.
         force: Answer even if the prediction of the recorded setting is far from what was measured.
+        open_loop: Let all requests arrive at their recorded times; refused if an answer would come too late for that.
         **config: EngineConfig fields to change; none to predict the run as it was.
 
     Returns:
@@ -327,33 +374,12 @@ def whatif(trace: Trace, cost_model: CostModel | None = None, *, force: bool = F
         >>> round(faster.metrics().requests["a"].e2e.seconds, 3)
         0.1
     """
-    predictor = Predictor(trace, cost_model, num_draws=0)
+    predictor = Predictor(trace, cost_model, num_draws=0, open_loop=open_loop)
     if cost_model is None and not force:
         predictor.check.require()
+    if open_loop:
+        predictor.predict(**config)  # which refuses what cannot be
     return predictor.simulate(**config)
 
 
 show_fields(EngineConfig, whatif)
-
-
-def simulate_log(log: AccessLog, config: EngineConfig, cost_model: StepCost) -> Trace:
-    """The run that a server with this configuration and these costs would make of a log.
-
-    Args:
-        log: The access log.
-        config: Configuration of the server.
-        cost_model: Duration of a step, from a recording of such a server.
-    """
-    arrivals = log.arrivals
-    meta = TraceMeta(source=f"{SOURCE} {log.path.name}, simulated", config=config.to_dict())
-
-    def sample_token(request: Request) -> int:
-        return 3
-
-    return simulate_requests(
-        config, arrivals, sample_token, cost_model=cost_model, meta=meta, max_steps=100 * sum(map(_size, arrivals))
-    )
-
-
-def _size(arrival: Arrival) -> int:
-    return arrival.sampling.max_tokens + len(arrival.prompt_token_ids)

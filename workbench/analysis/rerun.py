@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from workbench.analysis.fork import Past, hang_of, max_steps_of
-from workbench.analysis.values import VALUES, statistics_of
+from workbench.analysis.values import Seen, values_until
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
@@ -19,10 +19,11 @@ from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.step_model import Features
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
+from workbench.simulation.follow_ups import FollowUps
 from workbench.simulation.leap import FeatureCost, Leap, LeapingRun
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
-from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes
+from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
@@ -38,6 +39,8 @@ class Outcome:
         hang: Why it did not end; "" if it did.
         e2e: Seconds from arrival to the end, of each request that ended.
         beyond: For each of ``SIZES`` the share of steps that are beyond the largest measured step, and the largest.
+        spans: Arrival and end of each request; None for no end.
+        seen: The values as the recording would show them, which may end before its requests do; empty for the same.
     """
 
     values: dict[str, float]
@@ -45,6 +48,8 @@ class Outcome:
     hang: str = ""
     e2e: dict[str, float] = field(default_factory=dict)
     beyond: dict[str, tuple[float, int]] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
+    spans: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)
 
 
 @dataclass
@@ -62,6 +67,7 @@ class RecordedRun:
         noise: Deviations of its steps, for the repeated simulations.
         largest: Largest sizes of a measured step, by the names of ``SIZES``.
         counted: Requests whose latencies count; None for all.
+        until: The end of a recording in which requests had not ended; None if all had.
     """
 
     arrivals: list[Arrival]
@@ -74,6 +80,7 @@ class RecordedRun:
     noise: StepNoise | None = None
     largest: Mapping[str, int] = field(default_factory=dict)
     counted: Collection[str] | None = None
+    until: float | None = None
 
     @classmethod
     def of(cls, trace: Trace, past: Past, model: CostModel, **fields: Any) -> RecordedRun:
@@ -112,8 +119,13 @@ class RecordedRun:
         cost = _Measuring(Replayed(model, self.drift, noise, draw or 0))
         summed, end = self._summed(config, cost, policy)
         values = summed.values(self.counted)
+        seen = values if self.until is None else values | summed.latencies(self.counted, self.until)
+        spans = {
+            name: (times.arrival.seconds, times.end.seconds if times.end is not None else None)
+            for name, times in summed.requests.items()
+        }
         e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
-        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest))
+        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest), seen, spans)
 
     def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes | None:
         """Simulate the run until a request has ended: its times, None if the run hangs before it arrives.
@@ -131,7 +143,16 @@ class RecordedRun:
         if not self.as_vllm:
             for arrival in pending:
                 arrival.check_servable(config, self.sample_token)
-        run = LeapingRun(config, iter(pending), cost, self.next_tokens, policy, as_vllm=self.as_vllm)
+        loops = FollowUps(pending)
+        run = LeapingRun(
+            config,
+            iter(loops.first()),
+            cost,
+            self.next_tokens,
+            policy,
+            as_vllm=self.as_vllm,
+            follow=loops.ended if loops.depends else None,
+        )
         run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in pending)
         summed = _Summed(run.scheduler.kv_cache.block_pool.num_blocks)
         try:
@@ -203,22 +224,31 @@ class _Summed:
         self._begin = batch.time if self._begin is None else self._begin
         self._end = max(self._end, batch.end)
 
+    def latencies(self, counted: Collection[str] | None, until: float = math.inf) -> dict[str, float]:
+        """Latencies by name, of what had happened up to a time."""
+
+        def seconds(moment: Timestamp | None) -> float | None:
+            return None if moment is None else moment.seconds
+
+        return values_until(
+            (
+                Seen(
+                    times.arrival.seconds,
+                    seconds(times.first_scheduled),
+                    seconds(times.first_token),
+                    seconds(times.end),
+                    [token.seconds for token in times.tokens or ()],
+                )
+                for request_id, times in self.requests.items()
+                if counted is None or request_id in counted
+            ),
+            until,
+        )
+
     def values(self, counted: Collection[str] | None) -> dict[str, float]:
         """Latencies and counts, by name."""
-        columns: dict[str, list[float]] = {name: [] for name in VALUES}
-        num_output = 0
-        for request_id, times in self.requests.items():
-            tokens = times.tokens or ()
-            num_output += len(tokens)
-            if counted is not None and request_id not in counted:
-                continue
-            for name in ("ttft", "queue", "e2e"):
-                if (latency := getattr(times, name)) is not None:
-                    columns[name].append(latency.seconds)
-            if (decode := times.decode) is not None and decode.seconds is not None and len(tokens) > 1:
-                columns["tpot"].append(decode.seconds / (len(tokens) - 1))
-            columns["itl"] += [after - before for before, after in pairwise([token.seconds for token in tokens])]
-        values = statistics_of(columns)
+        values = self.latencies(counted)
+        num_output = sum(len(times.tokens or ()) for times in self.requests.values())
         duration = self._end - (self._begin or 0.0)
         values["duration"] = duration
         values["output_throughput"] = num_output / duration if duration > 0 else 0.0

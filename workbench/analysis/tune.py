@@ -269,6 +269,7 @@ def tune(
         for settings in combinations
     ]
     notes = list(predictor.report.notes) if predictor.report else []
+    notes += [str(predictor.loops)] if predictor.loops.follow_ups and not predictor.is_open_loop else []
     with progress_bar(len(tasks), "sweep", "setting", shown=progress) as bar:
         try:
             for index, outcome in predictor.outcomes(tasks):

@@ -3,28 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
+from types import MappingProxyType
+from typing import NamedTuple
 
 from workbench.trace import Trace, TraceError
+from workbench.trace.readings.censored import Times
 from workbench.trace.readings.metrics import TraceMetrics, percentile
 from workbench.trace.readings.metrics_collector import metrics as measured
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
 """Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""
 
+OPEN = ("ttft", "queue", "e2e")
+"""Latencies that count with the time so far if they had not ended."""
+
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def statistics_of(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Mean, percentiles and maximum of each latency, by names such as "ttft_p99"."""
+def statistics_of(
+    columns: Mapping[str, Sequence[float]], open: Mapping[str, Sequence[float]] = MappingProxyType({})
+) -> dict[str, float]:
+    """Mean, percentiles and maximum of each latency, by names such as "ttft_p99".
+
+    Args:
+        columns: The latencies by name.
+        open: The times so far of those that had not ended.
+    """
     values: dict[str, float] = {}
     for name, seconds in columns.items():
-        if seconds:
+        if open.get(name):
+            times = Times(seconds, open[name])
+            percentiles = [times.percentile(percent) for percent in (50, 90, 95, 99, 100)]
+            values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (times.mean or 0.0, *percentiles))}
+        elif seconds:
             ordered = sorted(seconds)
             percentiles = [percentile(ordered, percent) for percent in (50, 90, 95, 99, 100)]
             values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(ordered), *percentiles))}
     return values
+
+
+class Seen(NamedTuple):
+    """The moments of a simulated request in seconds; None for what did not happen.
+
+    Attributes:
+        arrival: Its arrival.
+        scheduled: The start of the step that admitted it.
+        first_token: Its first token.
+        end: Its end.
+        tokens: All its tokens.
+    """
+
+    arrival: float
+    scheduled: float | None
+    first_token: float | None
+    end: float | None
+    tokens: Sequence[float]
+
+
+def values_until(requests: Iterable[Seen], until: float = math.inf) -> dict[str, float]:
+    """Latencies by name, of what had happened up to a time.
+
+    Args:
+        requests: The requests.
+        until: The time, at which a recording may have ended before its requests did.
+    """
+    columns: dict[str, list[float]] = {name: [] for name in VALUES}
+    open: dict[str, list[float]] = {name: [] for name in OPEN}
+    for request in requests:
+        if request.arrival > until:
+            continue
+        for name, end in (("ttft", request.first_token), ("queue", request.scheduled), ("e2e", request.end)):
+            if end is not None and end <= until:
+                columns[name].append(end - request.arrival)
+            elif until < math.inf:
+                open[name].append(until - request.arrival)
+        tokens = [token for token in request.tokens if token <= until]
+        if len(tokens) > 1:
+            columns["tpot"].append((tokens[-1] - tokens[0]) / (len(tokens) - 1))
+        columns["itl"] += [after - before for before, after in pairwise(tokens)]
+    return statistics_of(columns, open)
 
 
 def value_names() -> tuple[str, ...]:
@@ -53,7 +113,7 @@ def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = 
     """
     if metrics.summary.unit != "s":
         raise TraceError("the trace has no clock: it holds steps, but not their times")
-    values = statistics_of(_latencies(metrics, request_ids))
+    values = statistics_of(_latencies(metrics, request_ids), _open(metrics, request_ids))
     values["duration"] = metrics.summary.duration
     values["output_throughput"] = metrics.summary.output_throughput or 0.0
     return values | counts_of(metrics)
@@ -70,6 +130,15 @@ def counts_of(metrics: TraceMetrics) -> dict[str, float]:
     }
     uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
     return counts | {name: use for name, use in uses.items() if use is not None and math.isfinite(use)}
+
+
+def _open(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
+    """The times so far of what had not ended."""
+    requests = [each for each in metrics.requests.values() if request_ids is None or each.request_id in request_ids]
+    return {
+        name: [latency.seconds or 0.0 for request in requests if (latency := request.so_far(name)) is not None]
+        for name in OPEN
+    }
 
 
 def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:

@@ -10,14 +10,18 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 from workbench.analysis.run_on import LastState, Outcome, run_on
-from workbench.analysis.why_answer import Change, Verdict, Waiter, Why
+from workbench.analysis.why_answer import Change, Holder, Verdict, Waiter, Why
+from workbench.analysis.why_signs import circling_requests, still_steps, usual_step
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import most_blocks
 from workbench.trace import Trace, TraceError
+from workbench.trace.clock import time_of_day
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import Reason
 
 OUTSIDE = ("grammar", "adapter", "transfer", "encoder")
@@ -31,15 +35,22 @@ SECONDS = 2.5
 """Time for all simulations of one answer."""
 
 
+SILENT = 5.0
+"""Seconds without a line after which a recording of short steps is silent; a recorder writes every second or so."""
+
+PACE_TOKENS = 20
+"""Latest tokens of a request that give its pace."""
+
 MAX_TRIED = 32
 """A change is tried on this many requests at the head of the queue, and on as many of the largest behind them."""
 
 
-def why(trace: Trace) -> Why:
+def why(trace: Trace, silent: float | None = None) -> Why:
     """Say why requests are not served, whether they ever can be, and the smallest change of a setting that frees them.
 
     Args:
         trace: A trace, growing or not; the answer is about its last step.
+        silent: Seconds since its file was last written; None if it is not a file that is written now.
 
     Raises:
         TraceError: The state of its scheduler cannot be rebuilt; the message names what is missing.
@@ -57,12 +68,14 @@ def why(trace: Trace) -> Why:
         state = LastState(trace)
     except ValueError as problem:
         raise TraceError(f"why() needs the scheduler's state: {problem}") from None
-    return _Asker(trace, state).answer()
+    return _Asker(trace, state, silent).answer()
 
 
 class _Asker:
-    def __init__(self, trace: Trace, state: LastState) -> None:
+    def __init__(self, trace: Trace, state: LastState, silent: float | None) -> None:
         self.trace = trace
+        self.silent = silent
+        self.usual, self.longest = usual_step(trace)
         self.state = state
         self.deadline = time.thread_time() + SECONDS
         self.is_complete = True
@@ -78,15 +91,19 @@ class _Asker:
 
     def answer(self) -> Why:
         trace, state = self.trace, self.state
-        still, circling = _still_steps(trace), _circling(trace)
+        still, circling = still_steps(trace), circling_requests(trace)
         self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.is_of_vllm else STILL)
         closed = self.run(state.config)
         verdict, left, changes, drops = self.judge(closed, circling)
+        waiters = tuple(self.waiters(closed))
+        if verdict in ("runs", "early") and (gone := self.gone()):
+            verdict, left, changes, drops = gone, tuple(state.waiting), (), ()
+        holders = self.holders(waiters) if verdict in ("runs", "early", "silent") else ()
         last = trace[-1] if len(trace) else None
         return Why(
             verdict=verdict,
             num_running=len(state.running),
-            waiters=tuple(self.waiters(closed)),
+            waiters=waiters,
             left=left,
             outcome=closed,
             changes=changes,
@@ -99,7 +116,40 @@ class _Asker:
             at=last.end if last is not None and last.end else None,
             source=trace.meta.source,
             missing=tuple(self.missing(verdict)),
+            holders=holders,
+            next_seat=self.next_seat(waiters) if holders else None,
+            silent=self.silent,
+            usual=self.usual,
+            clock=time_of_day(trace.meta.created, last.end, date=True) if last is not None and last.end else "",
         )
+
+    def gone(self) -> Literal["silent", "ended", ""]:
+        """Facts against requests being served, whatever the rules say: silence, or the end; "" for none."""
+        if self.trace.has_ended and self.trace.end == "" and self.trace.meta.is_of_vllm:
+            return "ended"
+        if self.silent is None or self.usual is None:
+            return ""
+        return "silent" if self.silent > max(SILENT, 20 * self.usual, 3 * self.longest) else ""
+
+    def holders(self, waiters: Sequence[Waiter]) -> tuple[Holder, ...]:
+        """The requests that hold the seats, if the first request in the queue waits for nothing else."""
+        if self.next_seat(waiters) is None:
+            return ()
+        requests, unit = metrics(self.trace).requests, metrics(self.trace).summary.unit
+        found = []
+        for request_id in self.state.running:
+            of_request = requests[request_id]
+            left = max(0, self.trace.requests[request_id].max_tokens - of_request.num_output_tokens)
+            gaps = of_request.gaps("s")[-PACE_TOKENS:] if unit == "s" else []
+            found.append(Holder(request_id, left, left * fmean(gaps) if gaps else None))
+        return tuple(sorted(found, key=lambda holder: (holder.seconds or 0.0, holder.tokens_left)))
+
+    def next_seat(self, waiters: Sequence[Waiter]) -> Change | None:
+        """One seat more, if the first waiting request waits for a seat alone."""
+        reason = next((waiter.reason for waiter in waiters if waiter.status == "waiting"), None)
+        if reason is None or reason.kind != "seats" or not isinstance(reason.value, int):
+            return None
+        return Change(reason.limit, reason.value, reason.value + 1)
 
     def run(self, config: EngineConfig, *, released: bool = False, ends_early: bool = True, **options: Any) -> Outcome:
         """Run on from the last state; ``released`` with all that is held outside of the scheduler given back."""
@@ -273,6 +323,8 @@ class _Asker:
         waiting = [trace.requests[request_id] for request_id in self.state.waiting]
         if self.state.config.enable_prefix_caching and not all(map(self.state.contents.is_known, waiting)):
             yield "token ids or block hashes: a waiting request is taken to find no prefix of another one in the cache"
+        if verdict in ("runs", "early") and trace.end == "cut":
+            yield "whether the server still serves: the file has no end line; workbench why looks when it was written"
         if not self.is_complete:
             yield f"other settings, for which {SECONDS:.0f} s were too short"
         if verdict == "differs":
@@ -321,27 +373,3 @@ def _blocks_of_whole(groups: Sequence[KVCacheGroup], num_tokens: int) -> int:
     return sum(-(-num_tokens // group.block_size) for group in groups if group.is_attention) or most_blocks(
         groups, num_tokens
     )
-
-
-def _still_steps(trace: Trace) -> int:
-    """Number of last steps that schedule nothing."""
-    count = 0
-    for record in reversed(trace.steps):
-        if record.chunks:
-            break
-        count += 1
-    return count
-
-
-def _circling(trace: Trace) -> tuple[str, ...]:
-    """Requests that begin again and again at the end of a trace, while no request gets a token or ends."""
-    starts: dict[str, int] = {}
-    before: dict[str, int] = {}
-    for record in reversed(trace.steps):
-        if record.finished or any(chunk.sampled is not None for chunk in record.chunks):
-            break
-        for chunk in record.chunks:  # in reverse: a start beyond a later one
-            if before.get(chunk.request_id, chunk.start) < chunk.start:
-                starts[chunk.request_id] = starts.get(chunk.request_id, 0) + 1
-            before[chunk.request_id] = chunk.start
-    return tuple([request_id for request_id, count in starts.items() if count >= 2])

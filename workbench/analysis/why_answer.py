@@ -9,14 +9,17 @@ from typing import Any, Literal, NamedTuple
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.run_on import Outcome
 from workbench.base.text import counted, printable
+from workbench.trace.readings.metrics import amount
 from workbench.trace.reasons import Reason
 
-Verdict = Literal["idle", "runs", "early", "outside", "never", "differs"]
+Verdict = Literal["idle", "runs", "early", "outside", "never", "differs", "silent", "ended"]
 """The fate of the requests.
 
 ``idle``: there is none. ``runs``: all of them can end. ``early``: all end only if some of them end before their
 ``max_tokens``. ``outside``: they wait for something that no scheduler decides, such as a transfer or a grammar.
-``never``: a state repeats. ``differs``: the recorded engine stands still, and by vLLM 0.33.0's rules it would not.
+``never``: a state repeats. ``silent``: by the rules they are served, and nothing has been written for much longer than
+a step takes: a step hangs, or the server died. ``ended``: the recording of a server ended before they did.
+``differs``: the recorded engine stands still, and by vLLM 0.33.0's rules it would not.
 """
 
 
@@ -50,6 +53,20 @@ class Change(NamedTuple):
     after: Any
 
 
+class Holder(NamedTuple):
+    """A request that holds a seat for which others wait.
+
+    Attributes:
+        request_id: The request.
+        tokens_left: Output tokens up to its max_tokens.
+        seconds: The time that they take at its pace; None without a clock, or before its second token.
+    """
+
+    request_id: str
+    tokens_left: int
+    seconds: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class Why:
     """The answer of ``trace.why()``.
@@ -70,6 +87,11 @@ class Why:
         at: Time of the last step in seconds since the start of the trace; None without a clock.
         source: The recorded engine.
         missing: Facts that the record lacks and the answer would need.
+        holders: If requests wait for a seat alone, those that hold the seats, the one that leaves first at the front.
+        next_seat: The change that lets the next of them in at once; None if no request waits for a seat alone.
+        silent: Seconds since the recording was last written; None if it has ended, or is not read from a file.
+        usual: Usual duration of a step in seconds; None without a clock.
+        clock: The time of day of the last step; "" if the trace does not say it.
     """
 
     verdict: Verdict
@@ -87,6 +109,18 @@ class Why:
     at: float | None
     source: str
     missing: tuple[str, ...]
+    holders: tuple[Holder, ...] = ()
+    next_seat: Change | None = None
+    silent: float | None = None
+    usual: float | None = None
+    clock: str = ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether requests wait that nothing serves: what a probe asks."""
+        if self.verdict == "outside":
+            return self.num_running == 0 or self.num_still_steps > 0
+        return self.verdict in ("never", "differs", "silent", "ended")
 
     def __repr__(self) -> str:
         return "\n".join(map(printable, _lines(self)))  # names come from a file
@@ -94,6 +128,7 @@ class Why:
 
 def _lines(answer: Why) -> Iterator[str]:
     when = f", {answer.at:.3f} s after the start" if answer.at is not None else ""
+    when += f" ({answer.clock})" if answer.clock else ""
     waiting = sum(waiter.status == "waiting" for waiter in answer.waiters)
     yield (
         f"{answer.source}{when}: {answer.num_running} running, {waiting} waiting, "
@@ -107,6 +142,7 @@ def _lines(answer: Why) -> Iterator[str]:
     if answer.circling:
         yield f"begin again and again, and no request gets a token: {_names(answer.circling)}"
     yield from _waiter_lines(answer.waiters)
+    yield from _holder_lines(answer)
     yield _verdict_line(answer)
     for index, change in enumerate(answer.changes):
         flag = vllm_flags({change.field: change.after})
@@ -119,6 +155,20 @@ def _lines(answer: Why) -> Iterator[str]:
         yield "no setting of the scheduler frees them: abort them, or restart the server"
     for sentence in answer.missing:
         yield f"not known: {sentence}"
+
+
+def _holder_lines(answer: Why) -> Iterator[str]:
+    """The seats that others wait for: until when the first of them is held, and the flag for one more."""
+    if answer.next_seat is None or not answer.holders:
+        return
+    first, change = answer.holders[0], answer.next_seat
+    left = f"at most {counted(first.tokens_left, 'token')} left"
+    if first.seconds is not None:
+        left += f", {amount(first.seconds, 's')} at its pace"
+    others = f"; {len(answer.holders) - 1} more hold a seat" if len(answer.holders) > 1 else ""
+    yield f"  next seat: that of {first.request_id}, {left}{others}"
+    flag = vllm_flags({change.field: change.after})
+    yield f"  one seat more lets the next one in: {change.field} {change.before} -> {change.after}  {flag}".rstrip()
 
 
 def _waiter_lines(waiters: Sequence[Waiter]) -> Iterator[str]:
@@ -142,6 +192,14 @@ def _verdict_line(answer: Why) -> str:
     match answer.verdict:
         case "runs":
             return "this clears: every request can end"
+        case "silent":
+            return (
+                f"nothing was written for {amount(answer.silent, 's')}, with requests to serve and steps of "
+                f"{amount(answer.usual, 's')}: a step hangs, the server died, or its disk is full"
+            )
+        case "ended":
+            unfinished = counted(answer.num_running + len(answer.left), "unfinished request")
+            return f"the recording ended with {unfinished}: the server was stopped or died, and nothing serves them"
         case "early":
             return (
                 f"this clears only if requests end before their max_tokens; if none does, {_names(answer.left)} "

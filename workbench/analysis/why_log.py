@@ -56,6 +56,11 @@ class WhyLog:
     log: ServerLog
     verdicts: dict[str, Verdict]
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether requests of a rank get nothing."""
+        return not {"starved", "still"}.isdisjoint(self.verdicts.values())
+
     def __repr__(self) -> str:
         return "\n".join(self._lines())
 

@@ -40,6 +40,11 @@ class WhyMetrics:
     num_preemptions: float
     num_blocks: str
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether requests wait and get nothing."""
+        return self.verdict in ("circles", "still")
+
     def __repr__(self) -> str:
         return "\n".join(_lines(self))
 

@@ -68,6 +68,11 @@ class Arrival:
         session: Its session, by which routers keep requests together; "" if it is alone.
         accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
         grammar: When the grammar of its output is compiled; None if it has none.
+        after: The request whose end it waits for; its own times count only if that one is not in the run. "" for none.
+        think: Seconds between that end and its arrival.
+        think_steps: Steps between them, in a simulation without a clock.
+        copy_of: The request that another user's is made from; "" for none.
+        copy: Number of that user, from 1; 0 for none.
     """
 
     request_id: str
@@ -84,6 +89,11 @@ class Arrival:
     adapter: str = ""
     session: str = ""
     grammar: GrammarArrival | None = None
+    after: str = ""
+    think: float = 0.0
+    think_steps: int = 0
+    copy_of: str = ""
+    copy: int = 0
 
     @property
     def max_tokens(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -192,7 +192,8 @@ class SimulationSummary:
         row = {name: getattr(self, name) for name in self.__slots__ if name.startswith("num_")}
         row |= {"end": self.end, "duration": self.duration, "output_throughput": self.output_throughput}
         for name in ("ttft", "itl", "e2e"):
-            row |= {f"{name}_{key}": value for key, value in asdict(getattr(self, name).distribution()).items()}
+            found = getattr(self, name).distribution()
+            row |= {f"{name}_{key}": getattr(found, key) for key in ("count", "mean", "p50", "p95", "p99", "max")}
         return row
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.costs.cost_model import Features, StepCost
-from workbench.simulation.run import SimulatedRun
+from workbench.simulation.run import Follow, SimulatedRun
 
 
 class FeatureCost(StepCost, Protocol):
@@ -55,6 +55,7 @@ class LeapingRun(SimulatedRun):
         next_tokens: Gives the next tokens of a request, as many as are asked for.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         as_vllm: Let requests wait forever where vLLM does.
+        follow: As for `SimulatedRun`.
 
     Attributes:
         leaps: The steps of each batch that stands for several, by the batch's step.
@@ -69,8 +70,9 @@ class LeapingRun(SimulatedRun):
         policy: SchedulingPolicy | None = None,
         *,
         as_vllm: bool = False,
+        follow: Follow | None = None,
     ) -> None:
-        super().__init__(config, arrivals, cost_model, policy, as_vllm=as_vllm)
+        super().__init__(config, arrivals, cost_model, policy, as_vllm=as_vllm, follow=follow)
         self.leaps: dict[int, Leap] = {}
         self._cost, self._next_tokens = cost_model, next_tokens
         self._is_async = int(config.async_scheduling)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING
 
 from workbench.config import EngineConfig
@@ -13,12 +14,15 @@ from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
-from workbench.simulation.arrivals import Arrival, GrammarArrival
+from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order
 from workbench.simulation.costs.cost_model import StepCost
 from workbench.trace import StepRecord
 
 if TYPE_CHECKING:
     from workbench.scheduler.second_tier import SecondTier
+
+Follow = Callable[[Request, float, int], Iterable[Arrival]]
+"""Gives the requests that follow from the end of one, its time and the step after it."""
 
 STUCK_AFTER = 3
 """Consecutive steps without a token after which the requests that are left cannot proceed by themselves."""
@@ -39,6 +43,7 @@ class SimulatedRun:
         cost_model: Gives the duration of a step; None for a run without a clock, in which no time passes.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
         as_vllm: Let requests wait forever where vLLM does.
+        follow: Gives the requests that follow from the end of one, at a time and in a step; None if none does.
 
     Attributes:
         scheduler: The scheduler.
@@ -56,6 +61,7 @@ class SimulatedRun:
         policy: SchedulingPolicy | None,
         *,
         as_vllm: bool = False,
+        follow: Follow | None = None,
     ) -> None:
         # Without a cost model the clock stays at 0, so that equal runs give equal traces.
         self.scheduler = Scheduler(config, clock=lambda: self.now, policy=policy, as_vllm=as_vllm)
@@ -65,8 +71,10 @@ class SimulatedRun:
         self.expects_more = False
         self._cost_model = cost_model
         self._arrivals = arrivals
-        self._added: deque[Arrival] = deque()
-        self._upcoming = next(arrivals, None)
+        self._follow = follow
+        self._added: list[tuple[tuple[int, float], int, Arrival]] = []
+        self._order = count()  # of requests that were added for the same moment
+        self._head = self._upcoming = next(arrivals, None)
         self._aborts: list[tuple[int, int, int, str]] = []  # of arrived requests: (step, index, order of arrival, id)
         self._num_empty = 0
         self._num_idle = 0
@@ -101,12 +109,23 @@ class SimulatedRun:
         return self._num_empty >= STUCK_AFTER or not self.scheduler.has_unfinished_requests()
 
     def add(self, arrival: Arrival) -> None:
-        """Add a request to those that will arrive; it arrives after all that have been added."""
+        """Add a request to those that will arrive; of several for one moment, the first that was added comes first."""
         self._num_idle = 0
-        if self._upcoming is None:
-            self._upcoming = arrival
+        heappush(self._added, (arrival_order(arrival), next(self._order), arrival))
+        self._look()
+
+    def _look(self) -> None:
+        """Find the request that arrives next."""
+        self._upcoming = self._head
+        if self._added and (self._head is None or self._added[0][0] < arrival_order(self._head)):
+            self._upcoming = self._added[0][-1]
+
+    def _take_upcoming(self) -> None:
+        if self._upcoming is self._head:
+            self._head = next(self._arrivals, None)
         else:
-            self._added.append(arrival)
+            heappop(self._added)
+        self._look()
 
     def arrive(self) -> list[Request]:
         """Queue the requests that are due before the next step, and abort those whose ``abort_step`` has come.
@@ -134,15 +153,18 @@ class SimulatedRun:
                 self._acceptance[arrival.request_id] = _Acceptance(arrival)
             if arrival.abort_step is not None:
                 heappush(self._aborts, (arrival.abort_step, arrival.index, self.num_arrived, arrival.request_id))
-            self._upcoming = self._added.popleft() if self._added else next(self._arrivals, None)
+            self._take_upcoming()
         while self._aborts and self._aborts[0][0] <= scheduler.step:
-            scheduler.abort_request(heappop(self._aborts)[-1])
+            aborted = scheduler.requests.get(heappop(self._aborts)[-1])
+            if aborted is not None:
+                scheduler.abort_request(aborted.request_id)
+                self._let_follow([aborted], self.now)
         self.arrived = new
         return new
 
     def abandon(self) -> None:
         """Abort every request, and forget those that have not arrived."""
-        self._upcoming = None
+        self._head = self._upcoming = None
         self._added.clear()
         for request_id in list(self.scheduler.requests):
             self.scheduler.abort_request(request_id)
@@ -218,7 +240,17 @@ class SimulatedRun:
         else:
             tokens = [sample_token(chunk.request) if chunk.samples else None for chunk in batch.chunks]
             self.scheduler.update(batch, tokens)
+        if self._follow is not None:
+            ended = [chunk.request for chunk in batch.chunks if chunk.request.status == "finished"]
+            self._let_follow(ended, batch.end)
         return batch
+
+    def _let_follow(self, ended: Iterable[Request], time: float) -> None:
+        """Add the requests that follow from the ends of others."""
+        if self._follow is not None:
+            for request in ended:
+                for arrival in self._follow(request, time, self.scheduler.step):
+                    self.add(arrival)
 
     def _verified(self, chunk: ScheduledChunk, sample_token: Callable[[Request], int]) -> Sequence[int] | None:
         """The accepted drafts of a chunk and the token after them."""

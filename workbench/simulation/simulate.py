@@ -14,6 +14,7 @@ from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
 from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.follow_ups import FollowUps
 from workbench.simulation.limits import MAX_REQUESTS, MAX_STEPS, MAX_WORKLOAD_TOKENS
 from workbench.simulation.run import SimulatedRun
 from workbench.simulation.workload import made_up_token, read_simulation
@@ -102,7 +103,8 @@ def simulate_requests(
 
     Args:
         config: Configuration of the first step.
-        arrivals: The requests, in any order; those of one step arrive in the given order.
+        arrivals: The requests, in any order; those of one step arrive in the given order, and those that follow others
+            when these have ended.
         sample_token: Gives the next token of a request, whose ``token_ids`` holds all tokens before it.
         config_at: Configurations by the step from which they apply.
         cost_model: Gives the duration of a step; None for a run without a clock.
@@ -123,11 +125,13 @@ def simulate_requests(
     if max_steps < 1:
         raise ValueError(f"max_steps must be >= 1, got {max_steps}")
     pending = sorted(_in_memory(arrivals), key=arrival_order)
+    loops = FollowUps(pending)
     trace = Trace(meta or TraceMeta(source="simulation", config=described(config, policy), versions=versions()))
     if not as_vllm:
         for arrival in pending:
             arrival.check_servable(config, sample_token)
-    run = SimulatedRun(config, iter(pending), cost_model, policy, as_vllm=as_vllm)
+    follow = loops.ended if loops.depends else None
+    run = SimulatedRun(config, iter(loops.first()), cost_model, policy, as_vllm=as_vllm, follow=follow)
     run.scheduler.kv_cache.foresee(arrival.to_request() for arrival in pending)
     traced = TracedRun(run, trace, sample_token)
     with progress_bar(len(pending), "simulation", "request", shown=progress) as bar:

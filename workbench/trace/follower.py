@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from workbench.base.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file import MAX_LINE_BYTES, is_gzip_path
 from workbench.trace.gunzip import Gunzip
+from workbench.trace.lacking_blocks import LackingBlocks
 from workbench.trace.line_codec import LineDecoder
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
@@ -61,6 +63,7 @@ class TraceFollower:
         self._thread: threading.Thread | None = None
         self._open(self.path)
         self.trace: Trace = self._first_line()
+        self._lacking = LackingBlocks(self.trace)
         self.poll()
 
     def poll(self) -> int:
@@ -79,6 +82,11 @@ class TraceFollower:
                 self._take(line)
             if not (self._ended and self._open_next()):
                 return len(self.trace) - before
+
+    @property
+    def silent(self) -> float | None:
+        """Seconds since the file was last written; None if it has an end line."""
+        return None if self._ended else max(0.0, time.time() - self.path.stat().st_mtime)
 
     def start(self) -> None:
         """Keep reading on a background thread, until ``stop`` or until something is wrong with the file."""
@@ -128,6 +136,7 @@ class TraceFollower:
             return False
         self._file.close()
         self._open(following)
+        self.trace.has_ended = False
         return True
 
     def _first_line(self) -> Trace:
@@ -162,10 +171,10 @@ class TraceFollower:
     def _take(self, line: TraceLine) -> None:
         if isinstance(line, TraceEnd):
             # It counts the steps of this file; more may follow in another.
-            self._ended = True
+            self._ended = self.trace.has_ended = True
             self.trace.end = line.reason
         elif isinstance(line, StepRecord):
-            self.trace.append(line)
+            self.trace.append(self._lacking.complete(line))
         elif isinstance(line, Supplement):
             self.trace.add_supplement(line)
         elif isinstance(line, RequestInfo):

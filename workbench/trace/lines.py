@@ -51,7 +51,7 @@ class TraceMeta(Frozen, frozen=True, tag="meta", tag_field="kind"):
         config: The engine configuration by field name.
         model: Facts about the model (name, layers, heads, dtype), by name.
         versions: Versions of the software that wrote the trace.
-        created: Wall-clock time of the first step, seconds since the epoch.
+        created: Wall-clock time of the moment from which times count, seconds since the epoch.
         prefix_hashes: The key and the size of its ``block_hashes``; unset if it has none.
     """
 

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from workbench.base.progress import with_progress
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, decoded_lines, is_gzip_path, read_lines
 from workbench.trace.file_lock import check_unlocked
+from workbench.trace.lacking_blocks import LackingBlocks
 from workbench.trace.line_codec import encode_line
 from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEnd, TraceEndReason, TraceLine, TraceMeta
 from workbench.trace.records import StepRecord
@@ -26,8 +27,13 @@ log = logging.getLogger("workbench")
 class Stored(Protocol):
     """The parts of a Trace that are saved, and the methods by which it is loaded again."""
 
-    meta: TraceMeta
+    @property
+    def meta(self) -> TraceMeta: ...  # noqa: D102
+    @property
+    def requests(self) -> Mapping[str, RequestInfo]: ...  # noqa: D102
+
     end: TraceEndReason
+    has_ended: bool
     problems: list[str]
 
     @property
@@ -35,6 +41,7 @@ class Stored(Protocol):
     @property
     def supplements(self) -> list[Supplement]: ...  # noqa: D102
     def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> StepRecord: ...
     def __iter__(self) -> Iterator[StepRecord]: ...
     def arrivals(self) -> list[tuple[int, RequestInfo]]: ...  # noqa: D102
     def append(self, record: StepRecord) -> None: ...  # noqa: D102
@@ -127,19 +134,21 @@ def unpickled(kind: Callable[[TraceMeta], T], content: bytes, problems: list[str
     """
     split = ((line, True) for line in content.splitlines())
     trace = _trace_of(kind, decoded_lines("a pickled trace", split), "a pickled trace")
-    trace.problems = problems
+    trace.problems, trace.has_ended = problems, False  # a copy in memory has no file
     return trace
 
 
 def _trace_of(kind: Callable[[TraceMeta], T], lines: Iterable[tuple[int, TraceLine | str]], name: str) -> T:
     trace: T | None = None
+    lacking: LackingBlocks | None = None
     with _no_cyclic_gc():
         for number, line in lines:
             try:
                 if isinstance(line, TraceMeta):
                     trace = kind(line)
+                    lacking = LackingBlocks(trace)
                 elif trace is not None:
-                    _take(trace, line)
+                    _take(trace, lacking.complete(line) if lacking and isinstance(line, StepRecord) else line)
             except TraceError as problem:
                 raise TraceError(f"{name}, line {number}: {problem}") from None
     assert trace is not None, "the meta line comes first"
@@ -159,7 +168,7 @@ def _take(trace: Stored, line: TraceLine | str) -> None:
     elif isinstance(line, TraceEnd):
         if line.num_steps != len(trace):
             raise TraceError(f"the end line counts {line.num_steps} steps, there are {len(trace)}")
-        trace.end = line.reason
+        trace.end, trace.has_ended = line.reason, True
     elif isinstance(line, str):
         trace.end = "cut"
         trace.problems.append(line)

@@ -39,6 +39,7 @@ class Trace:
         num_blocks: KV blocks of the pool, block 0 included; None if the configuration does not say.
         offset: Number of steps of the whole trace before the first of a slice.
         end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
+        has_ended: Its file has an end line: nothing more is written to it, whatever became of the requests.
         problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
     Raises:
@@ -58,6 +59,7 @@ class Trace:
         self.kv_cache_groups = groups_of(meta)
         self.num_blocks = num_blocks_of(meta)
         self.end: TraceEndReason = ""
+        self.has_ended = False
         self.problems: list[str] = []
         self.requests = Requests()
         self._keyframe: Keyframe | None = None

@@ -7,9 +7,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from operator import attrgetter
 
+from workbench.trace.clock import is_time_of_day, seconds_at
 from workbench.trace.errors import TraceError
 from workbench.trace.find_request import find_request
 from workbench.trace.trace import Requests, Trace
+
+AROUND = 30.0
+"""Seconds before and after a time of day."""
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
@@ -32,6 +36,24 @@ def read_time(name: str, text: str) -> float:
     if match is None or match[2] not in UNITS:
         raise ValueError(f"{name} must be a time >= 0, such as 90s, 10m or 1h (ms, s, m, h), got {text!r}")
     return float(match[1]) * UNITS[match[2]]
+
+
+def read_moment(name: str, text: str, traces: Mapping[str, Trace]) -> float:
+    """Seconds since the start of the run, from a text such as "90s" or from a time of day such as "12:08:03".
+
+    Args:
+        name: Name of the value, for messages.
+        text: The text.
+        traces: The traces by rank.
+
+    Raises:
+        ValueError: It is neither, or a time of day that is not in the run.
+    """
+    if not is_time_of_day(text):
+        return read_time(name, text)
+    start = min((trace.meta.created for trace in traces.values()), default=0.0)
+    ends = [trace[-1].end + trace.meta.created - start for trace in traces.values() if len(trace)]
+    return seconds_at(name, text, start, max(ends, default=0.0))
 
 
 def window(
@@ -76,7 +98,7 @@ def windows(
         begin: As for `window`.
         end: As for `window`.
         last: As for `window`, before the end of the rank that ends last.
-        around: As for `window`; a request of any rank.
+        around: As for `window`; a request of any rank, or a time of day, with half a minute before it and after it.
 
     Returns:
         A slice of each trace; ranks without a step in that time are left out.
@@ -96,7 +118,10 @@ def windows(
     start = min(trace.meta.created for trace in with_steps.values())
     late = {name: trace.meta.created - start for name, trace in with_steps.items()}
     whole_end = max(trace[-1].end + late[name] for name, trace in with_steps.items())
-    if around is not None:
+    if around is not None and is_time_of_day(around):
+        moment = read_moment("--around", around, with_steps)
+        begin, end = max(0.0, moment - AROUND), moment + AROUND
+    elif around is not None:
         request_id = find_request([name for trace in with_steps.values() for name in trace.requests], around)
         rank = next(name for name, trace in with_steps.items() if request_id in trace.requests)
         begin, end = (time + late[rank] for time in _time_of(with_steps[rank], request_id))

@@ -18,9 +18,11 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
         changes: Fields of the configuration with their new values.
 
     Returns:
-        The simulated trace, and ``error``: the relative error of the predicted duration of the unchanged run; or
+        The simulated trace, with ``error``: the relative error of the predicted duration of the unchanged run, and
+        ``loops``: a sentence about requests that wait for the answers to others, "" for none; or with
         ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
     """
+    from workbench.analysis.loops import loops_of
     from workbench.analysis.predict import whatif
     from workbench.trace.readings.metrics_collector import metrics
 
@@ -30,9 +32,8 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
         try:
             measured = metrics(trace).summary.duration
             unchanged = metrics(whatif(trace, force=True)).summary.duration
-            return whatif(trace, force=True, **changes), {
-                "error": abs(unchanged - measured) / measured if measured else 0.0
-            }
+            error = abs(unchanged - measured) / measured if measured else 0.0
+            return whatif(trace, force=True, **changes), {"error": error, "loops": loops_of(trace).sentence}
         except (ValueError, TraceError) as problem:
             reason = str(problem)
     return controller.fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}

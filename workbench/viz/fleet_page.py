@@ -10,7 +10,7 @@ from urllib.parse import quote
 import panel as pn
 
 from workbench.trace.readings.fleet import Fleet
-from workbench.trace.readings.metrics import Summary, amount, number, percent
+from workbench.trace.readings.metrics import Summary, number, percent
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh
@@ -61,10 +61,10 @@ _SUMMARY: dict[str, Callable[[Summary], str]] = {
     "requests": lambda summary: f"{summary.num_requests:,}",
     "output tokens/s": lambda summary: number(summary.output_throughput),
     "preemptions": lambda summary: f"{summary.num_preemptions:,}",
-    "TTFT mean": lambda summary: amount(summary.ttft.mean, summary.unit),
-    "TTFT p99": lambda summary: amount(summary.ttft.p99, summary.unit),
-    "ITL mean": lambda summary: amount(summary.itl.mean, summary.unit),
-    "ITL p99": lambda summary: amount(summary.itl.p99, summary.unit),
+    "TTFT mean": lambda summary: summary.ttft.amount("mean", summary.unit),
+    "TTFT p99": lambda summary: summary.ttft.amount("p99", summary.unit),
+    "ITL mean": lambda summary: summary.itl.amount("mean", summary.unit),
+    "ITL p99": lambda summary: summary.itl.amount("p99", summary.unit),
 }
 """Columns of the table that follow from a trace's metrics, by title."""
 

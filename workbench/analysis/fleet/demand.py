@@ -9,17 +9,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from workbench.analysis.assumed_hits import AssumedHits
 from workbench.analysis.fleet.fleet_run import FleetRun
-from workbench.analysis.fleet.load import scale_load
+from workbench.analysis.fleet.load import CopiedTokens, scale_load
 from workbench.analysis.fleet.router import Router
 from workbench.analysis.fleet.sessions import Sessions
-from workbench.analysis.fleet.simulate import read_fleet, run_fleet
+from workbench.analysis.fleet.simulate import MAX_REPLICAS, read_fleet, run_fleet
 from workbench.analysis.fork import recorded_config, recorded_requests
+from workbench.analysis.loops import loops_of
 from workbench.config import EngineConfig
 from workbench.scheduler.request import Request
 from workbench.simulation.access_log import is_access_log, read_log, refuse_units
 from workbench.simulation.arrivals import Arrival, read_generated
-from workbench.simulation.costs.cost_model import CostModel, step_costs
+from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.drift import Drift
+from workbench.simulation.costs.fit import without_stalls, without_trend
+from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.simulate import next_token
 from workbench.simulation.summary import summary_of
@@ -28,6 +33,9 @@ from workbench.trace import Trace
 
 NUM_MODELS = 8
 """Number of fits to parts of a recording."""
+
+NUM_DRAWS = 4
+"""Number of runs whose mean is the value of a layout."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +53,9 @@ class Demand:
         load: Multiple of the load of the file.
         given: The requests of the file.
         how: The way to another load, see `workbench.analysis.fleet.load.scale_load`.
-        seed: Seed of the requests that are left out or come once more.
+        seed: Seed of the requests that are left out, or of other users.
         summary: The requests of the file in a few words, as they were understood.
+        noise: Deviations of recorded steps from the cost model; None without a recording.
         generate: The description of generated requests, which another seed draws again; None for others.
     """
 
@@ -63,6 +72,7 @@ class Demand:
     seed: int = 0
     generate: Mapping[str, Any] | None = None
     summary: str = ""
+    noise: StepNoise | None = None
 
     @classmethod
     def read(
@@ -76,6 +86,8 @@ class Demand:
         seed: int = 0,
         time_unit: str | None = None,
         block_size: int | None = None,
+        open_loop: bool = False,
+        hit_rate: float | None = None,
     ) -> Demand:
         """The demand that a file describes.
 
@@ -89,13 +101,15 @@ class Demand:
             seed: Seed of the requests that are left out or come once more.
             time_unit: Unit of the times of a log, see `workbench.simulation.access_log.read_access_log`.
             block_size: Tokens of a block of a log.
+            open_loop: Let follow-ups of a recording arrive at their recorded times.
+            hit_rate: Hit rate of a log that does not say which prompts are alike; None for that of ``cost_from``.
 
         Raises:
             ValueError: The file is malformed, or nothing says how long a step takes.
         """
         sample_token: Callable[[Request], int] = next_token
         told = "the workload's cost_model"
-        sessions, models, generate, summary = None, [], None, ""
+        sessions, models, generate, summary, noise, loops = None, [], None, "", None, ""
         if isinstance(source, Mapping) or (not is_access_log(source) and Path(source).suffix == ".json"):
             refuse_units(source, time_unit, block_size)
             content = read_json_workload(source)
@@ -104,15 +118,20 @@ class Demand:
         elif is_access_log(source):
             log = read_log(source, time_unit, block_size)
             base, given, model, summary = EngineConfig(), log.arrivals, None, str(log)
+            if log.block_size is None and cost_from is not None:
+                hits = AssumedHits.of(cost_from, hit_rate)
+                given, loops = hits.apply(given, base.block_size), str(hits)
         else:
             refuse_units(source, time_unit, block_size)
             trace = Trace.load(source)
             cost_from = cost_from or trace
             base, model = recorded_config(trace), None
-            given, sample_token = recorded_requests(trace)
+            given, sample_token = recorded_requests(trace, open_loop=open_loop)
+            loops = "" if open_loop else str(loops_of(trace))
         if cost_from is not None:
             model, report = CostModel.fit(cost_from)
-            models = CostModel.bootstrap(step_costs(cost_from), NUM_MODELS, seed)
+            steps = without_trend(without_stalls(step_costs(cost_from))[0], report.drift)
+            models, noise = CostModel.bootstrap(steps, NUM_MODELS, seed), StepNoise.of(model, steps)
             told = f"a fit to {cost_from.meta.source}; on held-out steps the median error is {report.median_error:.1%}"
         if model is None:
             raise ValueError(
@@ -121,6 +140,7 @@ class Demand:
             )
         given = list(given)
         summary = summary or f"{_name(source)}: {summary_of(given)}"
+        summary = "\n".join(filter(None, [summary, loops]))
         return cls(
             arrivals=scale_load(given, load, how, seed),
             config=base.replace(**(config or {})),
@@ -135,7 +155,14 @@ class Demand:
             seed=seed,
             generate=generate,
             summary=summary,
+            noise=noise,
         )
+
+    @property
+    def num_draws(self) -> int:
+        """Number of runs of a layout, which differ in the noise of steps and the times of other users."""
+        varies = self.noise is not None or (self.load > 1 and self.how == "repeated" and self.generate is None)
+        return NUM_DRAWS if varies else 1
 
     def times(self, factor: float) -> Demand:
         """The demand at so many times its load."""
@@ -154,12 +181,16 @@ class Demand:
                 requests that another load leaves out or repeats.
             model: Another cost model than the demand's.
         """
+        arrivals, cost = self._drawn(seed) if seed else self.arrivals, model or self.cost_model
+        costs: list[StepCost] = [cost] * replicas
+        if self.noise is not None:
+            costs = [Replayed(cost, Drift(), self.noise, seed * MAX_REPLICAS + index) for index in range(replicas)]
         return run_fleet(
-            self._drawn(seed) if seed else self.arrivals,
+            arrivals,
             [self.config] * replicas,
-            [model or self.cost_model] * replicas,
+            costs,
             router=router,
-            sample_token=self.sample_token,
+            sample_token=CopiedTokens(self.sample_token, arrivals),
             seed=seed,
             sessions=self.sessions.with_seed(seed) if self.sessions else None,
             max_steps=100 * MAX_STEPS,

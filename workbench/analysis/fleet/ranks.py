@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from workbench.analysis.fleet.simulate import FleetRun, run_fleet
 from workbench.analysis.fork import Past, hang_of, max_steps_of, recorded_config
+from workbench.analysis.loops import Loops, find_loops, turns_of
 from workbench.analysis.predict import NUM_DRAWS, Predictor
 from workbench.analysis.rerun import Outcome
-from workbench.analysis.values import latency_values
+from workbench.analysis.values import Seen, latency_values, values_until
 from workbench.base.field_checks import integer
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
@@ -24,7 +25,8 @@ from workbench.simulation.costs.step_noise import Replayed
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
 from workbench.trace.readings.contents import Contents, Numbers
-from workbench.trace.readings.metrics import TraceMetrics
+from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.metrics import RequestMetrics, TraceMetrics
 from workbench.trace.readings.metrics_collector import merge_metrics
 from workbench.trace.readings.metrics_collector import metrics as metrics_of
 
@@ -43,6 +45,7 @@ class RanksPredictor(Predictor):
         fit_from: Recordings to fit the cost model to instead.
         num_draws: Number of repeated simulations for intervals; 0 for none.
         counted: Requests whose latencies count; None for all.
+        open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
 
     Raises:
         ValueError: The recordings have different settings, one request, no clock or no first step, or the fit does not
@@ -57,9 +60,11 @@ class RanksPredictor(Predictor):
         fit_from: Sequence[Trace] = (),
         num_draws: int = NUM_DRAWS,
         counted: Collection[str] | None = None,
+        open_loop: bool = False,
     ) -> None:
         first, *rest = traces.values()
-        super().__init__(first, others=[*rest, *others], fit_from=fit_from, num_draws=num_draws, counted=counted)
+        fits: dict[str, Any] = {"others": [*rest, *others], "fit_from": fit_from}
+        super().__init__(first, **fits, num_draws=num_draws, counted=counted, open_loop=open_loop)
         self.traces = dict(traces)
         for name, trace in self.traces.items():
             if recorded_config(trace) != recorded_config(first):
@@ -67,8 +72,17 @@ class RanksPredictor(Predictor):
             if len(trace) and trace[0].step:
                 raise ValueError(f"a prediction needs the whole run, and {name} has only {trace.steps_in_words}")
         numbers = Numbers()
-        self._pasts = {name: Past(trace, Contents(trace, numbers)) for name, trace in self.traces.items()}
         start = min(trace.meta.created for trace in self.traces.values())
+        contents = {name: Contents(trace, numbers) for name, trace in self.traces.items()}
+        self._loops = find_loops(
+            turn
+            for name, trace in self.traces.items()
+            for turn in turns_of(trace, contents[name], trace.meta.created - start)
+        )
+        self._pasts = {
+            name: Past(trace, contents[name], open_loop=open_loop, loops=self._loops)
+            for name, trace in self.traces.items()
+        }
         self._arrivals = [
             arrival for name, trace in self.traces.items() for arrival in self._arrivals_of(name, trace, start)
         ]
@@ -85,6 +99,11 @@ class RanksPredictor(Predictor):
             arrival = self._pasts[name].timed_arrival(info, 0)
             at = info.arrival_time + late
             yield dataclasses.replace(arrival, arrives_at=at, arrival_time=at, arrival_step=0)
+
+    @property
+    def loops(self) -> Loops:
+        """The requests that follow the ends of others on any rank."""
+        return self._loops
 
     @cached_property
     def recorded(self) -> dict[str, float]:
@@ -133,7 +152,7 @@ class RanksPredictor(Predictor):
         """See `Predictor.outcomes`; one after the other."""
         for index, (changes, draw) in enumerate(tasks):
             try:
-                yield index, self._outcome(self.simulate_ranks(changes, draw))
+                yield index, self._if_possible(self._outcome(self.simulate_ranks(changes, draw)))
             except ValueError as problem:
                 yield index, problem
 
@@ -156,4 +175,35 @@ class RanksPredictor(Predictor):
             for name, request in metrics.requests.items()
             if request.e2e is not None and request.e2e.seconds is not None
         }
-        return Outcome(latency_values(metrics, self._counted), stopped[0].end if stopped else "done", hang, e2e)
+        values, end = latency_values(metrics, self._counted), stopped[0].end if stopped else "done"
+        spans = {name: (run.choices[name].time, run.choices[name].time + seconds) for name, seconds in e2e.items()}
+        seen: dict[str, float] = {}
+        if self._until is not None:
+            times = {name: choice.time for name, choice in run.choices.items()}
+            seen = values | values_until(map(partial(_seen, times), metrics.requests.values()), self._until)
+        return Outcome(values, end, hang, e2e, seen=seen, spans=spans)
+
+    @cached_property
+    def _unended(self) -> list[RequestMetrics]:
+        """The requests of all ranks that had not ended when the recording did."""
+        requests = [each for trace in self.traces.values() for each in metrics_of(trace).requests.values()]
+        return [each for each in requests if each.age is not None]
+
+    @cached_property
+    def _until(self) -> float | None:
+        """The end of the last rank's recording, if requests had not ended then."""
+        if not self._unended:
+            return None
+        start = min(trace.meta.created for trace in self.traces.values())
+        ends = [trace[-1].end + trace.meta.created - start for trace in self.traces.values() if len(trace)]
+        return max([*ends, *(arrival.arrives_at or 0.0 for arrival in self._arrivals)])
+
+
+def _seen(times: Mapping[str, float], request: RequestMetrics) -> Seen:
+    """The moments of a request of a simulated rank."""
+    arrival = times[request.request_id]
+
+    def after(latency: Latency | None) -> float | None:
+        return None if latency is None or latency.seconds is None else arrival + latency.seconds
+
+    return Seen(arrival, after(request.queue), after(request.ttft), after(request.e2e), request.token_times)

@@ -22,6 +22,7 @@ from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
 from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.follow_ups import FollowUps
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.run import SimulatedRun
 from workbench.simulation.simulate import TracedRun, next_token, versions
@@ -142,7 +143,7 @@ def run_fleet(
     """The run of `simulate_fleet`, for requests in any order, with a configuration and a cost model for each replica.
 
     Args:
-        arrivals: The requests.
+        arrivals: The requests; those that follow others arrive when these have ended.
         configs: Configurations.
         models: Cost models; all None without a clock.
         router: See `simulate_fleet`, like the arguments below.
@@ -164,15 +165,18 @@ def run_fleet(
     if len({model is None for model in models}) > 1:
         raise ValueError("cost_model must be given for every replica, or for none")
     chosen = make_router(router)
-    pending = sorted(arrivals, key=arrival_order)
+    everyone = sorted(arrivals, key=arrival_order)
+    loops = FollowUps(everyone)
+    pending = loops.first()
+    follow = sessions.ended if sessions is not None else loops.ended if loops.depends else None
 
     def again(change: Callable[[Router], Router]) -> FleetRun:
         same = {"sample_token": sample_token, "seed": seed, "names": names, "max_steps": max_steps}
         others = {"sessions": sessions, "changes": changes, "split": split}
-        return run_fleet(pending, configs, models, router=change(chosen), **same, **others)  # type: ignore[arg-type]
+        return run_fleet(everyone, configs, models, router=change(chosen), **same, **others)  # type: ignore[arg-type]
 
     for config in {id(config): config for config in configs}.values():
-        for arrival in pending:
+        for arrival in everyone:
             arrival.check_servable(config, sample_token)
     traces = [
         Trace(TraceMeta(source="simulation", config=described(one, None), versions=versions())) for one in configs
@@ -182,23 +186,25 @@ def run_fleet(
         make(index, name, one, model, partial(_traced, trace, sample_token))
         for index, (name, one, model, trace) in enumerate(zip(names, configs, models, traces))
     ]
-    depends = sessions is not None or bool(changes) or split is not None
+    depends = follow is not None or bool(changes) or split is not None
     if depends and models[0] is None:
-        raise ValueError("sessions, changes and split need a clock: give a cost_model")
+        raise ValueError("sessions, follow-ups, changes and split need a clock: give a cost_model")
     if any(config.eviction == "belady" for config in configs):
         if depends:
-            raise ValueError('eviction="belady" needs to know what comes, which sessions, changes and split decide')
+            raise ValueError(
+                'eviction="belady" needs to know what comes, which sessions, follow-ups, changes and split decide'
+            )
         _foresee(pending, chosen, fleet, names, seed)
     chosen.start(names, seed)
     if depends:
         if split is not None:
             split.made_router.start(names, seed)
-        loop = EventLoop(chosen, fleet, sessions.ended if sessions else None, changes, split)
+        loop = EventLoop(chosen, fleet, follow, changes, split)
         routed, hand_overs = loop.run([*pending, *(sessions.first() if sessions else ())]), loop.hand_overs
     else:
         routed, hand_overs = route(pending, chosen, fleet), {}
     choices: dict[str, Choice] = {}
-    with progress_bar(None if sessions else len(pending), "fleet", "request", shown=progress) as bar:
+    with progress_bar(None if sessions else len(everyone), "fleet", "request", shown=progress) as bar:
         for arrival, decision, candidates, replica in routed:
             choices[arrival.request_id] = Choice(
                 request_id=arrival.request_id,

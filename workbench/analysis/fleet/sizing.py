@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from workbench.analysis.fleet.demand import Demand
-from workbench.analysis.fleet.fleet_run import FleetRun
+from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.router import Router
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import mark_pareto
-from workbench.analysis.tune import read_slo, score
-from workbench.analysis.values import latency_values
+from workbench.analysis.tune import read_slo
 from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
 from workbench.base.progress import progress_bar
 from workbench.simulation.costs.cost_model import CostModel
-from workbench.trace.readings.metrics import TraceMetrics, number, percent
+from workbench.trace.readings.metrics import number, percent
 
 MAX_REPLICAS = 256
 """The largest fleet that ``size`` tries by default."""
@@ -34,63 +33,6 @@ MAX_FACTOR = 16.0
 
 OBJECTIVES = {"replicas": "min", "ttft_mean": "min", "itl_mean": "min"}
 """The measures of a layout: each replica costs, and latencies should be small."""
-
-
-@dataclass(frozen=True)
-class FleetRow:
-    """The numbers of one layout.
-
-    Attributes:
-        router: Name of the router.
-        replicas: Number of replicas.
-        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.predict.value_names`.
-        hit_rate: Share of the prompt tokens that were found in prefix caches.
-        goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
-        largest_share: Share of the requests that went to the busiest replica.
-        score: The worst ratio of a value to its limit; 1 or less meets the target.
-        load: Multiple of the load of the file.
-        rate: Requests that arrived in a second.
-    """
-
-    router: str
-    replicas: int
-    values: dict[str, float]
-    hit_rate: float
-    goodput: float
-    largest_share: float
-    score: float
-    load: float = 1.0
-    rate: float = 0.0
-
-    @property
-    def meets(self) -> bool:
-        """Whether the target is met."""
-        return self.score <= 1
-
-    def cost(self, price: float) -> float:
-        """Cost of a million output tokens, at a price of a replica for an hour."""
-        return price * self.replicas / 3600 / self.values["output_throughput"] * 1e6
-
-    @classmethod
-    def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
-        """The numbers of a run, at a multiple of the load of the file."""
-        times = [choice.time for choice in run.choices.values()]
-        span = max(times) - min(times)
-        metrics = run.metrics()
-        values = latency_values(metrics)
-        found = metrics.summary
-        tokens = found.num_cached_tokens + found.num_scheduled_tokens - found.num_output_tokens
-        return cls(
-            router=run.router,
-            replicas=len(run.traces),
-            values=values,
-            hit_rate=found.num_cached_tokens / tokens if tokens > 0 else 0.0,
-            goodput=_goodput(metrics, slo),
-            largest_share=max(run.shares),
-            score=score(values, slo) if slo else 0.0,
-            load=load,
-            rate=(len(times) - 1) / span if span else 0.0,
-        )
 
 
 @dataclass(frozen=True)
@@ -178,8 +120,12 @@ class FleetTable:
         """The range of each value of the target over the repeats, and how many of them meet it."""
         assert self.best is not None
         for name in self.slo:
-            values = [row.values[name] for row in (self.best, *self.repeats)]
-            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs"
+            rows = (self.best, *self.repeats)
+            values = [row.values[name] for row in rows]
+            low, high = min(row.low[name] for row in rows), max(row.high[name] for row in rows)
+            single = f", the first the mean of {self.best.runs}; alone {number(low)} to {number(high)}"
+            first = single if self.best.runs > 1 else ""
+            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs{first}"
         met = sum(row.meets for row in (self.best, *self.repeats))
         yield f"{met} of {len(self.repeats) + 1} runs, with other seeds and fits of the cost model, meet the target"
 
@@ -249,9 +195,14 @@ def _row(
     seed: int = 0,
     model: CostModel | None = None,
 ) -> FleetRow:
-    """The numbers of one layout, in a worker or here."""
+    """The numbers of one layout, in a worker or here: of one run with a seed, or the mean of those without one."""
     demand, limits = shared
-    return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
+    if seed or demand.num_draws == 1:
+        return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
+    models = demand.models or [demand.cost_model]
+    draws = [(draw, models[draw % len(models)]) for draw in range(demand.num_draws)]
+    rows = [FleetRow.of(demand.run(replicas, router, *draw), limits, demand.load) for draw in draws]
+    return FleetRow.mean(rows, limits)
 
 
 def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
@@ -335,7 +286,7 @@ def size(
 
     low, high = 0, 1  # ``low`` misses the target
     while not meets(high):
-        if high == max_replicas or (low and tried[high].values == tried[low].values):
+        if high == max_replicas or (low and _are_equal(tried[high], tried[low], limits)):
             return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, price=price)
         low, high = high, min(2 * high, max_replicas)
     while high - low > 1:
@@ -356,6 +307,12 @@ def size(
     )
 
 
+def _are_equal(one: FleetRow, other: FleetRow, limits: Mapping[str, float]) -> bool:
+    """Whether two layouts do not differ in the values of a target, but for the noise of steps."""
+    tolerance = 0.005 if one.runs > 1 else 0.0
+    return all(math.isclose(one.values[name], other.values[name], rel_tol=tolerance) for name in limits)
+
+
 def _highest(demand: Demand, limits: Mapping[str, float], answer: FleetRow) -> FleetRow:
     """The answer's layout at the highest load that was found to meet the target, by doubling and halving."""
     found, low, high = answer, 1.0, math.inf  # ``high`` misses the target
@@ -369,30 +326,11 @@ def _highest(demand: Demand, limits: Mapping[str, float], answer: FleetRow) -> F
     return found
 
 
-def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:
-    limits: dict[str, float] = {}
-    for name, limit in slo.items():
-        kind = name.rpartition("_")[0]
-        limits[kind] = min(limit, limits.get(kind, limit))
-    good = 0
-    for request in metrics.requests.values():
-        seconds = {"ttft": request.ttft, "e2e": request.e2e}
-        keeps = all(
-            (latency := seconds[kind]) is not None and (latency.seconds or 0.0) <= limit
-            for kind, limit in limits.items()
-            if kind in seconds
-        )
-        if keeps and "tpot" in limits and request.decode is not None and request.num_output_tokens > 1:
-            keeps = (request.decode.seconds or 0.0) / (request.num_output_tokens - 1) <= limits["tpot"]
-        good += keeps
-    return good / len(metrics.requests) if metrics.requests else 0.0
-
-
 def _cells(row: FleetRow, names: Sequence[str], price: float | None) -> list[str]:
     return [
         row.router,
         str(row.replicas),
-        *(number(row.values.get(name)) for name in names),
+        *(row.shown(name) for name in names),
         percent(row.goodput),
         percent(row.hit_rate),
         percent(row.largest_share),

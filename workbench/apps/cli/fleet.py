@@ -7,7 +7,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command, add_settings_option, add_unit_options, load_trace
+from workbench.apps.cli.options import (
+    Commands,
+    add_command,
+    add_hit_rate_option,
+    add_settings_option,
+    add_unit_options,
+    load_trace,
+)
 from workbench.base.field_checks import integer, number
 
 if TYPE_CHECKING:
@@ -19,6 +26,7 @@ _RUN_EXAMPLES = """\
 """
 _SIZE_EXAMPLES = """\
   workbench fleet size workload.json --slo ttft_p99=2s,tpot_p99=50ms
+  workbench fleet size recording.jsonl.gz --slo ttft_p99=2s --load 1x,1.5x,2x,3x     replicas over the load
   workbench fleet size access.csv --cost-from measured.jsonl --slo ttft_p99=2s --load 2x --router cache_aware
 """
 _COMPARE_EXAMPLES = """\
@@ -80,6 +88,7 @@ def add_parser(commands: Commands) -> None:
         one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is left to chance (default 0)")
         add_settings_option(one, "change a field of the configuration")
         add_unit_options(one)
+        add_hit_rate_option(one)
     for one, required in ((size, True), (compare, False)):
         one.add_argument(
             "--slo", required=required, metavar="NAME=TIME,...", help="target, such as ttft_p99=2s,tpot_p99=50ms"
@@ -87,7 +96,11 @@ def add_parser(commands: Commands) -> None:
         one.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
         one.add_argument("--price", type=float, metavar="COST", help="price of a replica for an hour, in any currency")
     for one in (run, size, compare):
-        one.add_argument("--load", default="1x", metavar="2x", help="multiple of the load (default 1x)")
+        help = "keep the recorded arrival times of requests that contain the answer to another one"
+        one.add_argument("--open-loop", action="store_true", help=help)
+        one.add_argument(
+            "--load", default="1x", metavar="2x", help="multiple of the load (default 1x); of size also several"
+        )
         one.add_argument(
             "--load-how",
             default="repeated",
@@ -96,30 +109,37 @@ def add_parser(commands: Commands) -> None:
         )
 
 
-def _demand(options: argparse.Namespace) -> Demand:
+def _loads(text: str, several: bool) -> list[float]:
+    """The value of ``--load``: a multiple, or several of them."""
+    found = [re.fullmatch(r"(\d+(?:\.\d+)?)x?", each) for each in text.split(",")]
+    if not all(found) or (len(found) > 1 and not several):
+        more = ", or several, such as 1x,2x,4x" if several else ""
+        raise ValueError(f"--load must be a multiple such as 2x or 0.5x{more}, got {text!r}")
+    return [float(match[1]) for match in found if match]
+
+
+def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
     from workbench.analysis.fleet.demand import Demand
     from workbench.analysis.sweep import read_settings
 
-    load = getattr(options, "load", "1x")
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)x?", load)
-    if match is None:
-        raise ValueError(f"--load must be a multiple such as 2x or 0.5x, got {load!r}")
     demand = Demand.read(
         options.file,
         cost_from=load_trace(options.cost_from) if options.cost_from else None,
         config=read_settings(options.set),
-        load=float(match[1]),
+        load=load,
         how=getattr(options, "load_how", "repeated"),
         seed=options.seed,
         time_unit=options.time_unit,
         block_size=options.block_size,
+        open_loop=getattr(options, "open_loop", False),
+        hit_rate=options.hit_rate,
     )
     print(demand.summary, flush=True)
     return demand
 
 
 def _run(options: argparse.Namespace) -> int:
-    demand = _demand(options)
+    demand = _demand(options, *_loads(options.load, several=False))
     run = demand.run(integer("--replicas", options.replicas, 1), options.router, options.seed)
     print(run)
     print(f"steps are simulated; their durations come from {demand.source}")
@@ -131,18 +151,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _size(options: argparse.Namespace) -> int:
+    from workbench.analysis.fleet.load_curve import load_curve
     from workbench.analysis.fleet.sizing import size
 
-    table = size(
-        _demand(options),
-        options.slo,
-        router=options.router,
-        max_replicas=options.max_replicas,
-        repeats=options.repeats,
-        jobs=_jobs(options),
-        highest=True,
-        price=_price(options),
-    )
+    loads, jobs, price = _loads(options.load, several=True), _jobs(options), _price(options)
+    layout = {"router": options.router, "max_replicas": options.max_replicas}
+    if len(loads) > 1:
+        curve = load_curve(_demand(options), loads, options.slo, **layout)
+        print(curve)
+        return 0 if all(point.row is not None for point in curve.points) else 1
+    demand = _demand(options, *loads)
+    table = size(demand, options.slo, **layout, repeats=options.repeats, jobs=jobs, highest=True, price=price)
     print(table)
     return 0 if table.best is not None else 1
 
@@ -154,7 +173,7 @@ def _compare(options: argparse.Namespace) -> int:
     replicas = _numbers("--replicas", options.replicas)
     routers = options.routers.split(",") if options.routers else list(ROUTERS)
     slo, jobs = options.slo or "", _jobs(options)
-    demand, price = _demand(options), _price(options)
+    demand, price = _demand(options, *_loads(options.load, several=False)), _price(options)
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
     print(table)
     if options.plot:

@@ -127,14 +127,21 @@ def add_unit_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--block-size", type=int, metavar="N", help="tokens that each of its hash_ids stands for")
 
 
+def add_hit_rate_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--hit-rate``, see `workbench.analysis.assumed_hits.AssumedHits`."""
+    help = "share of prompt tokens in the prefix cache, for a log without contents (default: that of --cost-from)"
+    parser.add_argument("--hit-rate", type=float, metavar="SHARE", help=help)
+
+
 def add_window_options(parser: argparse.ArgumentParser, effect: str | None = None) -> None:
     """Add ``--from``, ``--to``, ``--last`` and ``--around``, by which `load_trace` takes a part of a trace."""
     group = parser.add_argument_group("part of the trace", effect)
-    since = "since the start of the run, such as 90s, 10m or 1h"
+    since = "since the start of the run, such as 90s, 10m or 1h, or of day, such as 12:08"
     group.add_argument("--from", dest="begin", metavar="TIME", help=f"steps from this time on, {since}")
     group.add_argument("--to", dest="end", metavar="TIME", help=f"steps up to this time, {since}")
     group.add_argument("--last", metavar="TIME", help="steps of this time before the end")
-    group.add_argument("--around", metavar="REQUEST", help="the time of a request, with half as much before and after")
+    help = "the time of a request, with half as much before and after, or half a minute before and after 12:08:03"
+    group.add_argument("--around", metavar="REQUEST", help=help)
 
 
 def has_window(options: argparse.Namespace) -> bool:
@@ -161,12 +168,16 @@ def part_of(trace: Trace, options: argparse.Namespace) -> Trace:
 
 def parts_of(traces: Mapping[str, Trace], options: argparse.Namespace) -> dict[str, Trace]:
     """The part of several ranks' traces that the options of `add_window_options` choose."""
-    from workbench.trace.window import read_time, windows
+    from workbench.trace.window import read_moment, read_time, windows
 
-    names = {"begin": "--from", "end": "--to", "last": "--last"}
+    moments = {"begin": "--from", "end": "--to"}
     times = {
-        field: read_time(name, text) for field, name in names.items() if (text := getattr(options, field)) is not None
+        field: read_moment(name, text, traces)
+        for field, name in moments.items()
+        if (text := getattr(options, field)) is not None
     }
+    if options.last is not None:
+        times["last"] = read_time("--last", options.last)
     return windows(traces, **times, around=options.around)
 
 

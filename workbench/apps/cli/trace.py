@@ -21,10 +21,12 @@ from workbench.apps.cli.options import (
     load_trace,
     parts_of,
 )
+from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.simulation.access_log import AccessLog
     from workbench.simulation.request_log import RequestLog
+    from workbench.trace import Trace
     from workbench.trace.formats.kv_events import KVEvents
     from workbench.trace.formats.scrapes import Scrapes
     from workbench.trace.formats.server_log import ServerLog
@@ -112,19 +114,46 @@ def _info(options: argparse.Namespace) -> int:
             fleet.traces = parts_of(fleet.traces, options)
             print(fleet)
             print(fleet.metrics())
+            for name, trace in fleet.traces.items():
+                _print_late(trace, f"{name}: ")
         return 0
     if other is not None:
         print(other)
         return 0
-    from workbench.simulation.costs.stalls import stalls
     from workbench.trace.readings.metrics_collector import metrics
 
     trace = load_trace(options.trace, options)
     print(trace)
     print(metrics(trace))
-    for stall in stalls(trace):
-        print(f"stall: {stall}")
+    _print_late(trace)
     return 0
+
+
+def _print_late(trace: Trace, start: str = "") -> None:
+    """Print the steps that the machine made late, and whether durations follow from the contents of steps."""
+    from workbench.analysis.causes import MAX_SLOW, misfit_words
+    from workbench.analysis.explain import explainer_of
+    from workbench.trace.clock import time_of_day
+    from workbench.trace.readings.metrics import amount
+
+    explainer, created = explainer_of(trace), trace.meta.created
+    if len(trace) and created and trace[-1].end:
+        first, last = (time_of_day(created, seconds, date=True) for seconds in (trace[0].time, trace[-1].end))
+        print(printable(f"{start}from {first} to {last} (local time)"))
+
+    def at(seconds: float) -> str:
+        return f" (at {moment})" if (moment := time_of_day(created, seconds)) else ""
+
+    for stall in explainer.stalls.values():
+        print(printable(f"{start}stall: {stall}{at(stall.time)}"))
+    slow = sorted(explainer.slow.values(), key=lambda step: step.expected - step.seconds)
+    if slow:
+        lost = amount(sum(step.seconds - step.expected for step in slow), "s")
+        print(printable(f"{start}slow: {counted(len(slow), 'step')} lost {lost} against steps like them nearby"))
+    for step in slow[:MAX_SLOW]:
+        print(printable(f"{start}slow: {step}{at(step.time)}"))
+    if explainer.misfit:
+        print(printable(f"{start}{misfit_words(explainer.misfit)}"))
 
 
 def _read_other(
@@ -162,6 +191,11 @@ def _narrate(options: argparse.Namespace) -> int:
 def _html(options: argparse.Namespace) -> int:
     from workbench.viz.export_html import to_html
 
+    if options.trace.is_dir():
+        raise ValueError(
+            f"{options.trace} is a folder, and a page shows one recording: name a file in it, or serve all with "
+            f"workbench trace watch {options.trace}"
+        )
     out = options.out or _beside(options.trace, ".html")
     to_html(load_trace(options.trace, options), out)
     print(f"wrote {out}")
@@ -198,6 +232,11 @@ def _watch(options: argparse.Namespace) -> int:
     def say() -> None:
         print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
 
+    if not options.trace.exists() and not options.trace.suffix:
+        raise ValueError(
+            f"{options.trace} does not exist yet: a recorder makes this folder when its server starts "
+            "(--scheduler-cls workbench.vllm.RecordingScheduler); watch it then"
+        )
     if options.trace.is_dir():
         with Fleet(options.trace, whole=has_window(options)) as fleet:
             if has_window(options):

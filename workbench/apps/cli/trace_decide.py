@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from workbench.apps.cli.options import (
     TRACE_OR_RANKS,
     Commands,
     add_command,
+    add_hit_rate_option,
     add_list,
     add_settings_option,
     add_unit_options,
@@ -99,15 +101,19 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     help = "fit the durations of steps to this recording instead"
     parser.add_argument("--cost-from", type=Path, metavar="TRACE", help=help)
     add_unit_options(parser)
+    add_hit_rate_option(parser)
     add_window_options(parser, "the whole run is simulated, and the latencies of requests in this part count")
     help = "give seconds even if the prediction of the recorded setting is far from what was measured"
     parser.add_argument("--force", action="store_true", help=help)
+    help = "keep the recorded arrival times of requests that contain the answer to another one"
+    parser.add_argument("--open-loop", action="store_true", help=help)
 
 
 def _explain(options: argparse.Namespace) -> int:
     from workbench.analysis.apart import apart
-    from workbench.analysis.causes import tabulate
+    from workbench.analysis.causes import misfit_words, tabulate
     from workbench.analysis.explain import Explainer, slowest
+    from workbench.trace.readings.fleet import by_settings
 
     if options.request_id and options.slowest is not None:
         raise ValueError("name the requests to explain, or give --slowest N, not both")
@@ -120,7 +126,13 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]
     if options.slowest is None:
-        print(tabulate([each for _, each in found], options.by))
+        servers = by_settings(traces)
+        for names in servers:
+            if len(servers) > 1:
+                print(printable(f"{', '.join(names)} (the others have other settings):"))
+            print(tabulate([each for name, each in found if name in names], options.by))
+        for name, problem in {name: each.misfit for name, each in found if each.misfit}.items():
+            print(printable(f"{name}: {misfit_words(problem)}" if name else misfit_words(problem)))
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
     width = max([24, *(len(name) + len(each.request_id) + 3 for name, each in found[: options.slowest])])
@@ -130,10 +142,12 @@ def _explain(options: argparse.Namespace) -> int:
         assert span is not None  # it has this latency
         part = span.chief
         amount = f"{span.total:.3f}" if explanation.unit == "s" else f"{span.total:g} steps"
+        amount = f">={amount}" if span.is_open else amount
         share = f"{part.amount / span.total:.0%}" if part is not None else "-"
-        cause = "-" if part is None else ": ".join(filter(None, (part.cause, ", ".join(part.culprits[:3]))))
+        cause = "-" if part is None else ": ".join(filter(None, (part.words, ", ".join(part.culprits[:3]))))
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
-        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}"))
+        at = f"  (arrived {explanation.arrived})" if explanation.arrived else ""
+        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}{at}"))
     for name, trace in traces.items():
         for difference in apart(trace, options.by):
             print(printable(f"{name}: {difference}" if name else str(difference)))
@@ -169,9 +183,34 @@ def _predictor(options: argparse.Namespace) -> Predictor:
     if options.trace.is_dir() and len(ranks := load_ranks(options.trace)) > 1:
         others = [load_trace(path) for path in options.also]
         costs = [load_trace(options.cost_from)] if options.cost_from else []
-        return RanksPredictor(ranks, others=others, fit_from=costs, counted=_counted(ranks, options))
+        counted = _counted(ranks, options)
+        return RanksPredictor(ranks, others=others, fit_from=costs, counted=counted, open_loop=options.open_loop)
     trace, others, fit_from = _sources(options)
-    return Predictor(trace, others=others, fit_from=fit_from, counted=_counted({"": trace}, options))
+    counted = _counted({"": trace}, options)
+    return Predictor(
+        trace,
+        others=others,
+        fit_from=fit_from,
+        counted=counted,
+        open_loop=options.open_loop,
+        measured=_measured(options.trace),
+    )
+
+
+def _measured(path: Path) -> dict[str, float] | None:
+    """The latencies that spans or a recording of vllm-vcr have; None for other files."""
+    from workbench.simulation.request_log import read_request_log
+    from workbench.trace.formats.otlp import is_otlp
+    from workbench.trace.formats.vcr import is_vcr
+
+    if path.is_dir() or not (is_otlp(path) or is_vcr(path)):
+        return None
+    return {
+        f"{name}_{key}": value
+        for name, found in read_request_log(path).latencies.items()
+        for key in ("mean", "p50", "p95", "p99", "max")
+        if (value := getattr(found, key)) is not None
+    }
 
 
 def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[str] | None:
@@ -183,8 +222,9 @@ def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[st
 
 def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:
     """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
+    from workbench.analysis.assumed_hits import AssumedHits
     from workbench.analysis.fork import recorded_config
-    from workbench.analysis.predict import simulate_log
+    from workbench.analysis.log_run import simulate_log
     from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.costs.cost_model import CostModel
 
@@ -202,6 +242,12 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
         return _only(options.trace), [], [costs]
     log = read_log(options.trace, options.time_unit, options.block_size)
     print(log, flush=True)
+    if log.block_size is None:
+        hits, config = AssumedHits.of(costs, options.hit_rate), recorded_config(costs)
+        print(hits, flush=True)
+        log = replace(log, arrivals=hits.apply(log.arrivals, config.block_size))
+    elif options.hit_rate is not None:
+        raise ValueError(f"--hit-rate is for a log without contents; {options.trace} says which prompts begin alike")
     trace = simulate_log(log, recorded_config(costs), CostModel.fit(costs)[0])
     print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import (
     Commands,
@@ -17,10 +18,16 @@ from workbench.apps.cli.options import (
 )
 from workbench.base.field_checks import number
 
+if TYPE_CHECKING:
+    from workbench.analysis.why_answer import Why
+    from workbench.analysis.why_log import WhyLog
+    from workbench.analysis.why_metrics import WhyMetrics
+
 _EXAMPLES = """\
   workbench why /var/log/vllm-traces                      the newest run in a folder, growing or not, with all its ranks
   workbench why run.jsonl.gz
   workbench why run.jsonl.gz --to 10m                     what held its requests up then
+  workbench why /var/log/vllm-traces --fail-if-stuck      for a probe: exit status 1 if requests are stuck
   workbench why http://127.0.0.1:8000                     from /metrics alone, which says less
   workbench why vllm.log                                  from lines of a log (vLLM, SGLang, llama-server): less still
 """
@@ -32,48 +39,53 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "why", run, help, examples=_EXAMPLES)
     parser.add_argument("source", help="trace file or folder of one, scrapes of /metrics, a server's log, or its URL")
     add_number(parser, "--seconds", 2.0, "time between two looks at the /metrics of a URL")
+    help = "exit with status 1 if requests are stuck, for a probe; bad input has 2"
+    parser.add_argument("--fail-if-stuck", action="store_true", help=help)
     add_window_options(parser, "the answer is about the last step of that part")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the answer."""
+    """Print the answers; with --fail-if-stuck the exit status is 1 if one of them says that requests are stuck."""
+    number("--seconds", options.seconds, 0.0, low_open=True)
+    is_stuck = False
+    for name, answer in _answers(options):
+        print(f"{name}: {answer}" if name else answer)
+        is_stuck |= answer.is_stuck
+    return 1 if options.fail_if_stuck and is_stuck else 0
+
+
+def _answers(options: argparse.Namespace) -> Iterator[tuple[str, Why | WhyLog | WhyMetrics]]:
+    """The answer for each rank, by its name; "" for a source of one."""
     from workbench.analysis.why import why
     from workbench.analysis.why_log import why_log
     from workbench.analysis.why_metrics import why_metrics
     from workbench.trace import TraceFollower
     from workbench.trace.formats.scrapes import fetch_scrapes, is_scrapes, read_scrapes
     from workbench.trace.formats.server_log import is_server_log, read_server_log
+    from workbench.trace.readings.fleet import Fleet
 
-    number("--seconds", options.seconds, 0.0, low_open=True)
     path = Path(options.source)
-    is_log = path.is_file() and not is_scrapes(path) and is_server_log(path)
+    is_url = options.source.startswith(("http://", "https://"))
+    are_scrapes = path.is_file() and is_scrapes(path)
+    is_log = path.is_file() and not are_scrapes and is_server_log(path)
     if has_window(options):
-        if is_log:
-            raise ValueError(f"--from, --to, --last and --around take a part of a trace, and {path} is a log")
-        traces = load_ranks(Path(options.source))
+        if is_url or are_scrapes or is_log:
+            kind = "a log" if is_log else "a server's /metrics"
+            raise ValueError(f"--from, --to, --last and --around take a part of a trace, and {path} is {kind}")
+        traces = load_ranks(path)
         for name, part in parts_of(traces, options).items():
-            answer = why(traces[name][: part.offset + len(part)])  # what a block holds may be older than the part
-            print(f"{name}: {answer}" if name else answer)
-        return 0
-    if options.source.startswith(("http://", "https://")):
-        print(why_metrics(fetch_scrapes(options.source, options.seconds)))
-        return 0
-    if is_log:
-        print(why_log(read_server_log(path)))
-        return 0
-    if not path.is_dir() and is_scrapes(path):
-        print(why_metrics(read_scrapes(path)))
-        return 0
-    if path.is_dir():
-        ranks = load_ranks(path)
-        if len(ranks) > 1:
-            for name, trace in ranks.items():
-                print(f"{name}: {why(trace)}")
-            return 0
-    follower = TraceFollower(path)
-    follower.stop()
-    print(why(follower.trace))
-    if not follower.trace.end:
-        written = time.time() - follower.path.stat().st_mtime
-        print(f"the recording has no end; {follower.path.name} was last written {written:.0f} s ago")
-    return 0
+            yield name, why(traces[name][: part.offset + len(part)])  # what a block holds may be older than the part
+    elif is_url:
+        yield "", why_metrics(fetch_scrapes(options.source, options.seconds))
+    elif is_log:
+        yield "", why_log(read_server_log(path))
+    elif are_scrapes:
+        yield "", why_metrics(read_scrapes(path))
+    elif path.is_dir():
+        with Fleet(path, whole=False) as fleet:
+            for name, trace in fleet.traces.items():
+                yield name if len(fleet.traces) > 1 else "", why(trace, fleet.silent[name])
+    else:
+        follower = TraceFollower(path)
+        follower.stop()
+        yield "", why(follower.trace, follower.silent)

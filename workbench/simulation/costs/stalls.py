@@ -15,7 +15,9 @@ from typing import Any
 
 from workbench.base.text import counted
 from workbench.simulation.costs.cost_model import step_costs
-from workbench.simulation.costs.fit import STALL_FACTOR, find_stalls
+from workbench.simulation.costs.fit import STALL_FACTOR, STALL_SECONDS, find_stalls
+from workbench.simulation.costs.slow_steps import expectations, find_slow
+from workbench.simulation.costs.step_model import StepCosts
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import amount
 
@@ -92,6 +94,25 @@ _SECONDS = {
 }
 
 
+def _standing_out(steps: StepCosts) -> dict[int, float]:
+    """Steps that took many times what their contents explain, by a relative fit or by steps like them nearby.
+
+    The second finds more if no fit holds. A step that is usual by it does not count.
+    """
+    expected = expectations(steps)
+    found = {
+        index: seconds
+        for index, seconds in find_stalls(steps).items()
+        if expected[index].ground or steps.pauses[index] or steps.seconds[index] >= 2 * expected[index].seconds
+    }
+    late = {
+        index: seconds
+        for index, seconds in find_slow(steps, expected).items()
+        if steps.seconds[index] >= STALL_FACTOR * seconds and steps.seconds[index] - seconds >= STALL_SECONDS
+    }
+    return late | found
+
+
 def stalls(trace: Trace) -> tuple[Stall, ...]:
     """The steps that took many times what their contents explain, in order.
 
@@ -108,7 +129,7 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
     steps = step_costs(trace)
     first = trace[0].step if len(trace) else 0
     found = []
-    for index, expected in sorted(find_stalls(steps).items()):
+    for index, expected in sorted(_standing_out(steps).items()):
         record = trace[steps.places[index][1] - first]
         own, before = steps.seconds[index], steps.pauses[index]
         if before and own < STALL_FACTOR * expected:  # the pause alone is the stall

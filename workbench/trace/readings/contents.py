@@ -88,6 +88,10 @@ class Contents:
         """Whether the trace has grown, and says more about the outputs now."""
         return self._num_facts() != self._num_read
 
+    def blocks(self, request_id: str) -> list[int]:
+        """A number for each full block of a request without token ids, with all before it; its output's included."""
+        return self._blocks_of(request_id)
+
     def _blocks_of(self, request_id: str) -> list[int]:
         """The numbers of a request's blocks."""
         blocks = self._blocks[request_id]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from workbench.trace.errors import TraceError
 from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
-from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
+from workbench.trace.readings.metrics import TraceMetrics, number, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
 from workbench.trace.trace import Trace
 
@@ -99,6 +99,7 @@ class Fleet:
         self.traces: dict[str, Trace] = {}
         self._whole = whole
         self._followers: dict[str, TraceFollower] = {}
+        self._named: dict[str, TraceFollower] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._add_new()
@@ -158,9 +159,13 @@ class Fleet:
         created = {prefix: follower.trace.meta.created for prefix, follower in self._followers.items()}
         known = [files for files in recordings.values() if files.prefix in created]
         kept = [files for files in known if not _is_of_earlier_run(files, known, created)]
-        self.traces = {
-            name: self._followers[files.prefix].trace for name, files in zip(_names(kept), kept, strict=True)
-        }
+        self._named = {name: self._followers[files.prefix] for name, files in zip(_names(kept), kept, strict=True)}
+        self.traces = {name: follower.trace for name, follower in self._named.items()}
+
+    @property
+    def silent(self) -> dict[str, float | None]:
+        """For each rank the seconds since its file was last written; None if it has an end line."""
+        return {name: follower.silent for name, follower in self._named.items()}
 
     # -- together ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +189,19 @@ class Fleet:
         ]
         for name, summary in (rows | {"together": self.metrics().summary}).items():
             lines.append(f"{name:<{width}}" + "".join(f"{cell(summary):>{size}}" for _, size, cell in _COLUMNS))
+        if len(servers := by_settings(self.traces)) > 1:
+            different = "; ".join(", ".join(names) for names in servers)
+            lines.append(f"{len(servers)} servers with different settings ({different}): their sum is of no server")
         return "\n".join(lines)
+
+
+def by_settings(traces: Mapping[str, Trace]) -> list[list[str]]:
+    """The names of recordings, in groups with equal settings: those of one server, or of servers like it."""
+    groups: dict[str, list[str]] = {}
+    for name, trace in traces.items():
+        settings = {key: value for key, value in trace.config.items() if key != "data_parallel_size"}
+        groups.setdefault(repr(sorted(settings.items(), key=str)), []).append(name)
+    return list(groups.values())
 
 
 _COLUMNS = (
@@ -194,10 +211,10 @@ _COLUMNS = (
     ("output tokens/s", 17, lambda summary: number(summary.output_throughput if summary.unit == "s" else None)),
     ("preemptions", 13, lambda summary: f"{summary.num_preemptions:,}"),
     ("KV peak", 9, lambda summary: percent(summary.peak_kv_use)),
-    ("TTFT mean", 11, lambda summary: amount(summary.ttft.mean, summary.unit)),
-    ("p99", 10, lambda summary: amount(summary.ttft.p99, summary.unit)),
-    ("ITL mean", 10, lambda summary: amount(summary.itl.mean, summary.unit)),
-    ("p99", 10, lambda summary: amount(summary.itl.p99, summary.unit)),
+    ("TTFT mean", 11, lambda summary: summary.ttft.amount("mean", summary.unit)),
+    ("p99", 10, lambda summary: summary.ttft.amount("p99", summary.unit)),
+    ("ITL mean", 10, lambda summary: summary.itl.amount("mean", summary.unit)),
+    ("p99", 10, lambda summary: summary.itl.amount("p99", summary.unit)),
 )
 """Columns of the table: title, width, and the text of a cell."""
 

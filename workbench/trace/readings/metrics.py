@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.text import counted
+from workbench.trace.readings.censored import Times
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
@@ -48,6 +49,7 @@ class RequestMetrics:
         ttft: From arrival to the first token.
         decode: From the first token to the last.
         e2e: From arrival to the end.
+        age: From arrival to the end of the trace, for a request that has not ended.
     """
 
     request_id: str
@@ -66,6 +68,25 @@ class RequestMetrics:
     ttft: Latency | None
     decode: Latency | None
     e2e: Latency | None
+    age: Latency | None = None
+
+    @property
+    def waited(self) -> Latency | None:
+        """The time without a token of a request that has none, or was aborted before it; None for others."""
+        return None if self.token_steps else self.e2e or self.age
+
+    def so_far(self, name: str) -> Latency | None:
+        """The time so far of a "ttft", "queue" or "e2e" that has not ended; None if it or the request has."""
+        if self.age is None or getattr(self, name) is not None:
+            return None
+        if name == "queue":
+            return self.waited if self.first_scheduled_step is None else None
+        return self.waited if name == "ttft" else self.age
+
+    def at_least(self, name: str) -> Latency | None:
+        """A latency, or else the time so far, or until the request was aborted; None if nothing is known."""
+        latency: Latency | None = getattr(self, name)
+        return latency or (self.waited if name == "ttft" else self.so_far(name))
 
     @property
     def num_output_tokens(self) -> int:
@@ -150,7 +171,15 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Mean, percentiles (interpolated linearly) and maximum of some values; all None if there are no values."""
+    """Mean, percentiles (interpolated linearly) and maximum of some values; all None if there are no values.
+
+    Times that had not ended count as `workbench.trace.readings.censored` says.
+
+    Attributes:
+        count: Number of values.
+        num_open: Number of those that had not ended.
+        bounds: Names of the statistics that are lower bounds.
+    """
 
     count: int
     mean: float | None = None
@@ -158,10 +187,19 @@ class Distribution:
     p95: float | None = None
     p99: float | None = None
     max: float | None = None
+    num_open: int = 0
+    bounds: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Distribution:
-        """The distribution of these values."""
+    def of(cls, values: Iterable[float], open: Sequence[float] = ()) -> Distribution:
+        """The distribution of these values, and of times that had not ended."""
+        if open:
+            times = Times(values, open)
+            percentiles = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
+            bounds = {name for name, percent in percentiles.items() if times.is_bound(percent)}
+            bounds |= {"mean"} if times.is_bound() else set()
+            found = {name: times.percentile(percent) for name, percent in percentiles.items()}
+            return cls(len(times), times.mean, **found, num_open=times.num_open, bounds=tuple(sorted(bounds)))
         ordered = sorted(map(float, values))
         if not ordered:
             return cls(0)
@@ -172,6 +210,14 @@ class Distribution:
     def median(self) -> float | None:
         """The same as p50."""
         return self.p50
+
+    def number(self, name: str) -> str:
+        """A statistic with up to four significant digits, marked if it is a lower bound."""
+        return f"{AT_LEAST if name in self.bounds else ''}{number(getattr(self, name))}"
+
+    def amount(self, name: str, unit: str) -> str:
+        """A statistic of latencies with its unit, marked if it is a lower bound."""
+        return f"{AT_LEAST if name in self.bounds else ''}{amount(getattr(self, name), unit)}"
 
 
 @dataclass(frozen=True)
@@ -271,6 +317,16 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
 
 
+AT_LEAST = ">="
+"""Stands before a value that is a lower bound."""
+
+
+def still_without(count: int, what: str = "first token") -> str:
+    """Some requests without a first token or an end, and how they count."""
+    has, counts = ("has", "counts") if count == 1 else ("have", "count")
+    return f"{counted(count, 'request')} {has} no {what}, and {counts} with the time so far"
+
+
 _LATENCIES = (
     ("time to first token", "ttft"),
     ("  until scheduled", "queue"),
@@ -301,8 +357,10 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     ]
     for title, name in _LATENCIES:
         distribution: Distribution = getattr(summary, name)
-        values = (distribution.mean, distribution.p50, distribution.p95, distribution.p99, distribution.max)
-        lines.append(f"{title:<22}" + "".join(f"{number(value):>10}" for value in values) + f"{distribution.count:>8}")
+        cells = [distribution.number(name) for name in ("mean", "p50", "p95", "p99", "max")]
+        lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8}")
+    if summary.ttft.num_open:
+        lines.append(f"{still_without(summary.ttft.num_open)}; {AT_LEAST} marks what is at least that")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import functools
 import operator
 import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.trace.lines import RequestInfo
 from workbench.trace.readings.block_replay import BlockReplay
-from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes
+from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
 from workbench.trace.readings.speculation_metrics import SpeculationCounter
 from workbench.trace.records import StepRecord
@@ -94,7 +94,7 @@ class _RequestProgress:
         self.finish_reason = ""
         self.finish_step: int | None = None
 
-    def metrics(self, timed: bool) -> RequestMetrics:
+    def metrics(self, timed: bool, now: Timestamp) -> RequestMetrics:
         info, times, tokens = self.info, self.times, self.times.tokens or ()
 
         def latency(found: Latency | None) -> Latency | None:
@@ -117,6 +117,7 @@ class _RequestProgress:
             ttft=latency(times.ttft),
             decode=latency(times.decode),
             e2e=latency(times.e2e),
+            age=latency(span(times.arrival, now)) if times.end is None else None,
         )
 
 
@@ -154,12 +155,23 @@ class MetricsCollector:
             known = {name: column[:] for name, column in {**self._floats, **self._counts}.items()}
             columns = _StepColumns(known, self._pool)
             timed = self._latencies.timed
-            requests = {request_id: progress.metrics(timed) for request_id, progress in self._requests.items()}
+            now = self._now(timed)
+            requests = {request_id: progress.metrics(timed, now) for request_id, progress in self._requests.items()}
             summary = _summarise(requests, columns, timed)
             speculation = self._speculation.metrics()
             block_size = self._trace.block_size
             self._latest = TraceMetrics(summary, requests, columns, block_size, speculation, self._trace)
             return self._latest
+
+    def _now(self, timed: bool) -> Timestamp:
+        """The latest moment of the trace: the end of its last step, or an arrival since."""
+        arrivals = [progress.times.arrival for progress in self._requests.values()]
+        step, time = 0, 0.0
+        if self._num_read:
+            last = self._trace[self._num_read - 1]
+            step, time = last.step + 1, last.end
+        steps = max((arrival.steps for arrival in arrivals), default=0)
+        return Timestamp(max(step, steps), max([time, *(arrival.seconds for arrival in arrivals if timed)]))
 
     def _read(self, record: StepRecord) -> None:
         self._latencies.add(record)
@@ -246,8 +258,9 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
 
 def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[Any]], timed: bool) -> Summary:
     def latencies(name: str) -> Distribution:
-        spans = [span for request in requests.values() if (span := getattr(request, name)) is not None]
-        return Distribution.of([span.seconds if timed else span.steps for span in spans])
+        known = [span for request in requests.values() if (span := getattr(request, name)) is not None]
+        more = [span for request in requests.values() if (span := request.so_far(name)) is not None]
+        return Distribution.of(_in_unit(known, timed), _in_unit(more, timed))
 
     unit = "s" if timed else "steps"
     num_steps = len(steps["step"])
@@ -283,10 +296,15 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
         ttft=latencies("ttft"),
         itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values())),
         queue=latencies("queue"),
-        prefill=latencies("prefill"),
+        prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed)),
         e2e=latencies("e2e"),
         first_step=steps["step"][0] if num_steps else 0,
     )
+
+
+def _in_unit(latencies: Sequence[Latency], timed: bool) -> list[float]:
+    """Latencies as numbers: seconds, or steps without a clock."""
+    return [(latency.seconds or 0.0) if timed else float(latency.steps) for latency in latencies]
 
 
 def metrics(trace: Trace) -> TraceMetrics:

@@ -223,13 +223,24 @@ def describe_vllm(scheduler: Any) -> Setup:
         versions={"vllm": version},
         created=created,
         start=start,
-        run=str(os.getppid()) if getattr(scheduler.parallel_config, "data_parallel_size", 1) > 1 else "",
+        run=str(os.getppid()) if _is_rank(scheduler.parallel_config) else "",
         num_hash_lookahead_tokens=getattr(scheduler, "num_hash_lookahead_tokens", 0),
         pid=os.getpid(),
         thread=threading.get_native_id(),
         kv_cache_group=0 if _kv_cache_groups(scheduler) else _kv_cache_group(scheduler),
         samples=getattr(scheduler, "num_sampled_tokens_per_step", 1) > 0,
     )
+
+
+def _is_rank(parallel: Any) -> bool:
+    """Whether this is one of several data-parallel ranks.
+
+    For a model without experts vLLM makes each rank a separate engine, whose data_parallel_size is 1. The rank's
+    place on its machine stays; without data parallelism it is None.
+    """
+    if getattr(parallel, "data_parallel_size", 1) > 1 or getattr(parallel, "data_parallel_index", 0) > 0:
+        return True
+    return getattr(parallel, "data_parallel_rank_local", None) is not None
 
 
 def _vllm_version() -> str:
@@ -337,11 +348,17 @@ def _config(scheduler: Any, settings: RecordingSettings) -> dict[str, Any]:
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         "tensor_parallel_size": getattr(parallel, "tensor_parallel_size", 1),
         "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
-        "data_parallel_size": getattr(parallel, "data_parallel_size", 1),
+        **_data_parallel(parallel),
         "num_spec_tokens": getattr(scheduler, "num_spec_tokens", 0),
         "token_ids_recorded": settings.token_ids,
         **_speculative(scheduler),
     }
+
+
+def _data_parallel(parallel: Any) -> dict[str, int]:
+    """The number of ranks; nothing for a rank whose engine no longer knows it."""
+    size = getattr(parallel, "data_parallel_size", 1)
+    return {} if size == 1 and _is_rank(parallel) else {"data_parallel_size": size}
 
 
 def _model(scheduler: Any) -> dict[str, Any]:

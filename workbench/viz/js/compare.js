@@ -130,6 +130,7 @@ export class ComparePanel extends CanvasPanel {
       const percent = `${(fork.error * 100).toFixed(fork.error < 0.0995 ? 1 : 0)} %`;
       clock =
         `Its times are predicted from this run's own step costs, which give this run's duration to within ${percent}.`;
+      if (fork.loops) clock += ` ${plain(fork.loops, 400)}.`;
     }
     const grown = fork?.up_to < this.store.label(this.cursor.last)
       ? `This run has grown since: b was simulated from its steps up to ${formatNumber(fork.up_to)}.`

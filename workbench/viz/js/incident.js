@@ -283,10 +283,12 @@ export class IncidentPanel extends CanvasPanel {
         sorted.length
           ? `${name} ${formatSeconds(percentile(sorted, 50))} (P50), ${formatSeconds(percentile(sorted, 99))} (P99)`
           : "";
+    const waits = this.withoutToken(from, to).filter(({ at }) => at === to).map(({ ttft }) => ttft);
     const stalls = this.view.stalls.filter(({ time }) => time >= from && time <= to).length;
     return [
       `${counted(whole.arrivals, "request")} in ${timeWords(bins.length * width, to - from)}`,
       latency("first token", whole.first),
+      waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
       `${share(whole.hits / (whole.hits + whole.computed || 1))} of prompts from the cache`,
@@ -299,13 +301,14 @@ export class IncidentPanel extends CanvasPanel {
   /** The requests of the visible part that waited longest for their first token. */
   showSlow() {
     const { store } = this, [from, to] = this.time(true), causes = this.causes();
-    const slow = this.firstTokens().filter(({ at }) => at > from && at <= to).sort((a, b) => b.ttft - a.ttft);
-    const rows = slow.slice(0, MOST_SLOW).map(({ request, ttft }) => {
+    const slow = this.firstTokens().filter(({ at }) => at > from && at <= to).concat(this.withoutToken(from, to));
+    slow.sort((a, b) => b.ttft - a.ttft);
+    const rows = slow.slice(0, MOST_SLOW).map(({ request, ttft, open }) => {
       const [cause, part, culprits] = causes.get(request.id) ?? ["", 0, []];
       const others = culprits.map((id) => store.byId.get(id)?.label ?? plain(id)).join(", ");
       const words = cause && `${share(part)} ${cause}${others ? `: ${others}` : ""}`;
       const name = request.id.length > LONG_NAME ? request.label : plain(request.id);
-      return { request, cells: [name, formatSeconds(ttft), words || "–"] };
+      return { request, cells: [name, `${open ? "≥ " : ""}${formatSeconds(ttft)}`, words || "–"] };
     });
     const onclick = ({ request }) => this.view.inspector.pin({ kind: "request", request: request.index });
     const caption = rows.length ? "Slowest first tokens" : "No request got its first token here";
@@ -321,12 +324,25 @@ export class IncidentPanel extends CanvasPanel {
     return this.causeOf ?? new Map();
   }
 
+  /** The requests without any token, and their waits until a time or until they were gone. */
+  withoutToken(from, to) {
+    const { store } = this, found = [];
+    for (const request of store.requests) {
+      const arrival = request.arrival_time;
+      if (request.tokens.length || !(arrival < to)) continue;
+      const gone = request.finishReason ? store.value("time", request.changes.at(-1).step) : Infinity;
+      const at = Math.min(gone, to);
+      if (at > from) found.push({ request, ttft: at - arrival, at, open: true });
+    }
+    return found;
+  }
+
   /** The time to first token of each request that has one, and when it came. */
   firstTokens() {
     const { store } = this, latency = store.column("chunk.latency"), found = [];
     for (const request of store.requests) {
       const token = request.tokens[0], ttft = token && latency[token.chunk];
-      if (ttft >= 0) found.push({ request, ttft, at: store.value("end", token.step) });
+      if (ttft >= 0) found.push({ request, ttft, at: store.value("end", token.step), open: false });
     }
     return found;
   }

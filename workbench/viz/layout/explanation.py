@@ -33,9 +33,10 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
         (steps), ``is_own`` (no cause of slowness) and ``is_listed``.
     """
     unit = explanation.unit
-    spans = [("from arrival to the end", explanation.total, explanation.parts)]
-    if explanation.ttft is not None:
-        spans.append((explanation.ttft.name, explanation.ttft.total, explanation.ttft.parts))
+    whole = "from arrival to the end of the trace" if explanation.is_open else "from arrival to the end"
+    spans = [(whole, explanation.total, explanation.parts)]
+    if (ttft := explanation.span("ttft")) is not None:
+        spans.append((ttft.name + (", so far" if ttft.is_open else ""), ttft.total, ttft.parts))
     spans += [(gap.name, gap.total, gap.parts) for gap in explanation.gaps[:MAX_GAPS]]
     return {
         "request": explanation.request_id,

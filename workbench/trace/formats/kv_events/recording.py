@@ -68,6 +68,13 @@ class KVEvents:
         lines = [f"{len(self.batches)} batches of KV events of {self.name} over {self.seconds:.1f} s"]
         if self.num_lost:
             lines.append(f"{self.num_lost} batches were lost: blocks may be missing, and counts are too small")
+        if not self.batches:
+            lines.append(
+                "nothing was received: vLLM publishes with --kv-events-config "
+                '\'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}\', and binds only '
+                "an address with a *; to any other it connects, as the subscriber does, and neither hears the other"
+            )
+            return "\n".join(lines)
         lines += map(str, self.histories())
         lines += [
             "can answer: how full the prefix cache is, how long blocks stay, and how much more memory would have kept "

@@ -1,0 +1,122 @@
+"""The numbers of one layout of a fleet, of one run or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from workbench.analysis.fleet.fleet_run import FleetRun
+from workbench.analysis.tune import score
+from workbench.analysis.values import latency_values
+from workbench.trace.readings.metrics import TraceMetrics, number
+
+
+@dataclass(frozen=True)
+class FleetRow:
+    """The numbers of one layout.
+
+    Attributes:
+        router: Name of the router.
+        replicas: Number of replicas.
+        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.predict.value_names`.
+        hit_rate: Share of the prompt tokens that were found in prefix caches.
+        goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
+        largest_share: Share of the requests that went to the busiest replica.
+        score: The worst ratio of a value to its limit; 1 or less meets the target.
+        load: Multiple of the load of the file.
+        rate: Requests that arrived in a second.
+        low: The smallest of each value over the runs.
+        high: The largest.
+        runs: Number of runs whose mean the values are; they differ in the noise of steps and the times of other users.
+    """
+
+    router: str
+    replicas: int
+    values: dict[str, float]
+    hit_rate: float
+    goodput: float
+    largest_share: float
+    score: float
+    load: float = 1.0
+    rate: float = 0.0
+    low: dict[str, float] = field(default_factory=dict)
+    high: dict[str, float] = field(default_factory=dict)
+    runs: int = 1
+
+    @property
+    def meets(self) -> bool:
+        """Whether the target is met."""
+        return self.score <= 1
+
+    def cost(self, price: float) -> float:
+        """Cost of a million output tokens, at a price of a replica for an hour."""
+        return price * self.replicas / 3600 / self.values["output_throughput"] * 1e6
+
+    @classmethod
+    def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
+        """The numbers of a run, at a multiple of the load of the file."""
+        times = [choice.time for choice in run.choices.values()]
+        span = max(times) - min(times)
+        metrics = run.metrics()
+        values = latency_values(metrics)
+        found = metrics.summary
+        tokens = found.num_cached_tokens + found.num_scheduled_tokens - found.num_output_tokens
+        return cls(
+            router=run.router,
+            replicas=len(run.traces),
+            values=values,
+            hit_rate=found.num_cached_tokens / tokens if tokens > 0 else 0.0,
+            goodput=_goodput(metrics, slo),
+            largest_share=max(run.shares),
+            score=score(values, slo) if slo else 0.0,
+            load=load,
+            rate=(len(times) - 1) / span if span else 0.0,
+            low=values,
+            high=values,
+        )
+
+    @classmethod
+    def mean(cls, rows: Sequence[FleetRow], slo: Mapping[str, float]) -> FleetRow:
+        """One row for several runs of a layout."""
+        first, *more = rows
+        if not more:
+            return first
+        names = [name for name in first.values if all(name in row.values for row in rows)]
+        values = {name: fmean(row.values[name] for row in rows) for name in names}
+        return replace(
+            first,
+            values=values,
+            hit_rate=fmean(row.hit_rate for row in rows),
+            goodput=fmean(row.goodput for row in rows),
+            largest_share=fmean(row.largest_share for row in rows),
+            score=score(values, slo) if slo else 0.0,
+            rate=fmean(row.rate for row in rows),
+            low={name: min(row.low[name] for row in rows) for name in names},
+            high={name: max(row.high[name] for row in rows) for name in names},
+            runs=sum(row.runs for row in rows),
+        )
+
+    def shown(self, name: str) -> str:
+        """A value, with its range if there were several runs."""
+        value = number(self.values.get(name))
+        return f"{value} [{number(self.low[name])}-{number(self.high[name])}]" if self.runs > 1 else value
+
+
+def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:
+    limits: dict[str, float] = {}
+    for name, limit in slo.items():
+        kind = name.rpartition("_")[0]
+        limits[kind] = min(limit, limits.get(kind, limit))
+    good = 0
+    for request in metrics.requests.values():
+        seconds = {"ttft": request.ttft, "e2e": request.e2e}
+        keeps = all(
+            (latency := seconds[kind]) is not None and (latency.seconds or 0.0) <= limit
+            for kind, limit in limits.items()
+            if kind in seconds
+        )
+        if keeps and "tpot" in limits and request.decode is not None and request.num_output_tokens > 1:
+            keeps = (request.decode.seconds or 0.0) / (request.num_output_tokens - 1) <= limits["tpot"]
+        good += keeps
+    return good / len(metrics.requests) if metrics.requests else 0.0

@@ -1,0 +1,104 @@
+"""The number of replicas over the load: a curve, which does not fall where only chance lets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.analysis.fleet.demand import Demand
+from workbench.analysis.fleet.fleet_row import FleetRow
+from workbench.analysis.fleet.sizing import MAX_REPLICAS, size
+from workbench.analysis.tune import read_slo
+from workbench.base.field_checks import number
+from workbench.trace.readings.metrics import number as shown_number
+from workbench.trace.readings.metrics import percent
+
+
+@dataclass(frozen=True)
+class Point:
+    """A load with its answer.
+
+    Attributes:
+        load: Multiple of the load of the file.
+        replicas: The number that is given: at least that of every smaller load. None if no fleet meets the target.
+        row: The smallest layout that met the target; None if none did.
+    """
+
+    load: float
+    replicas: int | None
+    row: FleetRow | None
+
+
+@dataclass(frozen=True)
+class LoadCurve:
+    """The answers for several loads.
+
+    Attributes:
+        points: The loads, the smallest first.
+        slo: The target by name.
+        source: The origin of the durations of steps.
+    """
+
+    points: tuple[Point, ...]
+    slo: Mapping[str, float]
+    source: str
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        head = ["load", "requests/s", "replicas", *self.slo, "hit rate"]
+        table = [head, *(self._cells(point) for point in self.points)]
+        widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+        yield from ("  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in table)
+        for point in self.points:
+            if point.row is not None and point.replicas != point.row.replicas:
+                yield (
+                    f"at {point.load:g}x {point.row.replicas} replicas met the target too, by chance: a smaller load "
+                    f"needed {point.replicas}, and runs of this layout lie within {self._ranges(point.row)}"
+                )
+            elif point.row is None:
+                yield f"at {point.load:g}x no number of replicas that was tried meets the target"
+        yield f"steps are simulated; their durations come from {self.source}"
+
+    def _cells(self, point: Point) -> list[str]:
+        if point.row is None:
+            return [f"{point.load:g}x", "-", "-", *("-" for _ in self.slo), "-"]
+        row = point.row
+        values = [row.shown(name) for name in self.slo]
+        return [f"{point.load:g}x", shown_number(row.rate), str(point.replicas), *values, percent(row.hit_rate)]
+
+    def _ranges(self, row: FleetRow) -> str:
+        return ", ".join(f"{name} {shown_number(row.low[name])} to {shown_number(row.high[name])}" for name in self.slo)
+
+
+def load_curve(
+    demand: Demand,
+    loads: Sequence[float],
+    slo: str | Mapping[str, float],
+    *,
+    router: str = "round_robin",
+    max_replicas: int = MAX_REPLICAS,
+    **options: Any,
+) -> LoadCurve:
+    """The number of replicas that each of some loads needs.
+
+    Args:
+        demand: The demand at the load of its file.
+        loads: Multiples of that load.
+        slo: The target, such as "ttft_p99=2s".
+        router: The router.
+        max_replicas: The largest fleet to try.
+        **options: See `workbench.analysis.fleet.sizing.size`.
+
+    Raises:
+        ValueError: An argument is malformed, or a request cannot be served.
+    """
+    points: list[Point] = []
+    most = 0
+    for load in sorted({number("a load", load, 0.0, low_open=True) for load in loads}):
+        answer = size(demand.times(load / demand.load), slo, router=router, max_replicas=max_replicas, **options).best
+        most = max(most, answer.replicas) if answer is not None else most
+        points.append(Point(load, most if answer is not None else None, answer))
+    return LoadCurve(tuple(points), read_slo(slo), demand.source)

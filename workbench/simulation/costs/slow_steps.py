@@ -1,0 +1,220 @@
+"""Steps that took longer than others like them nearby: the machine was slow, and no request is behind it.
+
+A step is compared with steps of about the same contents close to it in the run, so no fit has to hold: the worse a
+machine, the less do durations follow from contents, and the more there is to find. A relative fit only corrects the
+small differences between such steps; if there are too few of them, it stands in for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from workbench.base.text import counted
+from workbench.simulation.costs.coefficients import SEARCHED_ON, relative_coefficients
+from workbench.simulation.costs.cost_model import step_costs
+from workbench.simulation.costs.fit import MIN_STEPS, NORMAL_SPREAD
+from workbench.simulation.costs.step_model import Features, StepCosts, predicted_seconds
+from workbench.trace import Trace
+from workbench.trace.readings.metrics import amount, percentile
+
+SLOW_FACTOR = 1.35
+"""A slow step takes at least this many times what steps like it take."""
+
+SLOW_SPREADS = 5.0
+"""The logarithm of that factor is at least this many times the spread of the same of all steps."""
+
+SLOW_SECONDS = 0.002
+"""A slow step takes at least this much longer."""
+
+REACH = 60
+"""Steps on each side among which those like a step are looked for."""
+
+NUM_LIKE, FEWEST_LIKE = 12, 3
+"""Number of like steps that are compared, the nearest ones, and the number without which there is no comparison."""
+
+FEWEST_COMPARED = (3, 12, 12)
+"""Number of steps with the same ground (`Expected`) below which their spread is not known."""
+
+WEAK = math.log(1.5)
+"""Without steps of as many sequences nothing is said if a tenth of such comparisons are off by more than this."""
+
+MOST_DIFFERENT = 1.4
+"""Steps whose contents explain durations that differ by more than this factor are not alike."""
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """A step that took longer than its contents explain.
+
+    Attributes:
+        step: The step.
+        seconds: Its duration.
+        expected: The duration of steps like it nearby.
+        num_tokens: Rows of its batch.
+        time: When it began, in seconds since the start of the trace.
+    """
+
+    step: int
+    seconds: float
+    expected: float
+    num_tokens: int
+    time: float
+
+    @property
+    def factor(self) -> float:
+        """The number of times that it took what steps like it take."""
+        return self.seconds / self.expected
+
+    def __str__(self) -> str:
+        tokens = counted(self.num_tokens, "token")
+        return (
+            f"step {self.step} took {amount(self.seconds, 's')} for {tokens}, {self.factor:.2g} times the "
+            f"{amount(self.expected, 's')} of steps like it nearby"
+        )
+
+
+def slow_steps(trace: Trace) -> tuple[SlowStep, ...]:
+    """The steps that took longer than others like them, in order.
+
+    Args:
+        trace: A trace with timings; a trace without them, or of few steps, has none.
+
+    Example:
+        >>> from workbench import CostModel, simulate
+        >>> requests = [{"id": "a", "prompt": {"len": 100}, "max_tokens": 40}]
+        >>> slow_steps(simulate({"requests": requests}, cost_model=CostModel(fixed=0.1)))
+        ()
+    """
+    return trace.reading("slow steps", _Kept).of(trace)
+
+
+class _Kept:
+    """The slow steps of a trace, kept until it grows."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._size = -1
+        self._found: tuple[SlowStep, ...] = ()
+
+    def of(self, trace: Trace) -> tuple[SlowStep, ...]:
+        """The slow steps up to now."""
+        if self._size != len(trace):
+            self._size, self._found = len(trace), tuple(_slow_steps(trace))
+        return self._found
+
+
+def _slow_steps(trace: Trace) -> Iterator[SlowStep]:
+    steps = step_costs(trace)
+    first = trace[0].step if len(trace) else 0
+    for index, expected in sorted(find_slow(steps, expectations(steps)).items()):
+        record = trace[steps.places[index][1] - first]
+        yield SlowStep(record.step, steps.seconds[index], expected, record.num_tokens, record.time)
+
+
+class Expected(NamedTuple):
+    """The duration that a step should have.
+
+    Attributes:
+        seconds: The duration.
+        ground: 0 if steps with as many sequences say it, 1 if steps with nearly as many do, as some machines jump from
+            one number to the next, and 2 for the relative fit and its errors nearby.
+    """
+
+    seconds: float
+    ground: int
+
+
+def expectations(steps: StepCosts) -> list[Expected]:
+    """The duration that each step should have by those near it; empty for too few steps."""
+    if len(steps) < MIN_STEPS:
+        return []
+    priced = predicted_seconds(relative_coefficients(steps.thinned(SEARCHED_ON)), steps.features)
+    residuals = [math.log(max(seconds, 1e-9) / max(one, 1e-9)) for seconds, one in zip(steps.seconds, priced)]
+    comparison = _Comparison(steps.features, steps.seconds, priced, residuals)
+    return [comparison.of(index) for index in range(len(steps))]
+
+
+def find_slow(steps: StepCosts, expected: Sequence[Expected]) -> dict[int, float]:
+    """The indices of slow steps, with the seconds that steps like them take.
+
+    Args:
+        steps: The steps.
+        expected: Their `expectations`.
+    """
+    found: dict[int, float] = {}
+    for ground in range(3):
+        late = {
+            index: math.log(max(steps.seconds[index], 1e-9) / max(one.seconds, 1e-9))
+            for index, one in enumerate(expected)
+            if one.ground == ground
+        }
+        if len(late) < FEWEST_COMPARED[ground]:
+            continue
+        middle = median(late.values())
+        distances = sorted(abs(value - middle) for value in late.values())
+        least = max(math.log(SLOW_FACTOR), SLOW_SPREADS * NORMAL_SPREAD * median(distances))
+        if ground and percentile(distances, 90) > WEAK:
+            continue
+        for index, value in late.items():
+            if value >= least and steps.seconds[index] - expected[index].seconds >= SLOW_SECONDS:
+                found[index] = expected[index].seconds
+    return found
+
+
+class _Comparison:
+    """Compares each step with those near it."""
+
+    def __init__(
+        self,
+        features: Sequence[Features],
+        seconds: Sequence[float],
+        priced: Sequence[float],
+        residuals: Sequence[float],
+    ) -> None:
+        self._features, self._seconds, self._priced, self._residuals = features, seconds, priced, residuals
+
+    def of(self, index: int) -> Expected:
+        """The duration that a step should have."""
+        own, price = self._features[index], self._priced[index]
+        equal: list[float] = []
+        like: list[float] = []
+        same_kind: list[float] = []
+        for other in self._near(index):
+            its = self._features[other]
+            if (its[1] > 0) == (own[1] > 0) and len(same_kind) < NUM_LIKE:
+                same_kind.append(self._residuals[other])
+            if not _are_like(own, its):
+                continue
+            ratio = price / self._priced[other] if self._priced[other] > 0 else 1.0
+            if 1 / MOST_DIFFERENT <= ratio <= MOST_DIFFERENT:
+                (equal if its[0] == own[0] else like).append(self._seconds[other] * ratio)
+                if len(equal) == NUM_LIKE:
+                    break
+        if len(equal) >= FEWEST_LIKE:
+            return Expected(median(equal), 0)
+        if len(equal) + len(like) >= FEWEST_LIKE:
+            return Expected(median([*equal, *like[:NUM_LIKE]]), 1)
+        return Expected(price * math.exp(median(same_kind)) if same_kind else price, 2)
+
+    def _near(self, index: int) -> Iterator[int]:
+        """The steps near one, the nearest first."""
+        for distance in range(1, REACH + 1):
+            if index >= distance:
+                yield index - distance
+            if index + distance < len(self._features):
+                yield index + distance
+
+
+def _are_like(one: Features, other: Features) -> bool:
+    """Whether two steps have about the same decodes, prompt tokens and context."""
+    (sequences, prefill, kv_tokens, cells), (others, other_prefill, other_kv, other_cells) = one, other
+    if abs(sequences - others) > max(1.0, 0.15 * max(sequences, others)):
+        return False
+    if abs(prefill - other_prefill) > 0.1 * max(prefill, other_prefill):
+        return False
+    if abs(kv_tokens - other_kv) > 0.3 * max(kv_tokens, other_kv):
+        return False
+    return abs(cells - other_cells) <= 0.4 * max(cells, other_cells)
