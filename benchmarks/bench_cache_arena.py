@@ -142,7 +142,7 @@ def crowd(seed: int) -> dict[str, Any]:
 
 
 def orders(seeds: int = 3) -> list[dict[str, Any]]:
-    """Victims of preemptions by the tokens computed again, and orders of tenants by Jain's index after 5 seconds."""
+    """Victims of preemptions by the tokens recomputed, and orders of tenants by Jain's index after 5 seconds."""
     policies: dict[str, Any] = {"vllm": lambda: None, "virtual_token_counter": VirtualTokenCounter}
     policies |= {"weighted_fair_queueing": WeightedFairQueueing}
     policies |= {f"victim: {rule}": partial(Victim, rule) for rule in Victim.RULES}

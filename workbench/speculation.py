@@ -109,5 +109,5 @@ class Speculation:
 
     @property
     def drops_last_cached_block(self) -> bool:
-        """Whether the last block of a prefix-cache hit is computed again."""
+        """Whether the last block of a prefix-cache hit is recomputed."""
         return self.num_tokens > 0 and self.method == "eagle" and self.disable_lookahead_block_hashes

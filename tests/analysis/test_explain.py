@@ -72,7 +72,7 @@ def no_blocks(rng):
 
 
 def preempted(rng):
-    """The victim, admitted last, loses its blocks to requests that grow, and is computed again."""
+    """The victim, admitted last, loses its blocks to requests that grow, and is recomputed."""
     size = rng.randint(18, 24)
     growing = [request(f"grow{i}", size * 16 - 4, 120 + rng.randint(0, 30), 0.0) for i in range(2)]
     victim = request("victim", size * 16 - 4, 60, 0.01)

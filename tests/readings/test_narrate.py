@@ -68,7 +68,7 @@ def test_every_request_that_ends_or_waits_is_told_or_counted():
     )
     assert narrate(step) == (
         "Step 12: nothing is computed; z loses its KV blocks and must start again; x is done (hit max_tokens); "
-        "y is done (the model ended it); r0, r1 and 7 more wait: all 3 seats are taken (max_num_seqs)."
+        "y is done (model ended); r0, r1 and 7 more wait: all 3 seats are taken (max_num_seqs)."
     )
 
 

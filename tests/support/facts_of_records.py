@@ -19,6 +19,10 @@ STATE_AFTER = {
 }
 
 
+ENDS = {"length": "hit max_tokens", "stop": "model ended", "error": "failed", "abort": "aborted"}
+"""Words for the reasons for which requests finish."""
+
+
 @dataclass
 class Token:
     """An output token: the step that gave it, its id, whether it was a draft, and the text that came with it."""
@@ -183,13 +187,16 @@ class Facts:
         def hit(request_id: str) -> str:
             return f"{hits[request_id]} tokens found in the prefix cache" if hits.get(request_id) else ""
 
+        def end(request_id: str) -> str:
+            return ENDS.get(why := record.finish_reasons.get(request_id, ""), why)
+
         return [
             *((record.step, "arrive", name, "") for name in record.arrived),
             *((record.step, "abort", name, "") for name in record.aborted),
             *((record.step, "preempt", name, str(record.preempt_reasons.get(name, ""))) for name in record.preempted),
             *((record.step, "admit", name, hit(name)) for name in record.admitted),
             *((record.step, "resume", name, hit(name)) for name in record.resumed),
-            *((record.step, "finish", name, record.finish_reasons.get(name, "")) for name in record.finished),
+            *((record.step, "finish", name, end(name)) for name in record.finished),
         ]
 
     def latencies(self, step: int) -> dict[str, tuple[bool, float]]:

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import pytest
-from facts_of_records import Facts
+from facts_of_records import ENDS, Facts
 from msgspec.structs import replace
 from painted import close, seconds
 from runs_to_draw import COSTS, RUNS, run
@@ -25,8 +25,6 @@ from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.layout.incident import incident_facts
 
 # -- sentences ---------------------------------------------------------------------------------------------------------
-
-ENDS = {"length": "hit max_tokens", "stop": "the model ended it", "error": "with an error", "abort": "aborted"}
 
 
 def several(names):
@@ -138,7 +136,7 @@ def test_sentences_of_rare_steps(record):
 def test_ends_and_names_of_every_length():
     expected = {None: "running", "": "running", "other": "other", **ENDS}
     assert {reason: end_words(reason) for reason in expected} == expected
-    assert end_words("error", "out of memory") == "with an error: out of memory"
+    assert end_words("error", "out of memory") == "failed: out of memory"
     for size in (23, 24, 25):
         name = "n" * size
         record = StepRecord(7, chunks=(chunk(name, 9, 1, "decode"),))
@@ -422,7 +420,9 @@ def test_a_part_of_no_length_is_left_out():
 
     parts = (part("work", 2.0), part("nothing", 0.0))
     none = SimpleNamespace(name="gap before token 3", total=0.0, parts=())
-    explanation = SimpleNamespace(request_id="a", unit="s", total=2.0, parts=parts, ttft=None, gaps=(none,))
+    explanation = SimpleNamespace(
+        request_id="a", unit="s", total=2.0, parts=parts, span=lambda by: None, is_open=False, gaps=(none,)
+    )
     explanation.confirmation = None
     (whole,) = explanation_facts(explanation)["spans"]
     assert [each["cause"] for each in whole["parts"]] == ["work"]

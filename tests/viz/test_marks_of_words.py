@@ -1,6 +1,7 @@
 """Events, texts, cards and sentences of the code that browsers run: every word is a fact of the record."""
 
 import pytest
+from facts_of_records import ENDS
 from msgspec.structs import replace
 from painted import Marks, counted, grouped, seconds
 from runs_to_draw import RUNS, run, steps_of
@@ -13,8 +14,6 @@ from workbench.trace import Trace, TraceMeta
 from workbench.trace.errors import TraceError
 from workbench.trace.lines import Supplement
 from workbench.trace.readings.narrate import shown
-
-ENDS = {"length": "hit max_tokens", "stop": "model ended", "error": "failed", "abort": "aborted"}
 
 
 def reasons(facts, step):
@@ -252,7 +251,7 @@ def test_a_view_without_steps_says_so(deno_page):
 STATES = {
     "waiting": "waiting",
     "running": "running",
-    "preempted": "preempted, waiting to be computed again",
+    "preempted": "preempted, waiting to be recomputed",
     "finished": "finished",
     "aborted": "aborted",
     "": "not arrived yet",

@@ -17,7 +17,7 @@ from workbench.trace.readings.metrics import amount, still_without
 from workbench.trace.reasons import Reason
 
 OWN = "own computation"
-RECOMPUTED = "computed again after a preemption"
+RECOMPUTED = "recomputed after a preemption"
 PROMPTS = "sharing steps with prompts"
 DECODES = "sharing steps with decodes"
 IN_PROGRESS = "the step in progress at its arrival"

@@ -152,7 +152,7 @@ class SimulationSummary:
         num_scheduled: Scheduled requests (chunks) of all steps.
         num_tokens: Tokens of all steps.
         num_output_tokens: Tokens sampled.
-        num_recomputed_tokens: Tokens computed again after preemptions.
+        num_recomputed_tokens: Tokens recomputed after preemptions.
         num_cached_tokens: Tokens found in the prefix cache.
         num_loaded_tokens: Those of them that came from the second tier.
         num_preemptions: Number of preemptions.

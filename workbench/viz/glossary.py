@@ -28,9 +28,9 @@ TERMS: dict[str, str] = {
     "mask": "The pairs of row and key that attention may use: the same request, and not the future.",
     "packed batch": "A batch without padding: the rows of all requests one after another.",
     "pool": "All KV blocks. Its size bounds how many tokens can be in progress.",
-    "preemption": "A running request loses its blocks because the pool is full, waits, and is computed again.",
+    "preemption": "A running request loses its blocks because the pool is full, waits, and is recomputed.",
     "prefill": "Computing the prompt of a request, in one chunk or several.",
-    "prefix caching": "Blocks of an equal beginning are found and shared instead of computed again.",
+    "prefix caching": "Blocks of an equal beginning are found and shared instead of recomputed.",
     "role": (
         "The part that a chunk plays in its request, which decides whether it samples: decode, whole "
         "prompt, part of a prompt or last chunk. The field is arm."

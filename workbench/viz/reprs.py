@@ -99,10 +99,11 @@ def _span(start: int, stop: int) -> str:
 
 def events_table(events: Iterable[Event]) -> str:
     """A table of events with their reasons."""
-    return table(
-        ("step", "event", "request", "why"),
-        [(event.step, event.kind, svg.shorten(event.request_id, 40), event.reason) for event in events],
-    )
+    rows = []
+    for event in events:
+        why = end_words(event.reason) if event.kind == "finish" and event.reason else event.reason
+        rows.append((event.step, event.kind, svg.shorten(event.request_id, 40), why))
+    return table(("step", "event", "request", "why"), rows)
 
 
 def trace_html(trace: Trace) -> str:

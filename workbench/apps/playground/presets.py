@@ -105,7 +105,7 @@ PRESETS = {
     ),
     "preemption": _preset(
         "Course 07: too few KV blocks",
-        "Requests lose their blocks and are computed again. How many blocks are enough?",
+        "Requests lose their blocks and are recomputed. How many blocks are enough?",
         [_request(f"r{i}", 40 + 11 * i, 60, 0.03 * i) for i in range(8)],
         max_num_batched_tokens=128,
         max_num_seqs=8,

@@ -1,4 +1,4 @@
-"""Compare two traces of the same requests: the first divergence, and the change in latency and waste per request."""
+"""Compare two traces of the same requests: the first divergence, and the latency and recomputed tokens of each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RequestComparison:
 
     @property
     def waste_delta(self) -> int:
-        """Change of the number of tokens computed again."""
+        """Change of the number of tokens recomputed."""
         return self.b.num_recomputed_tokens - self.a.num_recomputed_tokens
 
 
@@ -86,7 +86,7 @@ class Comparison:
         a: The first trace.
         b: The second trace.
         unit: Unit of latencies: "s", or "steps" if one of the traces has no clock.
-        requests: Every request, sorted by the change of TTFT, then of ITL, then of waste, largest first.
+        requests: Every request, sorted by the change of TTFT, then of ITL, then of recomputed tokens, largest first.
         first_divergence: The first step in which the schedules differ; None if they are equal.
         same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens,
             or if its recorder left them out.
@@ -167,7 +167,7 @@ class Comparison:
         title += [
             f"{name} {column}" for name in (f"TTFT {self.unit}", f"ITL {self.unit}") for column in ("a", "b", "Δ")
         ]
-        title += ["waste a", "b", "Δ"]
+        title += ["recomputed a", "b", "Δ"]
         rows = [
             [
                 request.request_id,

@@ -4,7 +4,7 @@ Latencies are defined in ``workbench.trace.readings.latency``. In brackets: vLLM
 meaning.
 
 - KV use [kv_cache_usage_perc]: blocks in block tables, as a fraction of all blocks.
-- Wasted tokens: tokens computed again because a preemption freed their KV blocks.
+- Recomputed tokens: those computed once more because a preemption freed their KV blocks.
 - Fragmentation: slots in owned blocks that hold no token yet, as a fraction of the slots in owned blocks.
 """
 
@@ -36,7 +36,7 @@ class RequestMetrics:
         request_id: The request.
         num_prompt_tokens: Length of its prompt.
         num_cached_tokens: Prompt tokens found in the prefix cache at its first admission.
-        num_recomputed_tokens: Tokens computed again after preemptions.
+        num_recomputed_tokens: Tokens recomputed after preemptions.
         num_preemptions: Number of times it was preempted.
         finish_reason: "length", "stop", "error" or "abort"; "" until it has ended.
         arrival_step: First step whose scheduling could see it.
@@ -118,7 +118,7 @@ class StepMetrics:
         duration: Its length in seconds.
         num_tokens: Scheduled tokens.
         num_decode_tokens: Scheduled decode tokens.
-        num_recomputed_tokens: Scheduled tokens that are computed again after a preemption.
+        num_recomputed_tokens: Scheduled tokens that are recomputed after a preemption.
         num_cached_tokens: Prefix-cache hits of the requests admitted in this step, in tokens.
         token_budget: Maximum number of tokens in a step.
         num_running: Number of running requests.
@@ -231,7 +231,7 @@ class Summary:
         num_finished: Number of requests that ended, aborted ones included.
         num_scheduled_tokens: Number of computed tokens.
         num_output_tokens: Number of sampled tokens.
-        num_recomputed_tokens: Number of tokens computed again after a preemption.
+        num_recomputed_tokens: Number of tokens recomputed after a preemption.
         num_cached_tokens: Number of tokens found in the prefix cache.
         num_preemptions: Number of preemptions.
         duration: From the start of the first step to the end of the last, in ``unit``.
@@ -345,7 +345,7 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
         + (f", {summary.duration:.3f} s" if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens} scheduled, {summary.num_output_tokens} sampled, "
-        f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} computed again "
+        f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} recomputed "
         f"({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
         f"tokens per {'second' if unit == 's' else 'step'}",

@@ -22,8 +22,8 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]
 
 ENDS = {
     "length": "hit max_tokens",
-    "stop": "the model ended it",
-    "error": "with an error",
+    "stop": "model ended",
+    "error": "failed",
     "abort": "aborted",
 }
 """Words for the reasons for which requests finish."""

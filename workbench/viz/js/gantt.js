@@ -271,7 +271,7 @@ export class GanttPanel extends StepPanel {
       return [id, state, kind, chunk.start, chunk.end, prompt, limitOf(chunk)];
     }
     const waits = state === "waiting" || state === "preempted";
-    const why = waits ? store.whyNot(request, step) : request.finishReason;
+    const why = waits ? store.whyNot(request, step) : store.finishWords(request);
     return [id, state, "–", "–", "–", prompt, plain(why || "", 90)];
   }
 }

@@ -11,7 +11,7 @@ import { draftsOf, groupOf, kvOf, limitOf, roleOf } from "./words.js";
 const STATE_NAMES = {
   waiting: "waiting",
   running: "running",
-  preempted: "preempted, waiting to be computed again",
+  preempted: "preempted, waiting to be recomputed",
   finished: "finished",
   aborted: "aborted",
   "": "not arrived yet",

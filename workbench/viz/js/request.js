@@ -26,7 +26,7 @@ export function labelOf(request, shared) {
   return plain(rest.length < LABEL ? `…${rest}` : `${rest.slice(0, LABEL - 5)}…${rest.slice(-4)}`, LABEL);
 }
 
-/** An id without the random characters that vLLM appends to a client's: "cmpl-chat-72-0-5d6182c6" is the client's 72. */
+/** An id without the random characters that vLLM appends: "cmpl-chat-72-0-5d6182c6" is the client's 72. */
 const withoutRandomEnd = (id) => id.replace(/^((?:chat)?cmpl-.+)-[0-9a-f]{8}$/, "$1");
 
 /** The name of a request for a reader: those that were asked for in this view say so. */

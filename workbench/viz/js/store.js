@@ -309,8 +309,9 @@ export class Store {
     const get = (name, e) => this.column(`event.${name}`)[e];
     for (let e = from; e < to; e++) {
       const kind = this.facts.codes.events[get("kind", e)], index = get("reason", e);
-      const reason = kind === "preempt" ? this.reasons[index]?.sentence : this.strings[index];
-      result.push({ step, kind, request: this.requests[get("request", e)], reason: reason || "" });
+      const why = kind === "preempt" ? this.reasons[index]?.sentence : this.strings[index];
+      const reason = kind === "finish" ? endOf(why || "") : why || "";
+      result.push({ step, kind, request: this.requests[get("request", e)], reason });
     }
     return result;
   }

@@ -27,7 +27,7 @@ const COLUMNS = [
   ["budget used", (s) => percent(s.mean_budget_use), "budget"],
   ["from the cache", (s) => count(s.num_cached_tokens), "prefix caching"],
   ["preemptions", (s) => count(s.num_preemptions), "preemption"],
-  ["computed again", (s) => count(s.num_recomputed_tokens), "preemption"],
+  ["recomputed", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
 /** Fill an element with the table of one run or two. */

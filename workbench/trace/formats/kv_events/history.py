@@ -70,7 +70,7 @@ class CacheHistory:
     returns: tuple[Return, ...]
 
     def num_saved(self, num_blocks: int) -> int:
-        """Tokens that would not have been computed again with this many more blocks."""
+        """Tokens that would not have been recomputed with this many more blocks."""
         return sum(each.num_tokens for each in self.returns if each.num_blocks <= num_blocks)
 
     def blocks_to_save(self, fraction: float) -> int | None:

@@ -78,7 +78,7 @@ class KVEvents:
         lines += map(str, self.histories())
         lines += [
             "can answer: how full the prefix cache is, how long blocks stay, and how much more memory would have kept "
-            "the blocks that were computed again",
+            "the blocks that were recomputed",
             f"cannot answer: {CANNOT}",
         ]
         return "\n".join(lines)
