@@ -195,6 +195,7 @@ ARGUMENTS = {
     "abort": {"request_id": "r0"},
     "step_into": {"layers": False},
     "capture": {"layer": 0},
+    "shadow": {"step": 8},
     "add_breakpoint": {"kind": "preemption"},
     "remove_breakpoint": {"number": 1},
     "fork": {"at_step": 0, "changes": {"max_num_seqs": 2}},
@@ -211,7 +212,7 @@ class Engine(ReplayingController):
     def __init__(self, recorded):
         super().__init__(recorded)
         self.done = []
-        for name in ("start", "pause", "step", "step_into", "abort", "add_request", "capture"):
+        for name in ("start", "pause", "step", "step_into", "abort", "add_request", "capture", "shadow"):
             setattr(self, name, partial(self.note, name, getattr(self, name, lambda *args, **kwargs: None)))
 
     def note(self, name, do, *args, **kwargs):

@@ -363,3 +363,23 @@ def test_a_view_that_looks_again_and_again_has_one_thread(recorded, monkeypatch)
     go_on.release()
     feeds[0].handle({"name": "look"})
     wait_for(lambda: len(looked) == 5)
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_the_newest_step_is_checked_on_metal_from_a_view(engine, monkeypatch, agrees):
+    """The emulator needs a compiler: its result is made up here, as tests/engine/test_shadow.py has real ones."""
+
+    class Run:
+        def __repr__(self):
+            return "agrees with" if agrees else "DIFFERS from"
+
+    Run.agrees, asked = agrees, []
+    monkeypatch.setattr(engine, "shadow", lambda step: asked.append(step) or Run())
+    engine.add_request([5, 6, 7], max_tokens=3)
+    engine.step()
+    feed = Feed(engine)
+    assert "shadow" in feed.status()["can"]
+    feed.handle({"name": "shadow", "args": {"step": 0}})
+    wait_for(lambda: feed.status()["message"])
+    assert asked == [0] and feed.status()["message"] == repr(Run())
+    assert feed.status()["kind"] == ("note" if agrees else "problem")

@@ -30,7 +30,7 @@ from workbench.viz.visible_step import VisibleStep
 
 log = logging.getLogger("workbench")
 
-ABILITIES = ("breakpoints", "step_into", "fork", "capture")
+ABILITIES = ("breakpoints", "step_into", "fork", "capture", "shadow")
 """Optional attributes of a controller."""
 
 RIGHTS = {"control": "start", "ask": "add_request"}
@@ -57,8 +57,8 @@ class Feed:
             ``start()``, ``pause()``, ``step()``, ``add_request(prompt, **params)`` and ``abort(request_id)``, such as
             an Engine. Optional attributes of a controller add abilities to the view: ``breakpoints``; ``step_into``
             and ``phase`` (steps phase by phase); ``fork`` (the same run under another configuration); ``capture`` (the
-            attention weights of a layer). A run that forgets its oldest steps continues in another Trace, and the view
-            then starts again with that one.
+            attention weights of a layer); ``shadow`` (the newest step's attention through the Metal source as well). A
+            run that forgets its oldest steps continues in another Trace, and the view then starts again with that one.
         other: A second trace to compare with.
         room: The class that the view is in, if it is one of a served dashboard.
 
@@ -78,7 +78,7 @@ class Feed:
         self._visible = VisibleStep(self.controller, self._newest_trace)
         self._mounted = False
         self._sent: dict[str, int] = {}  # sizes of what has been sent of the trace
-        self._message = ""
+        self._message, self._kind = "", "problem"
         self._handled = 0
         self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
@@ -169,6 +169,7 @@ class Feed:
                 "live": False,
                 "watching": self.watching,
                 "message": self._message,
+                "kind": self._kind,
                 "handled": self._handled,
                 **self._answers(),
             }
@@ -179,6 +180,7 @@ class Feed:
             "state": self.controller.state,
             "name": str(self.controller.name),
             "message": self._message,
+            "kind": self._kind,
             "handled": self._handled,
             "can": ["save_html", *(name for name in ABILITIES if hasattr(self.controller, name))],
             "chat": self._has_chat_template(),
@@ -229,7 +231,7 @@ class Feed:
 
     def _attempt(self, work: Callable[[], Any]) -> None:
         try:
-            self._message = ""
+            self._message, self._kind = "", "problem"
             work()
         except Exception as problem:
             self._message = f"{problem}" or type(problem).__name__
@@ -389,6 +391,16 @@ class Feed:
 
     def _do_capture(self, layer: int) -> None:
         self._visible.show_layer(self._engine("capture").capture(layer))
+
+    def _do_shadow(self, step: int) -> None:
+        """Run the newest step's attention through the Metal source on the emulator, and tell the comparison."""
+        engine = self._engine("shadow")
+
+        def shadow() -> None:
+            run = engine.shadow(step)
+            self._message, self._kind = repr(run), "note" if run.agrees else "problem"
+
+        self._in_background(shadow)
 
     def _do_forget_capture(self) -> None:
         self._visible.show_layer(None)

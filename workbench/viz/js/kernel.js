@@ -22,7 +22,10 @@ export class KernelPanel extends CanvasPanel {
     const rows = [["threadgroups", "Metal threadgroups"], ["items", "work items"]];
     this.choice = select("Rows", rows, () => this.redraw());
     this.choice.hidden = true;
-    this.tools.append(this.choice);
+    const title = "Run this step's attention through the Metal source on the emulator, and compare the results";
+    const props = { class: "wb-quiet", type: "button", hidden: true, title, onclick: () => this.check() };
+    this.checkButton = h("button", props, "Check on Metal");
+    this.tools.append(this.checkButton, this.choice);
   }
 
   layout() {
@@ -32,6 +35,7 @@ export class KernelPanel extends CanvasPanel {
     this.work = workOf(store, cursor.step);
     const shadow = store.supplements.shadow.get(cursor.step), threadgroups = threadgroupsOf(shadow);
     this.choice.hidden = !threadgroups;
+    this.checkButton.hidden = !this.view.can("shadow") || Boolean(shadow) || cursor.step !== cursor.last;
     this.launched = threadgroups && this.choice.value === "threadgroups" ? { threadgroups, shadow } : null;
     if (this.launched) {
       this.work = { ...this.work, items: distinctItems(threadgroups), blockQ: shadow.block_q, source: "shadow" };
@@ -47,6 +51,12 @@ export class KernelPanel extends CanvasPanel {
     this.most = Math.max(16, ...this.work.items.map((item) => item.kv_end));
     const space = this.width - LEFT - GAUGE - 32 - (this.launched ? BYTES : 0);
     this.x = (kv) => LEFT + GAUGE + 16 + (kv / this.most) * space;
+  }
+
+  /** Ask for a shadow launch of the newest step: the answer is told, and its threadgroups become the rows. */
+  check() {
+    const { store, cursor, view } = this;
+    view.send("shadow", { step: store.label(cursor.step) });
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------
