@@ -37,10 +37,11 @@ export function pictureButtons(panel) {
     }, save);
   };
   const button = (label, title, onclick) => {
-    return h("button", { class: "wb-quiet wb-picture", type: "button", title, "aria-label": title, onclick }, label);
+    return h("button", { class: "wb-quiet", type: "button", title, "aria-label": title, onclick }, label);
   };
-  return [
+  const buttons = [
     button("Copy", `Copy: put the picture of ${panel.title} into the clipboard`, copy),
     button("PNG", `PNG: save the picture of ${panel.title} as a file`, save),
   ];
+  return h("span", { class: "wb-pictures" }, h("span", {}, buttons));
 }
