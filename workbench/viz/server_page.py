@@ -24,7 +24,7 @@ ONLY_A_RECORDING = (
     "server with --scheduler-cls workbench.vllm.RecordingScheduler and WORKBENCH_TRACE_DIR=FOLDER, then run: workbench "
     "trace watch FOLDER"
 )
-"""What the page cannot show, and the option that switches recording on."""
+"""The questions that the page cannot answer, and the option that switches recording on."""
 
 
 class Row(NamedTuple):

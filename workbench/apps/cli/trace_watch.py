@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.apps.cli.options import (
     Commands,
@@ -20,10 +20,15 @@ from workbench.apps.cli.options import (
     load_trace,
     parts_of,
 )
+from workbench.base.field_checks import integer
+
+if TYPE_CHECKING:
+    from workbench.trace import Trace
 
 _EXAMPLES = """\
   workbench trace watch /var/log/vllm-traces           all ranks that record there, as they record
   workbench trace watch run.jsonl.gz --last 10m
+  workbench trace watch /var/log/vllm-traces --metrics-port 9464      and the causes of latencies, for Prometheus
   workbench trace watch http://127.0.0.1:8000          a running vLLM that nobody records, by its /metrics
   workbench trace watch http://127.0.0.1:8000 --kv-events tcp://127.0.0.1:5557
 """
@@ -36,6 +41,8 @@ def add_parser(actions: Commands) -> None:
     watch.add_argument("trace", help="trace file, a folder: all ranks that record there, or the URL of a vLLM server")
     add_dashboard_port_option(watch)
     add_allow_host_option(watch)
+    help = "serve the causes of latencies on this port of 127.0.0.1 too, for Prometheus"
+    watch.add_argument("--metrics-port", type=int, metavar="N", help=help)
     help = "address of a server's KV events, such as tcp://127.0.0.1:5557, beside its URL"
     watch.add_argument("--kv-events", metavar="ENDPOINT", help=help)
     add_window_options(watch, "what is written later is not followed then")
@@ -44,6 +51,10 @@ def add_parser(actions: Commands) -> None:
 def _watch(options: argparse.Namespace) -> int:
     check_port(options)
     allow_hosts(options)
+    if options.metrics_port is not None:
+        integer("--metrics-port", options.metrics_port, 1, 65535, f"another one than --port, {options.port}")
+        if options.metrics_port == options.port:
+            raise ValueError(f"--metrics-port must be another one than --port, got {options.port} for both")
     if options.trace.startswith(("http://", "https://")):
         return _watch_server(options)
     if options.kv_events:
@@ -54,6 +65,7 @@ def _watch(options: argparse.Namespace) -> int:
             f"{path} does not exist yet: a recorder makes this folder when its server starts "
             "(--scheduler-cls workbench.vllm.RecordingScheduler); watch it then"
         )
+    from workbench.apps.cause_metrics import serve_causes
     from workbench.trace import TraceFollower
     from workbench.trace.readings.fleet import Fleet
     from workbench.viz import app
@@ -67,11 +79,26 @@ def _watch(options: argparse.Namespace) -> int:
             else:
                 fleet.start()
             session = make_fleet_app(fleet)
+
+            def traces() -> dict[str, Trace]:
+                return dict(fleet.traces)
+
         elif has_window(options):
-            session = app.make_app(load_trace(path, options))
+            trace = load_trace(path, options)
+            session = app.make_app(trace)
+
+            def traces() -> dict[str, Trace]:
+                return {"": trace}
+
         else:
             follower = stack.enter_context(TraceFollower(path))
             path, session = follower.path, app.make_app(follower.trace)
+
+            def traces() -> dict[str, Trace]:
+                return {"": follower.trace}
+
+        if options.metrics_port is not None:
+            stack.enter_context(serve_causes(traces, options.metrics_port))
         _serve(options, session, path.name)
     return 0
 
@@ -81,6 +108,8 @@ def _watch_server(options: argparse.Namespace) -> int:
     from workbench.trace.formats.live_scrapes import ServerFollower
     from workbench.viz.server_page import ONLY_A_RECORDING, make_server_app
 
+    if options.metrics_port is not None:
+        raise ValueError(f"--metrics-port serves what a recording says, and {options.trace} is a server with metrics")
     if has_window(options):
         raise ValueError(f"--from, --to, --last and --around take a part of a trace, and {options.trace} is a server")
     with ExitStack() as stack:

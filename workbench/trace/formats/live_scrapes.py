@@ -35,7 +35,7 @@ RECENT = 31
 
 
 class Moment(NamedTuple):
-    """What a server said once, and what happened since the look before. None: the server does not say it.
+    """The state of a server at a look, and the changes since the look before. None: the server does not say it.
 
     Attributes:
         at: Seconds since the epoch.
@@ -176,7 +176,7 @@ class ServerFollower:
 
     Attributes:
         url: Its address.
-        moments: What it said, the oldest first; a look without an answer is a moment without values.
+        moments: Its answers, the oldest first; a look without an answer is a moment without values.
         problem: Why the last look failed; "" if it did not.
 
     Raises:
