@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,8 +30,9 @@ def run(num_requests=12, **config):
     return simulate({"config": limits, "requests": requests, "cost_model": COSTS})
 
 
-def scraped(port):
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+def scraped(port, accept="text/plain"):
+    request = Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urlopen(request, timeout=10) as answer:
         text = answer.read().decode()
     return text, {
         (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
@@ -45,6 +46,8 @@ def test_a_scrape_by_hand_has_the_seconds_of_the_explanations(name):
     trace = run() if name == "simulated" else Trace.load(SERVED)
     with serve_causes(lambda: {"rank 0": trace}, 0) as port:
         text, samples = scraped(port)
+        _, as_openmetrics = scraped(port, "application/openmetrics-text;version=1.0.0")
+        assert set(samples) <= set(as_openmetrics)
     explainer = Explainer(trace)
     explanations = [explainer.explain(request_id) for request_id in trace.requests]
     for by in ("ttft", "e2e"):
@@ -52,16 +55,16 @@ def test_a_scrape_by_hand_has_the_seconds_of_the_explanations(name):
         for each in explanations:
             for part in each.span(by).parts:
                 expected[part.kind] += part.amount
-        found = {cause: samples[f"workbench:{by}_cause_seconds_total", cause, "rank 0"] for cause in KINDS}
+        found = {cause: samples[f"workbench_{by}_cause_seconds_total", cause, "rank 0"] for cause in KINDS}
         assert found == pytest.approx(expected) and sum(found.values()) > 0
         assert sum(found.values()) == pytest.approx(sum(each.span(by).total for each in explanations))
-        assert samples[f"workbench:{by}_requests_total", "rank 0"] == len(explanations)
-    assert samples["workbench:steps_total", "rank 0"] == len(trace)
-    assert samples["workbench:preemptions_total", "rank 0"] == sum(len(step.preempted) for step in trace)
-    assert samples["workbench:running_requests", "rank 0"] == samples["workbench:kv_blocks_used_ratio", "rank 0"] == 0
+        assert samples[f"workbench_{by}_requests_total", "rank 0"] == len(explanations)
+    assert samples["workbench_steps_total", "rank 0"] == len(trace)
+    assert samples["workbench_preemptions_total", "rank 0"] == sum(len(step.preempted) for step in trace)
+    assert samples["workbench_running_requests", "rank 0"] == samples["workbench_kv_blocks_used_ratio", "rank 0"] == 0
     assert not any(request_id in text for request_id in trace.requests)
     if name == "recorded":
-        newest = samples["workbench:newest_step_time_seconds", "rank 0"]
+        newest = samples["workbench_newest_step_time_seconds", "rank 0"]
         assert newest == pytest.approx(trace.meta.created + trace[-1].end)
 
 
@@ -113,10 +116,10 @@ def test_metrics_are_kept_fresh_and_end_with_the_context(monkeypatch):
     whole = run()
     traces = {"": whole[:3]}
     with serve_causes(lambda: traces, 0) as port:
-        assert scraped(port)[1]["workbench:steps_total", ""] == 3
+        assert scraped(port)[1]["workbench_steps_total", ""] == 3
         traces[""] = whole
         for _ in range(1000):
-            if scraped(port)[1]["workbench:steps_total", ""] == len(whole):
+            if scraped(port)[1]["workbench_steps_total", ""] == len(whole):
                 break
         else:
             pytest.fail("the new steps were never counted")
@@ -152,7 +155,7 @@ def test_the_dashboard_for_grafana_asks_for_metrics_and_labels_that_exist():
     for panel in dashboard["panels"]:
         assert panel["title"] and panel["targets"] and panel["datasource"]["uid"] == "${source}"
         for target in panel["targets"]:
-            names = re.findall(r"workbench:\w+", target["expr"])
+            names = re.findall(r"workbench_\w+", target["expr"])
             assert names and set(names) <= set(labels), target["expr"]
             groups = set(re.findall(r"by \((\w+)\)", target["expr"]))
             shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))

@@ -1,5 +1,6 @@
 """The causes of latencies of recordings that grow, as metrics in Prometheus' text format.
 
+Names have no colon: prometheus_client replaces it for a Prometheus that asks for OpenMetrics, and for nobody else.
 Labels take their values from fixed lists, and from the names of ranks; no request, user or text is in them.
 """
 
@@ -22,7 +23,7 @@ from workbench.trace import Trace
 log = logging.getLogger("workbench")
 
 UPDATE_SECONDS = 5.0
-"""Time between two updates, at least."""
+"""Shortest time between two updates."""
 
 SHARE = 0.1
 """Share of the time that updates of long recordings may take; they come less often then."""
@@ -57,10 +58,10 @@ class CauseCollector(Collector):
     def _latencies(self) -> Iterator[Metric]:
         for by, meaning in (("ttft", "times to first token"), ("e2e", "times from arrival to the end")):
             seconds = CounterMetricFamily(
-                f"workbench:{by}_cause_seconds", f"Seconds of requests' {meaning}, by cause.", labels=("rank", "cause")
+                f"workbench_{by}_cause_seconds", f"Seconds of requests' {meaning}, by cause.", labels=("rank", "cause")
             )
             requests = CounterMetricFamily(
-                f"workbench:{by}_requests", f"Number of requests in workbench:{by}_cause_seconds.", labels=("rank",)
+                f"workbench_{by}_requests", f"Number of requests in workbench_{by}_cause_seconds.", labels=("rank",)
             )
             for rank, totals in self._totals.items():
                 requests.add_metric([rank], totals.num_requests[by])
@@ -70,10 +71,10 @@ class CauseCollector(Collector):
 
     def _state(self) -> Iterator[Metric]:
         def counter(name: str, meaning: str, *labels: str) -> CounterMetricFamily:
-            return CounterMetricFamily(f"workbench:{name}", meaning, labels=("rank", *labels))
+            return CounterMetricFamily(f"workbench_{name}", meaning, labels=("rank", *labels))
 
         def gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"workbench:{name}", meaning, labels=("rank", *labels))
+            return GaugeMetricFamily(f"workbench_{name}", meaning, labels=("rank", *labels))
 
         waited = counter(
             "waited_seconds", "Seconds of all requests in steps that left them waiting, by reason.", "reason"
