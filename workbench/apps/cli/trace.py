@@ -125,11 +125,11 @@ def _print_late(trace: Trace, start: str = "") -> None:
     from workbench.analysis.explain import explainer_of
     from workbench.trace.clock import time_of_day
     from workbench.trace.readings.metrics import amount
+    from workbench.trace.readings.recorded_when import recorded_when
 
     explainer, created = explainer_of(trace), trace.meta.created
-    if len(trace) and created and trace[-1].end:
-        first, last = (time_of_day(created, seconds, date=True) for seconds in (trace[0].time, trace[-1].end))
-        print(printable(f"{start}from {first} to {last} (local time)"))
+    if when := recorded_when(trace):
+        print(printable(f"{start}{when}"))
 
     def at(seconds: float) -> str:
         return f" (at {moment})" if (moment := time_of_day(created, seconds)) else ""
@@ -173,8 +173,12 @@ def _read_other(
 
 
 def _narrate(options: argparse.Namespace) -> int:
-    for step in load_trace(options.trace, options):
-        print(step)
+    from workbench.trace.clock import time_of_day
+
+    trace = load_trace(options.trace, options)
+    for step in trace:
+        moment = time_of_day(trace.meta.created, step.time) if step.end else ""
+        print(f"{moment}  {step}" if moment else step)
     return 0
 
 
