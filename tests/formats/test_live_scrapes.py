@@ -26,7 +26,7 @@ TEXTS = MARK.split(RECORDED.read_text())[2::2]
 
 @contextlib.contextmanager
 def serving(answers, kind="text/plain; version=0.0.4; charset=utf-8"):
-    """A server of 127.0.0.1 that gives these answers to /metrics in turn, and the last one repeatedly: texts or statuses."""
+    """A server of 127.0.0.1 that answers /metrics with these in turn, the last one repeatedly: texts or statuses."""
     left = list(answers)
 
     class Server(http.server.BaseHTTPRequestHandler):
