@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,15 @@ def test_an_engine_that_dies_leaves_a_whole_file(traces):
     (path,) = traces.iterdir()
     trace = Trace.load(path)
     assert not trace.problems and len(trace) == len(simulate(LONG))
+
+
+def test_the_writer_compares_the_wall_clock_with_that_of_the_steps(traces, monkeypatch):
+    """The engine's wall clock is 1000 s slow when it begins, and right when the writer looks at it."""
+    slow = types.SimpleNamespace(time=lambda: time.time() - 1000, strftime=time.strftime, localtime=time.localtime)
+    monkeypatch.setattr(integration, "time", slow)
+    run_double(LONG).shutdown()
+    (path,) = traces.iterdir()
+    assert Trace.load(path).clock_drift == pytest.approx(1000, abs=60)
 
 
 ENGINE = """

@@ -36,7 +36,7 @@ def test_the_recording_is_of_vllm_and_preempts_three_times():
 
 def test_the_commands_of_the_readme_run(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    commands = re.findall(r"`workbench ((?:simulate|trace) [^`]+)`", (EXAMPLES / "README.md").read_text())
+    commands = re.findall(r"`workbench ((?:simulate|trace) [^`]*examples/[^`]+)`", (EXAMPLES / "README.md").read_text())
     assert len(commands) == 2
     for command in commands:
         assert main(command.split()) == 0

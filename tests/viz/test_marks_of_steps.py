@@ -25,7 +25,7 @@ class Axis:
         self.facts, self.n = facts, len(facts)
         self.x0, self.x1 = (68 if width < 430 else 84), width - (20 if width < 620 else 176)
         self.first, self.last = first, last or max(self.n, 12)
-        self.timed = facts.timed
+        self.width, self.timed = width, facts.timed
         if self.timed:
             self.times, end = [], 0.0
             for step, record in enumerate(facts.records):
@@ -36,12 +36,24 @@ class Axis:
                 self.times.append((end + max(0.0, gap), end + max(0.0, gap) + record.end - record.time))
                 end = self.times[-1][1]
             self.t0, self.t1 = self.times[first][0], self.times[min(self.n, self.last) - 1][1]
+            run = facts.records[min(self.n, self.last) - 1].end - facts.records[first].time
+            self.left_out = run - (self.t1 - self.t0)
 
     def at(self, place):
         return self.x0 + place * (self.x1 - self.x0)
 
     def of_time(self, time):
         return self.at((time - self.t0) / (self.t1 - self.t0))
+
+    def of_moment(self, time):
+        """The place of a time since the start of the trace, within a step or in a short gap before one."""
+        records = self.facts.records
+        step = max(0, max((step for step, record in enumerate(records) if record.time <= time), default=0))
+        begin, end = self.times[step]
+        inside = min(time - records[step].time, end - begin) if time <= records[step].end else time - records[step].time
+        at = begin + inside
+        assert step + 1 == self.n or at <= self.times[step + 1][0] + 1e-9, "no label is in a pause"
+        return self.of_time(at)
 
     def x(self, step):
         if self.timed:
@@ -210,14 +222,25 @@ def check_budget(marks, axis, facts, records, y):
         assert abs(line[2] - at) <= 1 and line[1] + line[3] == pytest.approx(axis.x1)
 
 
+def seconds_of(words):
+    """The time that a label names: "250 ms", "3 s", "2:29 min" or "1:00:05 h"."""
+    value, unit = words.split()
+    if ":" in value:
+        parts = [int(part) for part in value.split(":")]
+        return sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    return float(value.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
+
+
 def check_step_labels(marks, axis, facts):
-    labels = [(x, words) for x, _, words in marks.texts(y=144) if x >= axis.x0]
+    labels = [(x, words) for x, _, words in marks.texts(y=144) if axis.x0 <= x <= axis.x1]
     assert len(labels) > 1
+    notes = [words for x, _, words in marks.texts(y=144) if x > axis.x1]
+    assert bool(notes) == bool(axis.timed and axis.left_out > 0.5 and axis.x1 < axis.width - 100), axis.left_out
+    for words in notes:
+        assert seconds_of(words.removesuffix(" idle left out")) == pytest.approx(axis.left_out, rel=0.06)
     for x, words in labels:
         if axis.timed:
-            value, unit = words.split()
-            time = float(value.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
-            assert x == pytest.approx(axis.of_time(time), abs=0.01 * (axis.x1 - axis.x0))
+            assert x == pytest.approx(axis.of_moment(seconds_of(words)), abs=0.01 * (axis.x1 - axis.x0))
         else:
             assert x == pytest.approx(axis.x(int(words.replace(",", "")) - facts.records[0].step))
 

@@ -125,3 +125,25 @@ def test_a_run_that_is_over_still_says_what_it_held(tmp_path):
                 together[what] = max(together.get(what, 0), total)
         cells = re.search(r">together</td><td>(.*?)</td><td>(.*?)</td>", page).groups()
         assert cells == (f"0 ({together['running']})", f"0 ({together['waiting']})")
+
+
+@pytest.mark.parametrize("pause", [0.01, 100.0, 4000.0])
+def test_panels_name_a_moment_alike_and_say_what_becomes_of_idle_time(deno_page, pause):
+    """The timeline leaves out the pause between two questions; the second is still drawn at its time of the run."""
+    from test_marks_of_steps import seconds_of
+
+    trace, _ = asked_twice(pause)
+    deno_page.open(trace)
+    texts = {
+        panel: [(x, words) for x, _, words in Marks(deno_page.painted(panel)["marks"]).texts(y=y) if x >= 84]
+        for panel, y in (("incident", 49), ("timeline", 144))
+    }
+    said = [words for panel in texts.values() for _, words in panel if "idle" in words]
+    if pause < 1:
+        assert not said
+        return
+    assert said[0] == "with idle time" and said[1].endswith("idle left out") and len(said) == 2
+    moments = [seconds_of(words) for _, words in texts["timeline"] if "idle" not in words]
+    second = next(record.time for record in trace if "second" in record.arrived)
+    assert moments == sorted(moments) and any(moment == pytest.approx(second, rel=1e-3) for moment in moments)
+    assert not any(2.0 < moment < second * 0.999 for moment in moments)

@@ -68,6 +68,9 @@ _WORDS = {
     "encoder": "waiting for the encoder",
 }
 
+KINDS = (*_WORDS, "seats", "cut", "behind", "unknown")
+"""Every kind of a cause."""
+
 
 class Cause(NamedTuple):
     """A cause of a part of a latency.

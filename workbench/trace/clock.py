@@ -1,7 +1,7 @@
 """The time of day of a recording, by the clock of the machine that made it: an alert says 12:08, not "after 96 s".
 
 A recording has the wall clock of its beginning, and counts seconds from there with a clock that is never set. If the
-wall clock was set meanwhile, times of day are off by that.
+wall clock was set meanwhile, later times of day are off by the drift that the last line of a recording has.
 """
 
 from __future__ import annotations

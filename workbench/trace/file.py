@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
+import msgspec
+
 from workbench.base.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.file_lock import open_locked
@@ -59,6 +61,9 @@ class TraceWriter:
         compresslevel: Of a .jsonl.gz file, from 1 (fastest) to 9.
         private: Only the user may read the file.
 
+    Attributes:
+        clock_drift: Goes to the end line, see `TraceEnd`.
+
     Raises:
         TraceError: The file's name has another ending, or the file is being recorded by another writer.
         OSError: The file cannot be written.
@@ -77,6 +82,7 @@ class TraceWriter:
         gzipped = is_gzip_path(path)
         self.path = Path(path)
         self.num_steps = 0
+        self.clock_drift: float | msgspec.UnsetType = msgspec.UNSET
         self._lock = threading.RLock()  # between the threads that record and the one that ends the recording
         self._raw = open_locked(self.path, private=private)
         # With no file name and no time: the same trace gives the same bytes.
@@ -147,7 +153,7 @@ class TraceWriter:
             if self._raw.closed:
                 return
             try:
-                self.write(TraceEnd(reason, self.num_steps), flush=False)
+                self.write(TraceEnd(reason, self.num_steps, self.clock_drift), flush=False)
                 if self._file is not self._raw:
                     self._file.close()
                 self._raw.flush()

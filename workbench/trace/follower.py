@@ -172,7 +172,7 @@ class TraceFollower:
         if isinstance(line, TraceEnd):
             # It counts the steps of this file; more may follow in another.
             self._ended = self.trace.has_ended = True
-            self.trace.end = line.reason
+            self.trace.end, self.trace.clock_drift = line.reason, line.clock_drift
         elif isinstance(line, StepRecord):
             self.trace.append(self._lacking.complete(line))
         elif isinstance(line, Supplement):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from workbench.trace.fields import EMPTY, BlockId, Count, Rows, Seconds, TokenId, Tokens
+from workbench.trace.fields import EMPTY, BlockId, Count, Offset, Rows, Seconds, TokenId, Tokens
 from workbench.trace.records import Frozen, StepRecord
 
 SCHEMA_VERSION = 4
@@ -153,10 +153,18 @@ scheduled, "max_steps" when the steps asked for were taken, "cut" when its file 
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
-    """Last line of a trace: the way it ended and the number of steps before."""
+    """Last line of a trace: the way it ended and the number of steps before.
+
+    Attributes:
+        reason: See `TraceEndReason`.
+        num_steps: Number of steps of the file.
+        clock_drift: Seconds that the wall clock gained on the clock of the steps from the beginning to the last step;
+            unset if nobody compared them.
+    """
 
     reason: TraceEndReason = ""
     num_steps: Count = 0
+    clock_drift: Offset | msgspec.UnsetType = msgspec.UNSET
 
 
 TraceLine = TraceMeta | RequestInfo | Keyframe | StepRecord | Supplement | TraceEnd

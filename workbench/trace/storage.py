@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from workbench.base.progress import with_progress
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, decoded_lines, is_gzip_path, read_lines
@@ -34,6 +36,7 @@ class Stored(Protocol):
 
     end: TraceEndReason
     has_ended: bool
+    clock_drift: float | msgspec.UnsetType
     problems: list[str]
 
     @property
@@ -65,6 +68,7 @@ def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None
                 lines_of(trace), f"save {Path(path).name}", "line", shown=progress, total=num_lines
             ):
                 writer.write(line, flush=False)
+            writer.clock_drift = trace.clock_drift
             writer.close(trace.end)
         finally:
             writer.abandon()
@@ -122,7 +126,7 @@ def load(kind: Callable[[TraceMeta], T], path: str | os.PathLike[str], *, progre
 
 def pickled(trace: Stored) -> bytes:
     """The lines of a trace's file, for ``pickle`` and ``copy``."""
-    lines = [trace.meta, *lines_of(trace), TraceEnd(trace.end, len(trace))]
+    lines = [trace.meta, *lines_of(trace), TraceEnd(trace.end, len(trace), trace.clock_drift)]
     return b"".join(map(encode_line, lines))
 
 
@@ -168,7 +172,7 @@ def _take(trace: Stored, line: TraceLine | str) -> None:
     elif isinstance(line, TraceEnd):
         if line.num_steps != len(trace):
             raise TraceError(f"the end line counts {line.num_steps} steps, there are {len(trace)}")
-        trace.end, trace.has_ended = line.reason, True
+        trace.end, trace.has_ended, trace.clock_drift = line.reason, True, line.clock_drift
     elif isinstance(line, str):
         trace.end = "cut"
         trace.problems.append(line)

@@ -39,6 +39,8 @@ class Trace:
         num_blocks: KV blocks of the pool, block 0 included; None if the configuration does not say.
         offset: Number of steps of the whole trace before the first of a slice.
         end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
+        clock_drift: Seconds that the wall clock gained on the clock of the steps up to the last one; unset if it is not
+            known.
         has_ended: Its file has an end line: nothing more is written to it, whatever became of the requests.
         problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
@@ -60,6 +62,7 @@ class Trace:
         self.num_blocks = num_blocks_of(meta)
         self.end: TraceEndReason = ""
         self.has_ended = False
+        self.clock_drift: float | msgspec.UnsetType = msgspec.UNSET
         self.problems: list[str] = []
         self.requests = Requests()
         self._keyframe: Keyframe | None = None
@@ -350,7 +353,7 @@ class Trace:
             if before < stop or stop == len(self):
                 part.requests.add(info, max(0, before - start))
         if stop == len(self):
-            part.end = self.end
+            part.end, part.clock_drift = self.end, self.clock_drift
         return part
 
     @property

@@ -6,17 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli import trace_decide
+from workbench.apps.cli import trace_decide, trace_watch
 from workbench.apps.cli.options import (
     TRACE_FILE,
     Commands,
-    add_allow_host_option,
     add_command,
-    add_dashboard_port_option,
     add_unit_options,
     add_window_options,
-    allow_hosts,
-    check_port,
     has_window,
     load_trace,
     parts_of,
@@ -70,12 +66,7 @@ def add_parser(commands: Commands) -> None:
     otlp.add_argument("trace", type=Path, help=TRACE_FILE)
     otlp.add_argument("-o", "--out", type=Path, help="file to write (default: beside the trace, .otlp.json)")
 
-    watch = add_command(
-        actions, "watch", _watch, "serve the dashboard of a trace, and follow it while it is written", extra="serve"
-    )
-    watch.add_argument("trace", type=Path, help="trace file, or a folder: all ranks that record there")
-    add_dashboard_port_option(watch)
-    add_allow_host_option(watch)
+    trace_watch.add_parser(actions)
 
     events = add_command(
         actions, "kv-events", _kv_events, "record the KV cache events of a running vLLM", examples=_KV_EVENTS
@@ -95,7 +86,6 @@ def add_parser(commands: Commands) -> None:
     trace_decide.add_parsers(actions)
     for parser in (info, story, html, perfetto, otlp, diff):
         add_window_options(parser)
-    add_window_options(watch, "what is written later is not followed then")
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -135,11 +125,11 @@ def _print_late(trace: Trace, start: str = "") -> None:
     from workbench.analysis.explain import explainer_of
     from workbench.trace.clock import time_of_day
     from workbench.trace.readings.metrics import amount
+    from workbench.trace.readings.recorded_when import recorded_when
 
     explainer, created = explainer_of(trace), trace.meta.created
-    if len(trace) and created and trace[-1].end:
-        first, last = (time_of_day(created, seconds, date=True) for seconds in (trace[0].time, trace[-1].end))
-        print(printable(f"{start}from {first} to {last} (local time)"))
+    if when := recorded_when(trace):
+        print(printable(f"{start}{when}"))
 
     def at(seconds: float) -> str:
         return f" (at {moment})" if (moment := time_of_day(created, seconds)) else ""
@@ -183,8 +173,12 @@ def _read_other(
 
 
 def _narrate(options: argparse.Namespace) -> int:
-    for step in load_trace(options.trace, options):
-        print(step)
+    from workbench.trace.clock import time_of_day
+
+    trace = load_trace(options.trace, options)
+    for step in trace:
+        moment = time_of_day(trace.meta.created, step.time) if step.end else ""
+        print(f"{moment}  {step}" if moment else step)
     return 0
 
 
@@ -217,41 +211,6 @@ def _otlp(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".otlp.json")
     count = to_otlp(load_trace(options.trace, options), out)
     print(f"wrote {count} spans to {out}: an OpenTelemetry collector reads it with its otlpjsonfile receiver")
-    return 0
-
-
-def _watch(options: argparse.Namespace) -> int:
-    from workbench.trace import TraceFollower
-    from workbench.trace.readings.fleet import Fleet
-    from workbench.viz import app
-    from workbench.viz.fleet_page import make_fleet_app
-
-    port = check_port(options)
-    hosts = allow_hosts(options)
-
-    def say() -> None:
-        print(f"{options.trace.name} at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
-
-    if not options.trace.exists() and not options.trace.suffix:
-        raise ValueError(
-            f"{options.trace} does not exist yet: a recorder makes this folder when its server starts "
-            "(--scheduler-cls workbench.vllm.RecordingScheduler); watch it then"
-        )
-    if options.trace.is_dir():
-        with Fleet(options.trace, whole=has_window(options)) as fleet:
-            if has_window(options):
-                fleet.traces = parts_of(fleet.traces, options)
-            else:
-                fleet.start()
-            session = make_fleet_app(fleet)
-            app.serve_session(session, port=port, title=options.trace.name, on_listening=say, allow_hosts=hosts)
-        return 0
-    if has_window(options):
-        trace = load_trace(options.trace, options)
-        app.serve(trace, port=port, title=options.trace.name, on_listening=say, allow_hosts=hosts)
-        return 0
-    with TraceFollower(options.trace) as follower:
-        app.serve(follower.trace, port=port, title=follower.path.name, on_listening=say, allow_hosts=hosts)
     return 0
 
 

@@ -184,8 +184,10 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         others = [load_trace(path) for path in options.also]
         costs = [load_trace(options.cost_from)] if options.cost_from else []
         counted = _counted(ranks, options)
+        _print_when(ranks)
         return RanksPredictor(ranks, others=others, fit_from=costs, counted=counted, open_loop=options.open_loop)
     trace, others, fit_from = _sources(options)
+    _print_when({"": trace})
     counted = _counted({"": trace}, options)
     return Predictor(
         trace,
@@ -195,6 +197,15 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         open_loop=options.open_loop,
         measured=_measured(options.trace),
     )
+
+
+def _print_when(traces: Mapping[str, Trace]) -> None:
+    """Print the time of day of each recording that has one."""
+    from workbench.trace.readings.recorded_when import recorded_when
+
+    for name, trace in traces.items():
+        if when := recorded_when(trace):
+            print(printable(f"{name}: recorded {when}" if name else f"recorded {when}"))
 
 
 def _measured(path: Path) -> dict[str, float] | None:

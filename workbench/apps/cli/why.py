@@ -60,7 +60,8 @@ def _answers(options: argparse.Namespace) -> Iterator[tuple[str, Why | WhyLog | 
     from workbench.analysis.why_log import why_log
     from workbench.analysis.why_metrics import why_metrics
     from workbench.trace import TraceFollower
-    from workbench.trace.formats.scrapes import fetch_scrapes, is_scrapes, read_scrapes
+    from workbench.trace.formats.live_scrapes import fetch_scrapes
+    from workbench.trace.formats.scrapes import is_scrapes, read_scrapes
     from workbench.trace.formats.server_log import is_server_log, read_server_log
     from workbench.trace.readings.fleet import Fleet
 

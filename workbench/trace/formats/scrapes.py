@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 from workbench.base.on_demand import extra_for
 from workbench.base.outside_files import open_text
@@ -47,12 +44,6 @@ LATENCIES = {
 PARTS = ("queue", "prefill", "decode")
 
 PERCENTILES = (0.5, 0.99)
-
-FETCH_SECONDS = 5.0
-"""Time that a server has for its answer; one that hangs may not answer at all."""
-
-MAX_ANSWER_BYTES = 2**26
-"""Maximum length of an answer that is read."""
 
 CANNOT = (
     "which request was slow and behind whom it waited, what happened between two scrapes, a percentile more exactly "
@@ -221,7 +212,7 @@ class Scrapes:
     @cached_property
     def windows(self) -> tuple[Window, ...]:
         """The times between two scrapes that follow each other."""
-        return tuple(Window(first, last, _has_restarted([first, last])) for first, last in pairwise(self.scrapes))
+        return tuple(window_between(first, last) for first, last in pairwise(self.scrapes))
 
     @cached_property
     def whole(self) -> Window:
@@ -289,14 +280,10 @@ class Scrapes:
         return "\n".join(lines)
 
 
-def _has_restarted(scrapes: Sequence[Scrape]) -> bool:
-    """Whether a counter or a histogram is smaller in a later scrape."""
-    return any(
-        key in after.samples and after.samples[key] < value
-        for before, after in pairwise(scrapes)
-        for key, value in before.samples.items()
-        if key[0].endswith(("_total", "_count"))
-    )
+def window_between(first: Scrape, last: Scrape) -> Window:
+    """The time between two scrapes; a counter or a histogram that is smaller in the later one shows a restart."""
+    counts = ((key, value) for key, value in first.samples.items() if key[0].endswith(("_total", "_count")))
+    return Window(first, last, any(key in last.samples and last.samples[key] < value for key, value in counts))
 
 
 def is_scrapes(path: str | os.PathLike[str]) -> bool:
@@ -330,7 +317,7 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
         if float(at) > MAX_SECONDS:
             raise TraceError(f"{path}, scrape {number}: its time must be at most {MAX_SECONDS:g} s, got {shown(at)}")
         if text.strip():  # an empty one: the server did not answer
-            scrapes.append(Scrape(float(at), _samples(f"{path}, scrape {number}", text)))
+            scrapes.append(Scrape(float(at), samples_of(f"{path}, scrape {number}", text)))
     if len(scrapes) < 2:
         raise TraceError(
             f"{path} holds {len(scrapes)} scrapes, and at least 2 are needed: write a line '# scraped SECONDS' before "
@@ -339,38 +326,32 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
     for number, (before, after) in enumerate(pairwise(scrapes), start=2):
         if after.at <= before.at:
             raise TraceError(f"{path}, scrape {number}: its time {after.at} must be later than {before.at}")
-    return Scrapes(Path(path), tuple(_vllm_only(path, scrapes)))
+    return Scrapes(Path(path), tuple(vllm_only(path, scrapes)))
 
 
-def fetch_scrapes(url: str, seconds: float) -> Scrapes:
-    """Two scrapes of a running server.
-
-    Args:
-        url: Its address, with or without /metrics.
-        seconds: Time between the scrapes.
+def vllm_only(place: str | os.PathLike[str], scrapes: list[Scrape]) -> list[Scrape]:
+    """The scrapes, if they are vLLM's.
 
     Raises:
-        TraceError: The answer is not vLLM's metrics.
-        OSError: The server does not answer.
+        TraceError: The last one has no sample of vLLM.
     """
-    address = url if url.rstrip("/").endswith("/metrics") else f"{url.rstrip('/')}/metrics"
-    scrapes = []
-    for pause in (0.0, seconds):
-        time.sleep(pause)
-        with urlopen(address, timeout=FETCH_SECONDS) as answer:  # noqa: S310 - the user's own address
-            text = answer.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
-        scrapes.append(Scrape(time.time(), _samples(address, text)))
-    return Scrapes(Path(urlsplit(address).netloc), tuple(_vllm_only(address, scrapes)))
-
-
-def _vllm_only(place: str | os.PathLike[str], scrapes: list[Scrape]) -> list[Scrape]:
-    """The scrapes, if they are vLLM's."""
-    if not any(name.startswith("vllm:") for name, _ in scrapes[-1].samples):
-        raise TraceError(f"{place} holds no metrics of vLLM: their names begin with vllm:")
+    names = sorted({name for name, _ in scrapes[-1].samples})
+    if not any(name.startswith("vllm:") for name in names):
+        others = f"the first of these is {shown(names[0])}" if names else "there are none"
+        raise TraceError(
+            f"{place} holds no metrics of vLLM: their names begin with vllm:, and {others}; it is another server, or "
+            "vLLM was started with --disable-log-stats"
+        )
     return scrapes
 
 
-def _samples(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+def samples_of(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """The samples of a text in Prometheus' format.
+
+    Raises:
+        TraceError: It is another text.
+        ModuleNotFoundError: prometheus_client is not installed.
+    """
     with extra_for("reading scrapes"):
         from prometheus_client.parser import text_string_to_metric_families
 
@@ -381,4 +362,4 @@ def _samples(place: str, text: str) -> dict[tuple[str, frozenset[tuple[str, str]
             for sample in family.samples
         }
     except (ValueError, OverflowError, LookupError) as problem:
-        raise TraceError(f"{place}: not Prometheus' text format: {problem}") from None
+        raise TraceError(f"{place}: not Prometheus' text format: {str(problem)[:200]}") from None

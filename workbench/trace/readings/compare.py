@@ -22,6 +22,7 @@ from workbench.trace.readings.divergence import (
 from workbench.trace.readings.matching import Matching, match_requests
 from workbench.trace.readings.metrics import RequestMetrics, number
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.recorded_when import recorded_when
 from workbench.trace.readings.spread import typical_change
 
 if TYPE_CHECKING:
@@ -133,8 +134,10 @@ class Comparison:
     def _lines(self) -> list[str]:
         parted = str(self.first_divergence) if self.first_divergence else "never"
         return [
-            f"a: {self.a.meta.source}, {len(self.a)} steps",
-            f"b: {self.b.meta.source}, {len(self.b)} steps",
+            *(
+                ", ".join(filter(None, (f"{name}: {run.meta.source}", f"{len(run)} steps", recorded_when(run))))
+                for name, run in (("a", self.a), ("b", self.b))
+            ),
             self.badge,
             f"first divergence: {parted}",
             *self._changes(),

@@ -68,6 +68,7 @@ class Recording:
             gzip=settings.gzip,
             max_file_bytes=settings.max_file_mb * MIB,
             max_files=settings.max_files,
+            read_drift=lambda: time.time() - setup.created - (time.perf_counter() - setup.start),
         )
         self._assembler = Assembler(
             setup.config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from workbench.trace.checks import block_size_of, groups_of, num_blocks_of
@@ -30,6 +31,8 @@ class TraceFiles:
         gzip: Write .jsonl.gz.
         max_file_bytes: Size in bytes at which the next file begins.
         max_files: Maximum number of files, of which the oldest are deleted; 0 keeps all.
+        read_drift: Seconds that the wall clock has gained on the clock of the steps; asked after each step, for the
+            last line of a file. None if nobody knows.
 
     Raises:
         OSError: A file cannot be written.
@@ -45,6 +48,7 @@ class TraceFiles:
         gzip: bool = True,
         max_file_bytes: int = 256 * MIB,
         max_files: int = 8,
+        read_drift: Callable[[], float] | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +57,7 @@ class TraceFiles:
         self._meta = meta
         self._max_file_bytes = max_file_bytes
         self._max_files = max_files
+        self._read_drift = read_drift
         groups = groups_of(meta)
         self._blocks = BlockReplay(block_size_of(meta), num_blocks_of(meta), None, progress=True, groups=groups)
         self._live: dict[str, RequestInfo] = {}
@@ -78,7 +83,7 @@ class TraceFiles:
             return
         if self._is_full:
             self._is_full = False
-            self._writer.close()
+            self.close()
             self._writer = self._open_next(self._next_step)
         if isinstance(line, RequestInfo):
             self._live[line.request_id] = line
@@ -89,6 +94,8 @@ class TraceFiles:
         self._writer.write(line, flush=flush)
         self._follow(line)
         self._next_step = line.step + 1
+        if self._read_drift is not None:
+            self._writer.clock_drift = self._read_drift()
         self._is_full = flush and self._writer.path.stat().st_size >= self._max_file_bytes
 
     def close(self) -> None:

@@ -121,6 +121,17 @@ export function formatTick(seconds, distance) {
   return `${value} ${name}`;
 }
 
+/** Whether a time of a run of this span is written in minutes. */
+export const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 8);
+
+/** A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds. */
+export function timeWords(time, span, distance = span / 1000) {
+  if (!inMinutes(time, span)) return formatTick(time, distance || span);
+  const seconds = Math.round(time), pad = (n) => String(n).padStart(2, "0");
+  const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
+  return hours ? `${hours}:${pad(minutes)}:${pad(seconds % 60)} h` : `${minutes}:${pad(seconds % 60)} min`;
+}
+
 /** Let the browser save a page that the host has made: its name in one line, then its content. */
 export function offerDownload(bytes) {
   if (!bytes?.byteLength) return;

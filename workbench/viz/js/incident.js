@@ -2,7 +2,18 @@
 // run, in which a drag chooses a part; below them the slow requests with their causes, and the properties they share.
 
 import { binned, percentile } from "./bins.js";
-import { counted, formatNumber, formatSeconds, formatTick, h, plain, replace, setText, table } from "./dom.js";
+import {
+  counted,
+  formatNumber,
+  formatSeconds,
+  h,
+  inMinutes,
+  plain,
+  replace,
+  setText,
+  table,
+  timeWords,
+} from "./dom.js";
 import { outlinedText, SMALL, text, ticks } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
@@ -228,6 +239,8 @@ export class IncidentPanel extends CanvasPanel {
       context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
     }
     text(context, "time", axis.x0 - 8, y, colours.muted, SMALL, "right");
+    if (!this.store.pauses || !hasRoomAtRight(this.width)) return;
+    text(context, "with idle time", axis.x1 + 16, y, colours.muted, SMALL);
   }
 
   drawStalls(context, axis, top, bottom) {
@@ -392,14 +405,4 @@ export class IncidentPanel extends CanvasPanel {
       ) => [timeWords(from + i * width, to - from, width), ...this.rows.map((row) => write(row, bin))]),
     };
   }
-}
-
-const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 8);
-
-/** A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds. */
-function timeWords(time, span, distance = span / 1000) {
-  if (!inMinutes(time, span)) return formatTick(time, distance || span);
-  const seconds = Math.round(time), pad = (n) => String(n).padStart(2, "0");
-  const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
-  return hours ? `${hours}:${pad(minutes)}:${pad(seconds % 60)} h` : `${minutes}:${pad(seconds % 60)} min`;
 }

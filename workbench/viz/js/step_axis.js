@@ -1,5 +1,6 @@
 // The horizontal axis that several panels share: pixels of a step (or of its time), and the step at a pixel.
 
+import { ticks } from "./drawing.js";
 import { upperBound } from "./sorted.js";
 
 /** Widths in pixels from which there is room for numbers and a legend at the right of the axis, and for long names. */
@@ -63,6 +64,42 @@ export class StepAxis {
 
   xOfTime(time) {
     return this.x0 + ((time - this.t0) / (this.t1 - this.t0)) * (this.x1 - this.x0);
+  }
+
+  /** The visible steps between pauses, as times since the start of the trace, and the seconds of the pauses. */
+  get stretches() {
+    const { store } = this, stretches = [], last = Math.max(this.first, this.last - 1);
+    let from = this.first, leftOut = 0;
+    for (const step of [...store.afterPause.filter((step) => step > this.first && step <= last), last + 1]) {
+      stretches.push([store.value("time", from), store.value("end", step - 1)]);
+      if (step <= last) leftOut += store.value("time", step) - store.value("end", step - 1);
+      from = step;
+    }
+    stretches.at(-1)[1] += Math.max(0, this.t1 - store.clockEnd.data[last]);
+    return { stretches, leftOut };
+  }
+
+  /** Round times of the visible stretches, and the beginning of each: time, precision, and distance of round ones. */
+  timeTicks(count) {
+    const { stretches, leftOut } = this.stretches, drawn = this.t1 - this.t0;
+    const values = [];
+    for (const [from, to] of stretches) {
+      const round = ticks(from, to, Math.max(1, (count * (to - from)) / drawn)),
+        distance = round[1] - round[0] || to - from;
+      if (stretches.length > 1) values.push([from, distance / 100, distance]);
+      for (const value of round) values.push([value, distance, distance]);
+    }
+    return { values, leftOut };
+  }
+
+  /** The pixel of a time since the start of the trace; null for one that is left out, because nothing ran. */
+  xOfMoment(time) {
+    const { store } = this, n = store.numSteps, times = store.column("time").subarray(0, n);
+    const step = Math.max(0, upperBound(times, time) - 1), end = store.value("end", step);
+    const start = store.clockStart.data[step], after = store.clockEnd.data[step];
+    if (time <= end) return this.xOfTime(start + Math.min(time - times[step], after - start));
+    const next = step + 1 < n ? store.clockStart.data[step + 1] : Infinity, at = after + time - end;
+    return at <= next ? this.xOfTime(at) : null;
   }
 
   /** The step at a pixel, -1 for none. */

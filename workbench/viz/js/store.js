@@ -57,6 +57,7 @@ export class Store {
     this.clockStart = new Column("d");
     this.clockEnd = new Column("d");
     this.pauses = 0; // seconds that the clock leaves out
+    this.afterPause = []; // the steps that follow such a pause
     this.sentences = []; // one per step
   }
 
@@ -164,7 +165,10 @@ export class Store {
   indexClock(step) {
     const before = step - 1, gap = step ? this.value("time", step) - this.value("end", before) : 0;
     const idle = gap > IDLE_SECONDS ? this.clockEnd.data[before] - this.clockStart.data[before] : Math.max(0, gap);
-    if (gap > IDLE_SECONDS) this.pauses += gap;
+    if (gap > IDLE_SECONDS) {
+      this.pauses += gap;
+      this.afterPause.push(step);
+    }
     const begin = step ? this.clockEnd.data[before] + idle : 0;
     this.clockStart.append([begin]);
     this.clockEnd.append([begin + this.duration(step)]);

@@ -1,6 +1,6 @@
 // Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
-import { counted, formatNumber, formatSeconds, formatTick, plain } from "./dom.js";
+import { counted, formatNumber, formatSeconds, plain, timeWords } from "./dom.js";
 import { dashes, dot, eventMark, hatch, SMALL, text, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
@@ -9,6 +9,9 @@ import { numbersOf } from "./words.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;
 const BIN_ABOVE_STEPS = 2000;
+
+/** Width in pixels that the label of a time takes. */
+const LABEL = 44;
 
 /** Height of the marks of events, in the order in which they are drawn. */
 const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
@@ -217,16 +220,21 @@ export class TimelinePanel extends StepPanel {
 
   drawStepLabels(context, axis, height) {
     const { colours } = this.theme;
-    const values = axis.byTime ? ticks(axis.t0, axis.t1, 8) : ticks(axis.from, axis.to, 10, true);
+    const { values, leftOut } = axis.byTime ? axis.timeTicks(8) : { values: ticks(axis.from, axis.to, 10, true) };
+    let room = -Infinity;
     for (const value of values) {
-      const x = axis.byTime ? axis.xOfTime(value) : axis.x(value);
-      if (x > axis.x1) continue;
-      const label = axis.byTime ? formatTick(value, values[1] - values[0]) : formatNumber(this.store.label(value));
+      const [time, precision, distance] = axis.byTime ? value : [],
+        x = axis.byTime ? axis.xOfMoment(time) : axis.x(value);
+      if (x === null || x > axis.x1 || x < room) continue;
+      const label = axis.byTime ? timeWords(time, distance * 8, precision) : formatNumber(this.store.label(value));
+      if (axis.byTime) room = x + LABEL;
       text(context, label, x, height - 6, colours.muted, SMALL);
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);
     }
     text(context, axis.byTime ? "time" : "step", axis.x0 - 8, height - 6, colours.muted, SMALL, "right");
+    if (!leftOut || !hasRoomAtRight(this.width)) return;
+    text(context, `${formatSeconds(leftOut)} idle left out`, axis.x1 + 16, height - 6, colours.muted, SMALL);
   }
 
   drawLegend(context, axis, binned) {

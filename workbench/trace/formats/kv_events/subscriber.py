@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from workbench.trace.errors import TraceError
 from workbench.trace.file_lock import open_locked
 from workbench.trace.formats.kv_events.events import BlockStored, KVEventBatch, decode_batch
 from workbench.trace.formats.kv_events.recording import KVEventHeader, KVEvents, collect
@@ -68,25 +69,64 @@ def record_kv_events(
             file.flush()
 
         file.write(msgspec.json.encode(KVEventHeader(endpoint=endpoint)) + b"\n")
-        with context.socket(zmq.SUB) as socket:
-            socket.setsockopt(zmq.RCVHWM, 0)  # no limit: a batch that is dropped is lost
-            socket.setsockopt_string(zmq.SUBSCRIBE, topic)
-            _connect(socket, endpoint)
-            seen: set[int] = set()
-            try:
-                if replay_endpoint is not None:
-                    for batch in _earlier(context, replay_endpoint):
-                        seen.add(batch.seq)
-                        take(batch)
-                while not stop() and (until is None or time.monotonic() < until):
-                    if socket.poll(int(POLL_SECONDS * 1000)):
-                        _, number, payload = socket.recv_multipart()
-                        seq = int.from_bytes(number, "big")
-                        if seq not in seen:  # published while vLLM repeated the earlier ones
-                            take(decode_batch(seq, payload))
-            except KeyboardInterrupt:
-                pass
+        seen: set[int] = set()
+        live = subscribe(
+            endpoint, topic=topic, stop=lambda: stop() or (until is not None and time.monotonic() >= until)
+        )
+        try:
+            if replay_endpoint is not None:
+                for batch in _earlier(context, replay_endpoint):
+                    seen.add(batch.seq)
+                    take(batch)
+            for batch in live:
+                if batch.seq not in seen:  # published while vLLM repeated the earlier ones
+                    take(batch)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            live.close()
     return collect(endpoint, batches)
+
+
+def subscribe(
+    endpoint: str, *, topic: str = "", stop: Callable[[], bool] = lambda: False
+) -> Generator[KVEventBatch, None, None]:
+    """The batches of a publisher as they come; it is subscribed to at once, and nothing after that is lost.
+
+    Args:
+        endpoint: Address of vLLM's publisher.
+        topic: Beginning of the topics to subscribe to.
+        stop: Asked five times a second; True ends the batches.
+
+    Raises:
+        TraceError: A message is not a batch of KV events; from the batches.
+        ValueError: The address is malformed.
+        ModuleNotFoundError: pyzmq is not installed.
+    """
+    import zmq
+
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.RCVHWM, 0)  # no limit: a batch that is dropped is lost
+    socket.setsockopt_string(zmq.SUBSCRIBE, topic)
+    try:
+        _connect(socket, endpoint)
+    except ValueError:
+        context.destroy(linger=0)
+        raise
+
+    def batches() -> Generator[KVEventBatch, None, None]:
+        try:
+            while not stop():
+                if socket.poll(int(POLL_SECONDS * 1000)):
+                    frames = socket.recv_multipart()
+                    if len(frames) != 3:
+                        raise TraceError(f"{endpoint} sent {len(frames)} frames, and a batch of KV events has 3")
+                    yield decode_batch(int.from_bytes(frames[1], "big"), frames[2])
+        finally:
+            context.destroy(linger=0)
+
+    return batches()
 
 
 def _connect(socket: Any, endpoint: str) -> None:
