@@ -190,3 +190,80 @@ def test_a_random_model_calls_over_http(family):
 def test_a_form_that_cannot_be_learned_is_refused_with_the_reason(reason):
     with pytest.raises(ValueError, match=reason):
         CallForm.of(make_letter_llama(REFUSED[reason]).tokenizer, TOOLS)
+
+
+@pytest.fixture(scope="module", params=["functions", "own quotes", "keywords"])
+def server(request):
+    config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=8, block_size=4, num_blocks=800, max_model_len=512)
+    with Engine(make_letter_llama(FAMILIES[request.param]), config) as engine, serving(engine) as server:
+        yield server
+
+
+def asked(server, tools, choice, max_tokens=40):
+    body = {"messages": MESSAGES, "tools": tools, "tool_choice": choice, "max_tokens": max_tokens, "seed": 1}
+    status, headers, text = server.ask("POST", "/v1/chat/completions", body)
+    return status, headers.get("X-Unconstrained-Arguments"), text
+
+
+SMALL = [
+    {"function": {"name": "go", "parameters": {
+        "properties": {"a": {"enum": ["x", 1]}, "b": {"type": "string", "maxLength": 4}}, "required": ["a"],
+    }}},
+    TOOLS[1],
+]  # fmt: skip
+NAMED = {"type": "function", "function": {"name": "odd"}}
+HELD = [
+    {}, {"type": "object"}, {"properties": {"a": {}}, "required": ["a"]}, {"required": ["b"]},
+    {"properties": {"a": {"allOf": [{"type": "string"}, {"maxLength": 3}]}}, "required": ["a"]},
+    {"properties": {"a": {"type": ["string", "number"], "minimum": 3, "maxLength": 3}}, "required": ["a"]},
+    {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"$ref": "#/$defs/A"}}, "additionalProperties": False}}},
+    {"properties": {"a": {"type": "string", "maxLength": 300_000}}}, {"properties": {"a": {"const": "x\n"}}},
+    {"additionalProperties": {"type": "integer"}}, {"properties": {"a b": {"type": "null"}}, "required": ["a b"]},
+    {"properties": {"a": {"type": "array", "items": {"properties": {"b": {"type": "string"}}, "type": "object"}}}},
+]  # fmt: skip
+FREE = {
+    "#/anyOf": {"anyOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+    "#/patternProperties": {"patternProperties": {"^a": {}}},
+    "#/minProperties": {"minProperties": 2},
+    "#/properties/a/format": {"properties": {"a": {"type": "string", "format": "date"}}},
+    "#/properties/a/pattern": {"properties": {"a": {"type": "string", "pattern": "^a|b$"}}},
+    "#/properties/a/enum": {"properties": {"a": {"enum": []}}},
+    "#/properties/%3E%0A%3Ch%3D%3A%3C%7Cq%7C%3E%27": {"properties": {">\n<h=:<|q|>'": {}}},
+}
+"""Parts that a grammar of pairs cannot hold, by their places."""
+
+
+@pytest.mark.parametrize("parameters", HELD, ids=json.dumps)
+def test_unusual_schemas_are_held(server, parameters):
+    tools = [TOOLS[1], {"type": "function", "function": {"name": "odd", "parameters": parameters}}]
+    for choice in ("auto", "required", NAMED):
+        status, header, text = asked(server, tools, choice)
+        assert status == 200 and header is None, text
+        for call in json.loads(text)["choices"][0]["message"].get("tool_calls") or ():
+            if json.loads(text)["choices"][0]["finish_reason"] == "tool_calls" and call["function"]["name"] == "odd":
+                jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
+
+
+@pytest.mark.parametrize("place", FREE)
+def test_what_pairs_cannot_hold_is_left_free_and_named_or_refused(server, place):
+    tools = [TOOLS[1], {"type": "function", "function": {"name": "odd", "parameters": FREE[place]}}]
+    status, header, text = asked(server, tools, "auto")
+    assert status == 200 and header == f"odd{place}", (header, text)
+    for choice in ("required", NAMED):
+        status, _, text = asked(server, tools, choice)
+        assert status == 400 and f"'odd': {place}" in json.loads(text)["error"]["message"], text
+
+
+def test_mutated_schemas_are_served_or_refused_by_name(server):
+    from test_structured_output import mutated
+
+    rng, statuses = random.Random("mutated schemas"), []
+    for _ in range(examples(150)):
+        tools = SMALL
+        for _ in range(rng.randint(1, 3)):
+            tools = mutated(rng, tools) if isinstance(tools, (dict, list)) else SMALL
+        status, _, text = asked(server, tools, rng.choice(["auto", "required", {"function": {"name": "go"}}]), 3)
+        assert status in (200, 400), (status, tools, text)
+        assert status == 200 or json.loads(text)["error"]["message"]
+        statuses.append(status)
+    assert statuses.count(200) > len(statuses) // 20

@@ -62,11 +62,18 @@ class CallForm(CallText):
         return learn(cls, tokenizer, tools)
 
     def unserved(self, parameters: dict[str, Any]) -> list[Unserved]:
-        """Parts of a schema of arguments that calls of this form cannot be held to."""
+        """Parts of a schema of arguments that calls of this form cannot be held to.
+
+        Raises:
+            ValueError: It is not a schema.
+        """
         if self.pairs is None:
             return []
         rules = PairRules("tool", self.pairs, Literals(None, "/a/"), parameters)
-        rules.arguments(self.between)
+        try:
+            rules.arguments(self.between)
+        except (TypeError, AttributeError, ValueError, RecursionError) as problem:
+            raise ValueError(f"#: it is not a schema: {problem}") from None
         return rules.unserved
 
     def grammar(

@@ -64,7 +64,11 @@ class ToolSchemas:
                 except ValueError as problem:
                     found._leave_free(function, "#", str(problem))
                     parameters = {"type": "object"}
-                for each in form.unserved(parameters):
+                try:
+                    unserved = form.unserved(parameters)
+                except ValueError as problem:
+                    raise ValueError(f"tools: the parameters of {function.name!r}: {problem}") from None
+                for each in unserved:
                     found._leave_free(function, each.place, str(each))
             found.functions.append(msgspec.structs.replace(function, parameters=parameters))
         return found

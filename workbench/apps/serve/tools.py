@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from workbench.apps.serve.argument_kinds import property_kinds
 from workbench.apps.serve.call_forms import CallForm, Function
 from workbench.apps.serve.call_parts import match
 from workbench.apps.serve.pair_reader import PairReader
-from workbench.apps.serve.pair_rules import property_kinds
 from workbench.apps.serve.tool_schemas import ToolSchemas
 from workbench.models.tokenizer import Tokenizer
 
