@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
+from dataclasses import replace
 
 import jsonschema
 import msgspec
 import pytest
 from call_templates import FAMILIES, REFUSED
-from letter_llama import TEXTS, make_letter_llama
+from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
 from serve_helpers import serving
 from test_tools import collected
@@ -18,6 +20,7 @@ from workbench.apps.serve.call_forms import CallForm, Function
 from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_process import make_tokenizer
+from workbench.models.tokenizer import ChatTemplate
 
 KINDS = {
     "text": {"type": "string", "maxLength": 6},
@@ -124,15 +127,15 @@ def test_arguments_outside_a_schema_are_not_allowed(family, letters):
         assert (matcher.deep_copy().validate_tokens(ids) == len(ids)) is (arguments is good), arguments
 
 
-def walked(matcher, rng):
-    """A random text of a grammar; the letters that end strings and numbers come often."""
-    ids = []
+def walked(matcher, rng, tokenizer=None):
+    """A random text of a grammar; the letters that end strings and numbers come often, and special tokens."""
+    ids, size = [], tokenizer.vocab_size if tokenizer is not None else len(TEXTS)
     for _ in range(500):
         mask = matcher.compute_logit_bias()
-        allowed = [token for token in range(len(TEXTS)) if mask[token]]
+        allowed = [token for token in range(size) if mask[token]]
         if 1 in allowed and rng.random() < 0.7:
             return ids
-        ends = [token for token in allowed if TEXTS[token] in tuple("<'/>}])|,\n")]
+        ends = [token for token in allowed if token >= len(TEXTS) or TEXTS[token] in tuple("<'/>}])|,\n")]
         ids.append(rng.choice(ends if ends and rng.random() < 0.6 else [t for t in allowed if t != 1] or allowed))
         if ids[-1] == 1:
             return ids[:-1]
@@ -190,6 +193,78 @@ def test_a_random_model_calls_over_http(family):
 def test_a_form_that_cannot_be_learned_is_refused_with_the_reason(reason):
     with pytest.raises(ValueError, match=reason):
         CallForm.of(make_letter_llama(REFUSED[reason]).tokenizer, TOOLS)
+
+
+SPECIAL = {
+    "tags": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+    "tags, a line each": ["<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>"],
+    "functions": ["<tool_call>", "</tool_call>"],
+    "typed invocations": ["|D|"],
+    "own quotes": ["<|tool_call>", "<tool_call|>", "<|q|>"],
+    "keywords": ["<|calls|>", "<|end|>"],
+    "numbered": ["<|calls|>", "<|call|>", "<|argument|>", "<|end|>", "<|done|>"],
+}
+
+
+class MarkedTokenizer(LetterTokenizer):
+    """Letters, and special tokens behind them."""
+
+    def __init__(self, special, template):
+        self.special, self.vocab_size = special, len(TEXTS) + len(special)
+        self.special_token_ids = frozenset(range(len(TEXTS), self.vocab_size))
+        self.has_chat_template, self.apply_chat_template = True, ChatTemplate(template).render
+
+    def encode(self, text):
+        pieces = re.split("(" + "|".join(map(re.escape, self.special)) + ")", text)
+        known = {word: len(TEXTS) + i for i, word in enumerate(self.special)}
+        letters = super().encode
+        return [i for piece in pieces for i in ([known[piece]] if piece in known else letters(piece))]
+
+    def decode(self, ids):
+        return "".join(self.special[i - len(TEXTS)] if i >= len(TEXTS) else TEXTS[i] for i in ids)
+
+
+@pytest.mark.parametrize("family", SPECIAL)
+def test_marks_may_be_special_tokens(family):
+    tokenizer, rng = MarkedTokenizer(SPECIAL[family], FAMILIES[family]), random.Random(f"special {family}")
+    model = replace(make_letter_llama(), tokenizer=tokenizer)
+    letters, form = make_tokenizer(vocabulary_of(model)), CallForm.of(tokenizer, TOOLS)
+    for choice in ("required", "auto"):
+        grammar = form.grammar(FUNCTIONS, choice, tokenizer, parallel=True)
+        whole = LLMatcher(letters, grammar, log_level=0)
+        assert not whole.is_error(), whole.get_error()
+        for count in (1, 2, 3):
+            calls = [rng.choice([("go", drawn(rng, family)), ("stop", {})]) for _ in range(count)]
+            text = written(tokenizer, calls)
+            ids = [*tokenizer.encode(text), 1]
+            assert whole.deep_copy().validate_tokens(ids) == len(ids), text
+            ids = [*tokenizer.encode(text.replace("go", "fly").replace("stop", "fly")), 1]
+            assert whole.deep_copy().validate_tokens(ids) < len(ids), text
+    grammar, finished = form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), 0
+    for _ in range(examples(20)):
+        ids = walked(LLMatcher(letters, grammar, log_level=0), rng, tokenizer)
+        if ids is not None:
+            finished += 1
+            content, calls = parsed(form, [tokenizer.decode([i]) for i in ids])
+            assert content == "" and calls, tokenizer.decode(ids)
+            for name, arguments in calls:
+                jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    assert finished >= 2
+
+
+@pytest.mark.parametrize("family", ["tags", "own quotes", "numbered"])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_calls_follow_the_reasoning_that_a_prompt_opens(family, choice, letters):
+    tokenizer = make_letter_llama(FAMILIES[family]).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True, reasons=True), log_level=0)
+    call = written(tokenizer, [("stop", {})])
+    for text, fits in {f"why {form.mark}</think>\n{call}": True, call: False}.items():
+        ids = [*tokenizer.encode(text), 1]
+        assert (matcher.deep_copy().validate_tokens(ids) == len(ids)) is fits, text
+    parser = MessageParser(form, reasons=True, functions=FUNCTIONS)
+    added = parser.feed(f"why {form.mark}</think>\n{call}", final=True)
+    assert added["reasoning"] == f"why {form.mark}" and added["tool_calls"][0]["function"]["name"] == "stop"
 
 
 @pytest.fixture(scope="module", params=["functions", "own quotes", "keywords"])

@@ -94,7 +94,8 @@ class CallText:
     def marks(self) -> str:
         """All text that is not a name or arguments."""
         texts = [self.mark, self.opening, self.between, self.closing, self.more or "", self.end]
-        return "".join([*texts, *(text for text in self.pairs or () if isinstance(text, str))])
+        texts += [text for text in self.pairs or () if isinstance(text, str)]
+        return "".join(texts).replace(INDEX, "").replace(ID, "")
 
     def new_id(self) -> str:
         """A new id of a call; Mistral's templates take ids of nine characters only."""
@@ -136,38 +137,43 @@ class Literals:
 
     def rule(self, text: str) -> str:
         """The text as a part of a rule; nothing for an empty text."""
+        pieces = [piece for part in filter(None, _PIECES.split(text)) for piece in self._pieces(part)]
         parts: list[str] = []
         plain = ""  # one lexeme: texts that begin alike are told apart only within one
-        for piece in [*filter(None, _PIECES.split(text)), ""]:
-            rule = self._varies.get(piece) or self._piece(piece)
-            if piece and rule == json.dumps(piece):
+        for piece in [*pieces, ""]:
+            token = None if piece in self._varies else self._token(piece)
+            if piece and token is None and piece not in self._varies:
                 plain += piece
                 continue
-            parts += [json.dumps(plain), rule] if plain else [rule]
+            parts += [json.dumps(plain)] if plain else []
+            parts += [self._varies.get(piece) or f"({json.dumps(piece)} | <[{token}]>)"] if piece else []
             plain = ""
-        return " ".join(filter(None, parts))
+        return " ".join(parts)
 
     def until(self, name: str, before: str, end: str) -> str:
         """A rule for the shortest text of a terminal that an end follows."""
-        token = self._token(end)
-        if token is None:
-            return f"{name}[lazy]: {before} {json.dumps(end)}"
-        return f"{name}_text[lazy]: {before} {json.dumps(end)}\n{name}: {name}_text | {before} <[{token}]>"
+        text = f"[lazy]: {before} {json.dumps(end)}"
+        pieces = self._pieces(end)
+        first = next((i for i, piece in enumerate(pieces) if self._token(piece) is not None), None)
+        if first is None:
+            return name + text
+        begun, token = "".join(pieces[:first]), self._token(pieces[first])
+        if begun:
+            begun = f"{before} {json.dumps(begun)}"
+            before = f"{name}_begun".upper()
+            begun = f"\n{before}: {begun}"
+        rest = self.rule("".join(pieces[first + 1 :]))
+        return f"{name}_text{text}{begun}\n{name}: {name}_text | {before} <[{token}]> {rest}"
+
+    def _pieces(self, text: str) -> list[str]:
+        """A text in pieces, some of which are special tokens."""
+        if self._tokenizer is None or text in self._varies or self._token(text) is not None:
+            return [text]
+        special = {self._tokenizer.decode([i]) for i in self._special.intersection(self._tokenizer.encode(text))}
+        words = sorted((word for word in special if word and word in text), key=len, reverse=True)
+        found = re.split("(" + "|".join(map(re.escape, words)) + ")", text) if words else [text]
+        return [piece for piece in found if piece]
 
     def _token(self, text: str) -> int | None:
         ids = self._tokenizer.encode(text) if text and self._tokenizer is not None else []
         return ids[0] if len(ids) == 1 and (ids[0] in self._special or _PIECES.fullmatch(text)) else None
-
-    def _piece(self, text: str) -> str:
-        if not text:
-            return ""
-        if (token := self._token(text)) is not None:
-            return f"({json.dumps(text)} | <[{token}]>)"
-        if self._tokenizer is None:
-            return json.dumps(text)
-        special = {self._tokenizer.decode([i]) for i in self._special.intersection(self._tokenizer.encode(text))}
-        inner = [word for word in special if word and word in text and word != text]
-        if not inner:
-            return json.dumps(text)
-        pieces = re.split("(" + "|".join(map(re.escape, sorted(inner, key=len, reverse=True))) + ")", text)
-        return " ".join(self._piece(piece) for piece in pieces if piece)
