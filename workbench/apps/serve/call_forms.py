@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -17,7 +18,7 @@ from workbench.apps.serve.call_parts import MISTRAL, CallText, Literals
 from workbench.apps.serve.call_probes import learn
 from workbench.apps.serve.pair_rules import PairRules
 from workbench.engine.schema_words import Unserved
-from workbench.models.tokenizer import Tokenizer
+from workbench.models.tokenizer import ChatTemplateError, Tokenizer
 
 _KINDS = ("null", "boolean", "integer", "number", "string", "array")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -48,6 +49,9 @@ def as_object(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"type": "object"} if "object" in kinds else schema
 
 
+_LEARNED: WeakKeyDictionary[Tokenizer, CallForm] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class CallForm(CallText):
     """The form of calls of a model."""
@@ -59,7 +63,15 @@ class CallForm(CallText):
         Raises:
             ValueError: The template shows no tools or no calls, or writes them in a form that cannot be learned.
         """
-        return learn(cls, tokenizer, tools)
+        try:
+            shown = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tools=tools)
+        except ChatTemplateError as problem:
+            raise ValueError(f"tools: {problem}") from None
+        if not all(tool["function"]["name"] in shown for tool in tools):
+            raise ValueError("tools: the model's chat template leaves them out")
+        if (form := _LEARNED.get(tokenizer)) is None:
+            form = _LEARNED[tokenizer] = learn(cls, tokenizer)
+        return form
 
     def unserved(self, parameters: dict[str, Any]) -> list[Unserved]:
         """Parts of a schema of arguments that calls of this form cannot be held to.

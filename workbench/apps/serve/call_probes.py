@@ -25,6 +25,11 @@ _TAG = re.compile(r"<[^<>\s]{1,40}>")
 _THOUGHT = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
 _USER: dict[str, Any] = {"role": "user", "content": "a"}
 _Form = TypeVar("_Form", bound=CallText)
+_TOOLS = [
+    {"type": "function", "function": {"name": "made_up", "description": "a", "parameters": {
+        "type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"],
+    }}},
+]  # fmt: skip
 _UNKNOWN = "tools: the model's chat template writes calls in a form that is not known: "
 
 
@@ -59,12 +64,11 @@ def _indexed(texts: Sequence[str]) -> str:
 class _Probes:
     """A template, asked for made-up conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._tools = tools
-        self.shown = tokenizer.apply_chat_template([_USER], tools=tools)
+        self.shown = tokenizer.apply_chat_template([_USER], tools=_TOOLS)
         answer = {"role": "assistant", "content": _CONTENT}
-        text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, tools=tools)
+        text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, tools=_TOOLS)
         self.end = text.partition(_CONTENT)[2]
         eos = (tokenizer.decode([token]) for token in sorted(tokenizer.eos_token_ids))
         self._eos = [text for text in eos if text.strip()]
@@ -73,7 +77,7 @@ class _Probes:
         """A conversation whose last answer has some calls."""
         made = [{"id": ID, "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
         messages = [_USER, {"role": "assistant", "content": content, "tool_calls": made}]
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, tools=self._tools)
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, tools=_TOOLS)
 
     def after(self, arguments: dict[str, Any]) -> str:
         """The text behind the name of the only call."""
@@ -102,16 +106,14 @@ class _Probes:
         return _THOUGHT.sub("", lead[len(_shared(self.shown, lead)) :], count=1).lstrip()
 
 
-def learn(kind: type[_Form], tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> _Form:
+def learn(kind: type[_Form], tokenizer: Tokenizer) -> _Form:
     """The form in which a model's template writes calls.
 
     Raises:
-        ValueError: The template shows no tools or no calls, or writes them in a form that cannot be learned.
+        ValueError: The template shows no calls, or writes them in a form that cannot be learned.
     """
     try:
-        probes = _Probes(tokenizer, tools)
-        if not all(tool["function"]["name"] in probes.shown for tool in tools):
-            raise ValueError("tools: the model's chat template leaves them out")
+        probes = _Probes(tokenizer)
         try:
             text = probes.written(*((name, _ONE) for name in _NAMES))
         except ChatTemplateError:  # one call in an answer, as with Llama 3
