@@ -85,7 +85,7 @@ def letters():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_template_writes_is_allowed_and_read_back(family, letters):
-    """Wherever an answer is cut, its parts put together are the whole."""
+    """The parts of an answer put together are the whole, at any cut."""
     tokenizer, rng = make_letter_llama(FAMILIES[family]).tokenizer, random.Random(family)
     form = CallForm.of(tokenizer, TOOLS)
     assert form.more is not None

@@ -66,7 +66,7 @@ class CallText:
         more: The text from one call to the name of the next. None: there is one call in an answer.
         end: The text behind the last call.
         leads: Calls stand where an answer begins, or nowhere. The mark may then be left out.
-        pairs: How arguments are written one by one. None: they are a JSON object.
+        pairs: The writing of arguments that stand one by one. None: they are a JSON object.
     """
 
     mark: str

@@ -34,13 +34,13 @@ _UNKNOWN = "tools: the model's chat template writes calls in a form that is not 
 
 
 def _common(texts: Sequence[str]) -> str:
-    """What texts begin with alike."""
+    """The common beginning of texts."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     return "".join(letters[0] for letters in alike)
 
 
 def _shared(*texts: str) -> str:
-    """What texts begin with alike, without a tag that is not complete."""
+    """The common beginning of texts, without a tag that is not complete."""
     return re.sub(r"<[^<>]*$", "", _common(texts))
 
 
@@ -169,7 +169,7 @@ def _learn(kind: type[_Form], probes: _Probes, text: str) -> _Form:
 
 
 def _pairs(probes: _Probes, part: str, closing: str, more: str | None) -> Pairs:
-    """How arguments are written one by one."""
+    """The writing of arguments that stand one by one."""
     string_open = part.partition(_KEY)[2].partition(_VALUE)[0]
     middle = probes.after({_KEY: _VALUE, _KEY_2: _VALUE_2}).partition(_VALUE)[2].partition(_KEY_2)[0]
     close = _shared(middle, closing) or _common((middle, closing))

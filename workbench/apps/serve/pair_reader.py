@@ -21,7 +21,7 @@ class PairReader:
     """Reads the arguments of a call, behind the text in front of its first key.
 
     Args:
-        pairs: How arguments are written.
+        pairs: The writing of the arguments.
         kinds: The kinds of values that the argument of a name may have.
 
     Attributes:

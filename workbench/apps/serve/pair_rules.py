@@ -20,7 +20,7 @@ _LIKE = {
     "null": "null|None", "boolean": "true|false|True|False", "array": r"\[(.|\n)*", "object": r"\{(.|\n)*",
     "number": r"[-+]?[0-9][-+.0-9eE]*",
 }  # fmt: skip
-"""What a value of each kind looks like. A string does not look like that if nothing else tells them apart."""
+"""The look of a value of each kind. A string does not look like that if nothing else tells them apart."""
 
 _BEGINS_LIKE_A_NUMBER = r"[-+0-9](.|\n)*"
 _JSON_WORDS: dict[str, tuple[str, ...]] = {"null": ("null",), "boolean": ("true", "false"), "number": ()}
@@ -37,7 +37,7 @@ class PairRules:
 
     Args:
         name: Begins the name of each rule.
-        pairs: How arguments are written.
+        pairs: The writing of the arguments.
         literals: Texts as rules.
         parameters: The schema of the arguments.
 
