@@ -90,19 +90,19 @@ class PairRules:
             value = self._value({} if more is True else more, f"{place}/additionalProperties")
             pair = self._rule(f"/[a-zA-Z_][a-zA-Z0-9_]*/ {value}")
             return f"({lit(first)} {pair} ({lit(self._pairs.separator)} {pair})* {lit(final)} | {lit(empty)})"
-        begun, rest = lit(empty) if not required else "", lit(final)
+        begun, rest = lit(empty) if not required else "", self._rule(lit(final))
         for name, each in reversed(properties.items()):
             below = f"{place}/properties/{quote(name.replace('~', '~0').replace('/', '~1'), safe='$')}"
             if any(opened in name for opened in (self._pairs.string_open, self._pairs.other_open)):
                 self._drop(f"{place}/properties", name, "calls of this model cannot spell this name")
                 continue
             pair = f"{json.dumps(name)} {self._value(each, below)}"
-            following = f"{pair} {self._rule(rest)}"
+            following = f"{pair} {rest}"
             begin = f"{lit(first)} {following}"
             begun = begin if name in required else " | ".join(filter(None, (begin, begun)))
             begun = self._rule(begun)
             go_on = f"{lit(self._pairs.separator)} {following}"
-            rest = go_on if name in required else f"{go_on} | {rest}"
+            rest = self._rule(go_on if name in required else f"{go_on} | {rest}")
         return f"({begun or lit(empty)})"
 
     def _value(self, schema: Any, place: str, opened: tuple[str, str] | None = None) -> str:
@@ -248,8 +248,9 @@ class PairRules:
             kinds -= words
             ways += self._scalars(schema, words) or []
         if kinds:
-            definitions = {word: self._root[word] for word in ("$defs", "definitions") if word in self._root}
             kept = without_strings(schema, self._root, kinds)
+            places = ("$defs", "definitions") if '"$ref"' in json.dumps(kept) else ()
+            definitions = {word: self._root[word] for word in places if word in self._root}
             ways.append(f"%json {json.dumps({**kept, **definitions})}")
         return " | ".join(ways)
 
