@@ -132,3 +132,15 @@ def test_finished_outputs_of_random_schemas_are_valid(tokenizer):
             jsonschema.validate(output, schema, jsonschema.Draft202012Validator)
             num_finished += 1
     assert num_finished > count / 2
+
+
+def test_a_schema_in_a_grammar_is_read_as_one_alone(tokenizer):
+    """Bounds are kept, unknown formats are annotations, and a word that is not served is refused with its line."""
+    schema = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}
+    grammar = f"start: a b\na: %json {json.dumps(schema)}\nb: %json {json.dumps({'type': 'string', 'format': 'x'})}"
+    for text, fits in {'0.1"b"': True, '0"b"': False, '0.5"b"': False}.items():
+        matcher = LLMatcher(tokenizer, grammar_of("grammar", grammar), log_level=0)
+        tokens = [*tokenizer.tokenize_str(text), END]
+        assert (matcher.validate_tokens(tokens) == len(tokens)) is fits, text
+    with pytest.raises(ValueError, match=r"at 3\(1\): #/not is not supported"):
+        grammar_of("grammar", grammar.replace('"format"', '"not"'))

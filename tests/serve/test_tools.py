@@ -98,18 +98,18 @@ def test_results_of_tools_continue_the_conversation(server):
 
 FORMS = {
     "hermes": CallForm(
-        "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n", "</tool_call>", '\n<tool_call>\n{"name": "'
+        "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>", '\n<tool_call>\n{"name": "'
     ),
-    "llama": CallForm("<|python_tag|>", '{"name": "', '", "parameters": ', "", "}", leads=True),
+    "llama": CallForm("<|python_tag|>", '{"name": "', '", "parameters": ', "}", leads=True),
     "mistral": CallForm(
-        "[TOOL_CALLS]", ' [{"name": "', '", "arguments": ', ', "id": "call00000"', "}", ', {"name": "', "]"
+        "[TOOL_CALLS]", ' [{"name": "', '", "arguments": ', ', "id": "call00000"}', ', {"name": "', "]"
     ),
-    "ministral": CallForm("[TOOL_CALLS]", "", "[ARGS]", "", "", "[TOOL_CALLS]"),
-    "nemotron": CallForm("<TOOLCALL>", '[{"name": "', '", "arguments": ', "", "}", ', {"name": "', "]</TOOLCALL>"),
+    "ministral": CallForm("[TOOL_CALLS]", "", "[ARGS]", "", "[TOOL_CALLS]"),
+    "nemotron": CallForm("<TOOLCALL>", '[{"name": "', '", "arguments": ', "}", ', {"name": "', "]</TOOLCALL>"),
     "apriel": CallForm(
-        "<tool_calls>", '[{"name": "', '", "arguments": ', ', "id": "call00000"', "}", ', {"name": "', "]</tool_calls>"
+        "<tool_calls>", '[{"name": "', '", "arguments": ', ', "id": "call00000"}', ', {"name": "', "]</tool_calls>"
     ),
-    "minimax": CallForm("<tool_calls>", '\n{"name": "', '", "arguments": ', "", "}", '\n{"name": "', "\n</tool_calls>"),
+    "minimax": CallForm("<tool_calls>", '\n{"name": "', '", "arguments": ', "}", '\n{"name": "', "\n</tool_calls>"),
 }
 
 

@@ -69,7 +69,7 @@ def grammar_of(kind: str, text: str) -> str:
             return LLMatcher.grammar_from_regex(text)
         case "choice":
             return LLMatcher.grammar_from_lark(_choice(json.loads(text)))
-    grammar = grammar_from("grammar", text)
+    grammar = _with_served_schemas(grammar_from("grammar", text))
     _check_grammar(grammar)
     return grammar
 
@@ -108,19 +108,29 @@ def _served_schema(text: str) -> str:
     return text if kept is schema else json.dumps(kept)
 
 
-def _check_grammar(text: str) -> None:
-    """Check a grammar in Lark, with the schemas in it."""
-    decoder, end = json.JSONDecoder(parse_float=Decimal), 0
+def _with_served_schemas(text: str) -> str:
+    """A grammar in Lark whose schemas (``%json``) are read as a schema alone is.
+
+    Raises:
+        ValueError: A word of a schema is not served, or would take too long.
+    """
+    decoder, end, parts = json.JSONDecoder(), 0, []
     for found in _SCHEMA.finditer(text):
         if found.start() >= end:
             try:
-                schema, end = decoder.raw_decode(text, found.end())
+                after = decoder.raw_decode(text, found.end())[1]
             except (ValueError, RecursionError):
                 continue
             try:
-                _check_multiples(schema)
+                parts += [text[end : found.end()], _served_schema(text[found.end() : after])]
             except ValueError as problem:
                 raise ValueError(f"at {text.count(chr(10), 0, found.start()) + 1}(1): {problem}") from None
+            end = after
+    return "".join([*parts, text[end:]])
+
+
+def _check_grammar(text: str) -> None:
+    """Check the size of a grammar in Lark."""
     bare = _LITERAL.sub("_", text)
     rules = list(_RULE.finditer(bare))
     if len(rules) > MAX_RULES:

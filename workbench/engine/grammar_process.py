@@ -88,10 +88,10 @@ class KnownTexts:
     is_tokenizer_wrapper, bos_token_id = True, None
 
     def __init__(self, texts: Sequence[bytes], end: int) -> None:
-        self.tokens = list(texts)
-        self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
+        self.special_token_ids = [token for token, text in enumerate(texts) if not text]
+        self.tokens = [text or b"<|%d|>" % token for token, text in enumerate(texts)]  # special ones are told by name
         self.eos_token_id = end
-        self._ids = {text: token for token, text in reversed(list(enumerate(self.tokens))) if text}
+        self._ids = {text: token for token, text in reversed(list(enumerate(texts))) if text}
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:

@@ -106,7 +106,7 @@ class CompletionsHandler(ApiHandler):
                 if self.calls is None or problem.status != 400:
                     raise
                 try:
-                    self.calls.schemas.relax(problem.message)
+                    self.calls.relax(problem.message)
                 except ValueError as refused:
                     raise ApiError(400, str(refused), param="tools") from None
                 constraint = self.calls.constraint()
@@ -199,12 +199,16 @@ class ChatCompletionsHandler(CompletionsHandler):
             if sampling[0].structured_outputs:
                 raise ValueError("tools do not work with response_format or structured_outputs: give one of them")
             parallel = body.parallel_tool_calls is not False
-            self.calls = CallGrammar.of(body.tools, body.tool_choice, form, tokenizer, parallel=parallel)
+            reasons = opens_reasoning(text)
+            self.calls = CallGrammar.of(
+                body.tools, body.tool_choice, form, tokenizer, parallel=parallel, reasons=reasons
+            )
             constraint = self.calls.constraint()
             sampling = [params.replace(structured_outputs=constraint) for params in sampling]
         if visible := _marks(form, tokenizer):
             sampling = [params.replace(visible_token_ids=visible) for params in sampling]
-        self.new_parser = partial(MessageParser, form, opens_reasoning(text))
+        functions = [tool.function for tool in body.tools or ()]
+        self.new_parser = partial(MessageParser, form, opens_reasoning(text), functions=functions)
         return [{"prompt": text, "prompt_token_ids": token_ids}], sampling
 
 

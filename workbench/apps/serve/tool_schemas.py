@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from workbench.apps.serve.call_forms import FIRST_TOOL_LINE, Function, as_object
+from workbench.apps.serve.call_forms import CallForm, Function, as_object
 from workbench.engine.schema_words import served
 
 HEADER = "X-Unconstrained-Arguments"
@@ -46,8 +46,8 @@ class ToolSchemas:
     _attempts: int = 0
 
     @classmethod
-    def of(cls, functions: Sequence[Function], *, lenient: bool) -> ToolSchemas:
-        """The schemas of some tools.
+    def of(cls, functions: Sequence[Function], *, lenient: bool, form: CallForm) -> ToolSchemas:
+        """The schemas of some tools, for calls of a form.
 
         Raises:
             ValueError: A part of a schema is not served, and must not be left free.
@@ -64,23 +64,32 @@ class ToolSchemas:
                 except ValueError as problem:
                     found._leave_free(function, "#", str(problem))
                     parameters = {"type": "object"}
+                try:
+                    unserved = form.unserved(parameters)
+                except ValueError as problem:
+                    raise ValueError(f"tools: the parameters of {function.name!r}: {problem}") from None
+                for each in unserved:
+                    found._leave_free(function, each.place, str(each))
             found.functions.append(msgspec.structs.replace(function, parameters=parameters))
         return found
 
-    def relax(self, message: str) -> None:
+    def relax(self, message: str, lines: Sequence[str]) -> None:
         """Leave free what a grammar was refused for.
 
         Args:
-            message: The message about the grammar, whose line says which tool it is about.
+            message: The message about the grammar, which names a line.
+            lines: The lines of the grammar; those that belong to a tool begin with its number.
 
         Raises:
             ValueError: It is not about a schema, or the schema must not be left free.
         """
         self._attempts += 1
         fault = _FAULT.search(message)
-        index = int(fault[1]) - FIRST_TOOL_LINE if fault is not None else -1
-        if fault is None or not 0 <= index < len(self.functions):
+        line = int(fault[1]) if fault is not None else 0
+        named = re.match(r"tool(\d+)", lines[line - 1], re.IGNORECASE) if 0 < line <= len(lines) else None
+        if fault is None or named is None:
             raise ValueError(message)
+        index = int(named[1])
         function, because = self.functions[index], fault[2].rstrip(": ")
         if not _UNSERVED.search(because) or self._attempts == MAX_ATTEMPTS:
             raise ValueError(f"tools: the parameters of {function.name!r}: {because}")

@@ -5,13 +5,18 @@ The same pass that finds calls separates reasoning, which stands in front of an 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
+from workbench.apps.serve.argument_kinds import property_kinds
 from workbench.apps.serve.call_forms import CallForm, Function
+from workbench.apps.serve.call_parts import match
+from workbench.apps.serve.pair_reader import PairReader
 from workbench.apps.serve.tool_schemas import ToolSchemas
 from workbench.models.tokenizer import Tokenizer
 
@@ -20,6 +25,7 @@ MAX_TOOLS = 128
 
 
 THINK_MARKS = "<think></think>"
+_NAME = re.compile(r"[a-zA-Z0-9_.-]+")
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,6 +61,7 @@ class CallGrammar:
         form: The form of calls.
         tokenizer: Knows whether a tag is a token.
         parallel: Allow more than one call.
+        reasons: The answer begins with reasoning.
     """
 
     schemas: ToolSchemas
@@ -62,10 +69,18 @@ class CallGrammar:
     form: CallForm
     tokenizer: Tokenizer
     parallel: bool
+    reasons: bool = False
 
     @classmethod
     def of(
-        cls, tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm, tokenizer: Tokenizer, *, parallel: bool
+        cls,
+        tools: Sequence[Tool],
+        choice: ToolChoice | None,
+        form: CallForm,
+        tokenizer: Tokenizer,
+        *,
+        parallel: bool,
+        reasons: bool = False,
     ) -> CallGrammar:
         """The grammar for a choice of tools.
 
@@ -74,18 +89,33 @@ class CallGrammar:
         """
         functions = [tool.function for tool in tools]
         if not isinstance(choice, NamedTool):
-            schemas = ToolSchemas.of(functions, lenient=choice != "required")
-            return cls(schemas, choice or "auto", form, tokenizer, parallel)
+            schemas = ToolSchemas.of(functions, lenient=choice != "required", form=form)
+            return cls(schemas, choice or "auto", form, tokenizer, parallel, reasons)
         named = [function for function in functions if function.name == choice.function.name]
         if not named:
             names = ", ".join(function.name for function in functions)
             raise ValueError(f"tool_choice names {choice.function.name[:70]!r}, the tools are {names}")
-        return cls(ToolSchemas.of(named, lenient=False), "required", form, tokenizer, parallel=False)
+        schemas = ToolSchemas.of(named, lenient=False, form=form)
+        return cls(schemas, "required", form, tokenizer, parallel=False, reasons=reasons)
 
     def constraint(self) -> dict[str, Any]:
         """The form of the answer, as ``SamplingParams(structured_outputs=...)`` has it."""
-        functions = self.schemas.functions
-        return {"grammar": self.form.grammar(functions, self.choice, self.tokenizer, parallel=self.parallel)}
+        return {"grammar": self._grammar()}
+
+    def _grammar(self) -> str:
+        options = {"parallel": self.parallel, "reasons": self.reasons}
+        return self.form.grammar(self.schemas.functions, self.choice, self.tokenizer, **options)
+
+    def relax(self, message: str) -> None:
+        """Leave free what the grammar was refused for.
+
+        Args:
+            message: The message about the grammar, which names a line.
+
+        Raises:
+            ValueError: It is not about a schema, or the schema must not be left free.
+        """
+        self.schemas.relax(message, self._grammar().splitlines())
 
 
 @dataclass
@@ -96,16 +126,20 @@ class MessageParser:
         form: The form of calls; None without tools.
         reasons: The prompt has opened <think>.
         num_calls: Calls so far.
+        functions: The tools, whose schemas tell a string from other arguments in some forms.
     """
 
     form: CallForm | None = None
     reasons: bool = False
     num_calls: int = 0
+    functions: Sequence[Function] = ()
     _rest: str = ""
     _state: str = field(default="", init=False)
     _depth: int = field(default=0, init=False)
     _in_string: bool = field(default=False, init=False)
     _escaped: bool = field(default=False, init=False)
+    _opened: bool = field(default=False, init=False)
+    _reader: PairReader | None = field(default=None, init=False)
 
     def feed(self, text: str, *, final: bool) -> dict[str, Any]:
         """The fields that more text adds to a message: content, reasoning and reasoning_content, tool_calls.
@@ -152,25 +186,49 @@ class MessageParser:
 
     def _name(self, added: dict[str, Any], final: bool) -> str | None:
         assert self.form is not None
-        name, between, rest = self._rest.removeprefix(self.form.opening).partition(self.form.between)
-        if not between:
+        opened = 0 if self._opened else match(self.form.opening, self._rest, final=final)
+        if opened is None or opened < 0:
             return None
-        self._rest = rest
-        function = {"name": name, "arguments": ""}
+        if (name := _NAME.match(self._rest, opened)) is None:
+            return None
+        rest = self._rest[name.end() :]
+        empty = match(self.form.pairs.empty, rest, final=final) if self.form.pairs is not None else -1
+        between = match(self.form.between, rest, final=final)
+        if empty is None or between is None or max(empty, between) < 0:
+            return None
+        self._rest, self._opened = rest[max(empty, between) :], False
+        function = {"name": name[0], "arguments": "{}" if empty >= 0 else ""}
         call = {"index": self.num_calls, "id": self.form.new_id(), "type": "function"}
         added.setdefault("tool_calls", []).append({**call, "function": function})
         self.num_calls += 1
+        if empty >= 0:
+            return "content" if self.form.gap is not None else "next"
         self._depth, self._in_string = 0, False
+        if self.form.pairs is not None:
+            parameters = next((each.parameters for each in self.functions if each.name == name[0]), None)
+            self._reader = PairReader(self.form.pairs, partial(property_kinds, parameters))
+            return "pairs"
         return "arguments"
+
+    def _pairs(self, added: dict[str, Any], final: bool) -> str | None:
+        assert self.form is not None and self._reader is not None
+        part, self._rest = self._reader.feed(self._rest, final=final)
+        self._add_arguments(part, added)
+        if not self._reader.ended:
+            return None
+        return "content" if self.form.gap is not None else "next"
 
     def _arguments(self, added: dict[str, Any], final: bool) -> str | None:
         end = next((i for i, letter in enumerate(self._rest, 1) if self._closes(letter)), None)
-        if part := self._take(len(self._rest) if end is None else end):
+        self._add_arguments(self._take(len(self._rest) if end is None else end), added)
+        return "closing" if end is not None else None
+
+    def _add_arguments(self, part: str, added: dict[str, Any]) -> None:
+        if part:
             calls = added.setdefault("tool_calls", [])
             if not calls:
                 calls.append({"index": self.num_calls - 1, "function": {"arguments": ""}})
             calls[-1]["function"]["arguments"] += part
-        return "closing" if end is not None else None
 
     def _closes(self, letter: str) -> bool:
         """Whether a character ends the arguments."""
@@ -184,21 +242,25 @@ class MessageParser:
 
     def _closing(self, added: dict[str, Any], final: bool) -> str | None:
         assert self.form is not None
-        if (end := self._rest.find(self.form.end_tag)) < 0:
+        ends = [match(closing, self._rest, final=final) for closing in self.form.closings]
+        fitting = [end for end in ends if end is not None and end >= 0]
+        if not fitting:
             return None
-        self._take(end + len(self.form.end_tag))
+        self._take(fitting[0])
         return "content" if self.form.gap is not None else "next"
 
     def _next(self, added: dict[str, Any], final: bool) -> str | None:
         """Behind a call, another one without a mark or the end of all calls."""
         assert self.form is not None
-        follows = {"name": self.form.more or "", "content": self.form.end}
-        for state, text in follows.items():
-            if text and self._rest.startswith(text):
-                self._take(len(text))
+        undecided = False
+        for state, text in {"name": self.form.more or "", "content": self.form.end}.items():
+            length = match(text, self._rest, final=final) if text else -1
+            if length is not None and length >= 0:
+                self._take(length)
+                self._opened = state == "name"
                 return state
-        undecided = any(text.startswith(self._rest) for text in follows.values() if text)
-        return None if undecided and not final else "content"
+            undecided = undecided or length is None
+        return None if undecided else "content"
 
     def _until(self, mark: str, name: str, added: dict[str, Any], final: bool) -> bool:
         """Add the text before a mark to a field; whether the mark was found. Its possible beginning is held back."""
