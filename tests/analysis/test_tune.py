@@ -185,9 +185,7 @@ def test_commands(recording, tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     recording.save(path)
     assert (
-        main(
-            ["trace", "whatif", str(path), "--set", "max_num_batched_tokens=1024", "--save", str(tmp_path / "p.jsonl")]
-        )
+        main(["trace", "whatif", str(path), "--set", "max_num_batched_tokens=1024", "--out", str(tmp_path / "p.jsonl")])
         == 0
     )
     said = capsys.readouterr().out

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command
+from workbench.apps.cli.options import Commands, add_command, add_out_option
 from workbench.base.field_checks import integer
 from workbench.base.text import counted, printable
 
@@ -49,7 +49,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
     allowed = "exceptions that are not findings (default: each of Workbench's, none of others)"
     parser.add_argument("--allow", metavar="NAME,...", help=allowed)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the findings")
+    add_out_option(parser, "DIR", "folder for the findings")
     _add_replay(parser.add_subparsers(title="after a hunt", metavar="COMMAND"), schedulers)
 
 
