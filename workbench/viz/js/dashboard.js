@@ -192,7 +192,7 @@ class View {
   /** Another run has taken the place of the one on display: nothing of that one is left. */
   beginAnother() {
     const { cursor, store } = this;
-    this.other = null;
+    this.other = cursor.beside = null;
     this.showComparison(false);
     cursor.hover = {};
     if (cursor.selected >= store.requests.length) cursor.selected = null;
@@ -229,8 +229,9 @@ class View {
     if (!other.append(packet)) return;
     this.other = other;
     this.otherCount++;
+    this.cursor.beside = this.comparison?.refused ? null : other;
     this.changed("data");
-    this.whatIf.update(other.comparison || {});
+    this.whatIf.update(this.comparison || {});
     this.showComparison(true);
   }
 
@@ -390,7 +391,7 @@ class View {
   /** Simulate the run under another configuration from a step on, and show the result beside it. */
   simulate(step, changes) {
     // The same simulation as before arrives as the same packet, which changes nothing: show what is here.
-    const { fork, ...comparison } = this.other?.comparison || {};
+    const { fork, ...comparison } = this.comparison || {};
     const whole = fork?.up_to === this.store.label(this.cursor.last);
     if (whole && fork.at_step === step && JSON.stringify(fork.changes) === JSON.stringify(changes)) {
       this.whatIf.update(comparison);
@@ -402,6 +403,16 @@ class View {
   toggleCompare() {
     if (!this.other) return this.toggleFork();
     this.showComparison(!this.comparing);
+  }
+
+  /** What is known about the two runs, a and b; it comes with b. */
+  get comparison() {
+    return this.other ? this.other.comparison ?? this.store.comparison : undefined;
+  }
+
+  /** Whether the panels draw b, and a is the run beside it. */
+  get drawsSecond() {
+    return Boolean(this.other && !this.other.comparison);
   }
 
   /** Whether two runs are shown beside each other. */

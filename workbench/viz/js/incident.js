@@ -14,6 +14,8 @@ const WHOLE = 40, AXIS = 18, ROW = 44, STRETCH = 6, MOST_SLOW = 8;
 /** Number of characters above which an id is shortened, as in pictures. */
 const LONG_NAME = 28;
 
+const HINT = "drag over a part of the run to see only that; a double click shows all";
+
 /** A drag over fewer pixels is a click. */
 const CLICK = 4;
 
@@ -65,7 +67,7 @@ export class IncidentPanel extends CanvasPanel {
     super(view, {
       id: "incident",
       title: "What happened",
-      hint: "drag over a part of the run to see only that; a double click shows all",
+      hint: HINT,
       height: WHOLE + AXIS + 6 * ROW,
     });
     this.numbers = h("p", { class: "wb-facts" });
@@ -143,6 +145,7 @@ export class IncidentPanel extends CanvasPanel {
     this.ask();
     this.shown = null;
     if (!store.numSteps || !store.timed()) return;
+    setText(this.hintElement, store.pauses ? `${HINT}; the time with ${formatSeconds(store.pauses)} of idle time` : HINT);
     const { x0, x1, from, to } = this.scale(true), count = Math.max(8, Math.floor((x1 - x0) / STRETCH));
     this.shown = binned(store, from, to, count);
     this.rows = ROWS.filter((row) => row.of(this.shown.whole) > 0);
@@ -243,7 +246,7 @@ export class IncidentPanel extends CanvasPanel {
 
   drawOverlay(context) {
     const { cursor, drag } = this, axis = this.scale(true), { colours } = this.theme;
-    const now = this.store.value("end", cursor.step);
+    const now = this.store.value("time", cursor.step);
     context.fillStyle = colours.cursor;
     const top = WHOLE + AXIS;
     if (now >= axis.from && now <= axis.to) context.fillRect(axis.x(now), top, 1.5, this.height - top);

@@ -74,9 +74,9 @@ export class Store {
       const { first_step, run } = header.facts;
       if (this.numSteps && (first_step !== this.facts.first_step || run !== this.facts.run)) this.reset();
       this.facts = header.facts;
+      this.comparison = header.comparison;
       if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
     }
-    if (header.comparison) this.comparison = header.comparison;
     if (this.misses(header)) return false;
     this.addRequests(header);
     this.strings.push(...header.strings.slice(this.strings.length - header.first_string));
