@@ -13,7 +13,8 @@ const NARROW_PIXELS = 860;
  * @returns A function that shows it again.
  */
 export function hideStill(name) {
-  const rule = h("style", {}, name ? `.${name} { display: none; }` : "");
+  if (!name) return () => {};
+  const rule = h("style", {}, `.${name} { display: none; }`);
   document.head.append(rule);
   return () => rule.remove();
 }
