@@ -40,6 +40,8 @@ class Trace:
         offset: Number of steps of the whole trace before the first of a slice.
         end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
         has_ended: Its file has an end line: nothing more is written to it, whatever became of the requests.
+        disturbed: Numbers of steps during which this process was busy with something else, such as a page that loads.
+            Fits of step durations leave them out; a file does not keep them.
         problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
     Raises:
@@ -60,6 +62,7 @@ class Trace:
         self.num_blocks = num_blocks_of(meta)
         self.end: TraceEndReason = ""
         self.has_ended = False
+        self.disturbed: set[int] = set()
         self.problems: list[str] = []
         self.requests = Requests()
         self._keyframe: Keyframe | None = None

@@ -388,8 +388,9 @@ class View {
     if (!close(this.tuningForm.element)) this.tuningForm.open(this.controls.tune);
   }
 
-  /** Simulate the run under another configuration from a step on, and show the result beside it. */
-  simulate(step, changes) {
+  /** Simulate the run under another configuration from a step on, and show the result beside it, or scroll to it. */
+  simulate(step, changes, { scroll = false } = {}) {
+    this.scrolls = scroll;
     // The same simulation as before arrives as the same packet, which changes nothing: show what is here.
     const { fork, ...comparison } = this.comparison || {};
     const whole = fork?.up_to === this.store.label(this.cursor.last);
@@ -424,6 +425,9 @@ class View {
     const panel = this.panel("compare");
     if (panel) panel.element.hidden = !shown;
     this.changed("status");
+    if (!shown || !panel || !this.scrolls) return;
+    this.scrolls = false; // the answer has come: a phone has it below its screen, or above
+    requestAnimationFrame(() => panel.element.scrollIntoView({ block: "start" }));
   }
 
   /** Close what is open: a dialog, the search, the drawer; when nothing is, follow the newest step. */

@@ -149,7 +149,7 @@ export class TimelinePanel extends StepPanel {
     for (let step = from; step < axis.last; step++) {
       const x = axis.x(step), gap = axis.stepWidth > 4 || axis.byTime ? 1 : 0;
       const middle = x + Math.max(1, axis.end(step) - x - gap) / 2;
-      if (middle >= axis.x0 && middle <= axis.x1 + 1) this.drawEvents(context, step, middle);
+      if (middle >= axis.x0 && middle <= axis.x1 + 1) this.drawEvents(context, step, Math.max(middle, axis.x0 + 1));
     }
   }
 
