@@ -15,7 +15,7 @@ import {
   setText,
   tableHead,
 } from "./dom.js";
-import { fitting, hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";
+import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { forkWords } from "./what_if.js";
@@ -210,7 +210,7 @@ export class ComparePanel extends CanvasPanel {
     for (const tick of values) {
       const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
       const label = this.timed ? formatTick(tick, values[1] - values[0]) : formatNumber(tick);
-      text(context, label, x, TOP + MIRROR + 8, colours.muted, SMALL);
+      tickLabel(context, label, x, TOP + MIRROR + 8, colours.muted, this.width);
     }
   }
 
@@ -251,14 +251,14 @@ export class ComparePanel extends CanvasPanel {
 
   drawChunks(context, [a, b], middle) {
     const { theme } = this, { colours } = theme, difference = firstDifference(a.tokens, b.tokens);
-    const { index } = this.drawn([a, b]);
+    const own = this.drawn([a, b]).index;
     [a, b].forEach((request, run) => {
       const store = this.stores[run], origin = this.align.value === "arrival" ? request.arrival_step : 0;
       request.chunks.forEach((index, i) => {
         const chunk = store.chunk(index), step = request.chunkSteps[i], high = chunk.decode ? 4 : 8;
         const x = this.x(store, step, origin), wide = Math.max(0.8, this.x(store, step + 1, origin) - x);
         const y = run ? middle + 0.5 : middle - 0.5 - high;
-        context.fillStyle = chunk.decode ? theme.decode(index) : theme.prefill(index);
+        context.fillStyle = chunk.decode ? theme.decode(own) : theme.prefill(own);
         context.fillRect(x, y, wide, high);
         if (chunk.recomputed) hatch(context, x, y, wide, high, colours.background, 3);
       });

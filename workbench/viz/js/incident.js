@@ -3,7 +3,7 @@
 
 import { binned, percentile } from "./bins.js";
 import { counted, formatNumber, formatSeconds, formatTick, h, plain, replace, setText, table } from "./dom.js";
-import { outlinedText, SMALL, text, ticks } from "./drawing.js";
+import { outlinedText, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { upperBound } from "./sorted.js";
@@ -226,7 +226,7 @@ export class IncidentPanel extends CanvasPanel {
     const unit = inMinutes(axis.to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
     const values = ticks(axis.from / unit, axis.to / unit, count).map((value) => value * unit);
     for (const tick of values) {
-      text(context, timeWords(tick, width, values[1] - values[0]), axis.x(tick), y, colours.muted, SMALL);
+      tickLabel(context, timeWords(tick, width, values[1] - values[0]), axis.x(tick), y, colours.muted, this.width);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
     }

@@ -366,9 +366,11 @@ export class Store {
     return this.tokensKnown || this.requests.some((request) => request.hasText);
   }
 
-  /** The text of an output token; a token without any, such as an end token, is named by its id. */
+  /** The text of an output token; one without any is named by its id, and as the end if the model ended with it. */
   tokenText(request, number) {
     const { text, id } = request.tokens[number];
+    const ends = request.finishReason === "stop" && number === request.tokens.length - 1;
+    if (!text && ends && this.requests.some(({ hasText }) => hasText)) return "⟨end of text⟩";
     return text || (this.tokensKnown ? `⟨token ${id}⟩` : "⟨not recorded⟩");
   }
 

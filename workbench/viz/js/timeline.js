@@ -1,7 +1,7 @@
 // Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
 import { counted, formatNumber, formatSeconds, formatTick, plain, setText } from "./dom.js";
-import { dashes, dot, eventMark, hatch, SMALL, text, ticks } from "./drawing.js";
+import { dashes, dot, eventMark, hatch, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
@@ -246,7 +246,7 @@ export class TimelinePanel extends StepPanel {
       const x = axis.byTime ? axis.xOfTime(value) : axis.x(value);
       if (x > axis.x1) continue;
       const label = axis.byTime ? formatTick(value, values[1] - values[0]) : formatNumber(this.store.label(value));
-      text(context, label, x, height - 6, colours.muted, SMALL);
+      tickLabel(context, label, x, height - 6, colours.muted, this.width);
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);
     }
