@@ -80,14 +80,13 @@ class View {
     const bold = (text) => h("b", {}, text);
     const legend = [bold("Solid"), " is prefill, ", bold("light with a dot"), " is decode, ", bold("hatched")];
     this.areas = new Areas();
-    controls.element.append(...this.popovers);
-    const title = this.options.page ? [h("h2", { class: "wb-announce" }, "The run")] : [];
+    const title = this.options.page ? [h("h2", { class: "wb-announce" }, "The run")] : []; // above every h3
+    controls.element.append(...title, ...this.popovers);
     const skip = () => root.querySelector(".wb-panel canvas[tabindex]")?.focus();
     root.append(
       h("style", {}, STYLE),
       h("button", { class: "wb-button wb-skip", type: "button", onclick: skip }, "Skip to the pictures"),
       controls.element,
-      ...title,
       this.classroom.element,
       this.phaseBox.element,
       this.question.element,

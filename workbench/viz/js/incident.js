@@ -145,7 +145,8 @@ export class IncidentPanel extends CanvasPanel {
     this.ask();
     this.shown = null;
     if (!store.numSteps || !store.timed()) return;
-    setText(this.hintElement, store.pauses ? `${HINT}; the time with ${formatSeconds(store.pauses)} of idle time` : HINT);
+    const idle = store.idleSeconds();
+    setText(this.hintElement, idle ? `${HINT}; the time with ${formatSeconds(idle)} of idle time` : HINT);
     const { x0, x1, from, to } = this.scale(true), count = Math.max(8, Math.floor((x1 - x0) / STRETCH));
     this.shown = binned(store, from, to, count);
     this.rows = ROWS.filter((row) => row.of(this.shown.whole) > 0);

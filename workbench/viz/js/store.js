@@ -379,6 +379,15 @@ export class Store {
     return this.tokensKnown ? `id ${id}` : "its id is not recorded";
   }
 
+  /** Seconds of the run that the clock of the step axis leaves out: before the first step, and in pauses; 0 if few. */
+  idleSeconds() {
+    if (!this.numSteps) return 0;
+    const begin = this.value("time", 0), arrival = this.requests[0]?.arrival_time ?? begin;
+    const first = this.label(0) ? begin : Math.min(begin, arrival);
+    const idle = this.pauses + begin - first;
+    return idle > 0.01 * (this.value("end", this.numSteps - 1) - first) ? idle : 0;
+  }
+
   /** The reason for which a request finished, as words. */
   finishWords(request) {
     return endOf(request.finishReason);

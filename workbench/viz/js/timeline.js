@@ -72,8 +72,8 @@ export class TimelinePanel extends StepPanel {
   }
 
   layout() {
-    const { store, cursor } = this, idle = cursor.byTime && store.pauses;
-    setText(this.hintElement, idle ? `${HINT}; the time without ${formatSeconds(store.pauses)} of idle time` : HINT);
+    const { store, cursor } = this, idle = cursor.byTime && store.idleSeconds();
+    setText(this.hintElement, idle ? `${HINT}; the time without ${formatSeconds(idle)} of idle time` : HINT);
   }
 
   draw(context, axis, from) {
