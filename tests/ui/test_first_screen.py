@@ -1,5 +1,7 @@
 """The first screen at every width: pictures before tools, labels that are whole, names for marks and ends."""
 
+from itertools import pairwise
+
 import pytest
 
 from workbench import simulate
@@ -49,9 +51,13 @@ def test_tools_are_open_on_a_desk_and_folded_for_a_follower(open_trace):
 
 
 @pytest.mark.parametrize("width", (390, 620, 1100, 1440))
-def test_no_label_of_an_axis_is_cut(open_trace, width):
-    """Every text of the timeline ends inside the picture."""
-    page = open_trace(width, "all")
+def test_no_label_of_an_axis_is_cut(open_page, tmp_path, width):
+    """Every text of the timeline ends inside the picture, also that of a tick at its end: 20 steps of a second."""
+    request = {"id": "a", "prompt": {"len": 5}, "max_tokens": 20}
+    to_html(simulate({"requests": [request]}, cost_model=CostModel(fixed=1.0)), tmp_path / "page.html")
+    page = open_page(f"file://{tmp_path}/page.html#all", width=width, height=1000)
+    page.wait("view.store.numSteps === 20")
+    page.frame()
     found = page.view("""(() => {
         const panel = view.panel('timeline'), real = document.createElement('canvas').getContext('2d'), ends = [];
         const context = new Proxy(real, {
@@ -85,7 +91,7 @@ def test_headings_have_no_gap_and_every_column_a_name(open_trace):
         int(name[1]) for name in page.root.locator("h1, h2, h3, h4").evaluate_all("(all) => all.map((h) => h.tagName)")
     ]
     assert levels[0] == 1 and 2 in levels
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:])), levels
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
     heads = page.root.locator("[data-panel=events] thead th").all_inner_texts()
     assert heads == ["step", "mark", "event", "request", "why"]
 
