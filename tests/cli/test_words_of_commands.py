@@ -10,7 +10,7 @@ from workbench import simulate
 from workbench.apps.cli import build_parser, main
 
 OTHER_FILES = {"--plot", "--rows", "--build"}
-"""Options for a second file beside the one that ``--out`` names, or for one that a command goes on to use."""
+"""Options for a second file beside the one that ``--out`` names, or for one that the command reads again."""
 
 
 def parsers(parser):

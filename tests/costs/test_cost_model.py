@@ -84,7 +84,7 @@ def test_a_fit_that_does_not_hold_is_refused_with_the_step_that_shows_it():
 
 
 def test_steps_that_a_page_disturbed_are_left_out():
-    """What caused them is known, so they are not guessed from their times, however many times longer they took."""
+    """Their cause is known, so nothing is guessed from their times."""
 
     class Disturbed(CostModel):
         number = 0
@@ -99,7 +99,7 @@ def test_steps_that_a_page_disturbed_are_left_out():
     assert list(model.to_dict().values()) == pytest.approx(list(TRUE.to_dict().values()), rel=1e-6)
     assert report.notes == ("left out: 10 steps during which a page was loading",)
     trace.disturbed.update(range(len(trace) - 10))
-    assert CostModel.fit(trace)[1].notes[-1:] != report.notes, "all steps are no exception"
+    assert CostModel.fit(trace)[1].notes[-1:] != report.notes, "more than half of the steps stay in"
 
 
 class Roofline:

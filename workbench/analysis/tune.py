@@ -186,7 +186,7 @@ class Tuning:
 
     @property
     def costs_sentence(self) -> str:
-        """The same in words; "" if nothing is worse."""
+        """The same as a sentence; "" if nothing is worse."""
         worse = [f"{name} {shown(name, old)} to {shown(name, new)}" for name, (old, new) in self.costs.items()]
         return f"it costs {', '.join(worse)}" if worse else ""
 

@@ -50,8 +50,8 @@ _TURN = threading.Lock()
 
 
 _IN_STEPS = (
-    "no setting can be chosen by a target. What if answers in steps and KV blocks; a longer run, with less else "
-    "running, gives seconds."
+    "no setting can be chosen by a target. Use What if, which answers in steps and KV blocks, or record a longer run "
+    "with less else running."
 )
 
 

@@ -68,7 +68,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """What happened in which step."""
+        """The event and its step, for a heading."""
         return f"Step {self.step} " + ("crashed" if self.law == "crash" else f"breaks the law of {self.law}")
 
     @property
@@ -142,7 +142,7 @@ def _has(folder: Path, scheduler: str, text: str) -> bool:
 
 
 def _needs(finding: Finding) -> str:
-    """What the test of a finding imports."""
+    """The code that the test of a finding imports."""
     named = finding.policy or (finding.scheduler if ":" in finding.scheduler else "")
     module = named.removeprefix("vllm:").partition(":")[0]
     return f"the module {module} in the folder where you start it" if module else "the scheduler"

@@ -106,7 +106,7 @@ def add_out_option(
 
     Args:
         parser: The command.
-        metavar: What is written, such as "OUT.csv".
+        metavar: The kind of file, such as "OUT.csv".
         help: Its meaning.
         before: Earlier spellings, which scripts may use; the help leaves them out.
         is_last_word: The file may also be the last word of the command, as that of ``cp``.

@@ -108,7 +108,11 @@ export class Classroom {
     setText(this.words, teaches ? count : follows ? followed : "A teacher leads a class here.");
     this.follow.hidden = teaches || follows;
     this.leave.hidden = !teaches && !follows;
-    this.copy.hidden = this.show.hidden = this.open.hidden = this.form.hidden = !teaches;
+    this.copy.hidden =
+      this.show.hidden =
+      this.open.hidden =
+      this.form.hidden =
+        !teaches;
     setText(this.open, this.facts.class_asks ? "Close questions" : "Let the class ask");
     setText(this.show, code?.length ? "Hide the QR code" : "Show its QR code");
     this.draw(code || []);

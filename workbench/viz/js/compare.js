@@ -110,7 +110,9 @@ export class ComparePanel extends CanvasPanel {
       : "cells: chunks";
     setText(
       this.hintElement,
-      `${findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: a. Bottom: b"}; ${rows}; × marks the first different token`,
+      `${
+        findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: a. Bottom: b"
+      }; ${rows}; × marks the first different token`,
     );
     this.fillGains();
   }

@@ -407,7 +407,7 @@ class View {
     this.showComparison(!this.comparing);
   }
 
-  /** What is known about the two runs, a and b; it comes with b. */
+  /** The findings about the two runs, a and b; they come with b. */
   get comparison() {
     return this.other ? this.other.comparison ?? this.store.comparison : undefined;
   }

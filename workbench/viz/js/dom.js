@@ -99,7 +99,10 @@ export function formatRange(from, to) {
   return `[${formatNumber(from)}, ${formatNumber(to)})`;
 }
 
-/** The unit in which a duration reads best, and its length in seconds. */
+/**
+ * The unit in which a duration reads best, and its length in seconds.
+ * @returns {[string, number]}
+ */
 const unitOf = (seconds) => seconds >= 1 ? ["s", 1] : seconds >= 1e-3 ? ["ms", 1e-3] : ["µs", 1e-6];
 
 /** A duration in the unit that reads best. */

@@ -34,7 +34,7 @@ export class TuningForm {
     replace(this.answer);
   }
 
-  /** How far a search is, and the button that ends it. */
+  /** Show the progress of a search, and the button that ends it. */
   showProgress(tuning) {
     this.cancel.hidden = !tuning;
     const [done, all] = tuning ?? [0, 0];
