@@ -31,23 +31,29 @@ def open_trace(open_page, tmp_path, trace):
 def test_tools_are_folded_on_a_phone_and_open_with_one_button(open_trace):
     page = open_trace(390)
     fold = page.root.get_by_role("button", name="Tools")
-    search, help_ = page.root.locator("input[type=search]"), page.root.get_by_role("button", name="Keyboard shortcuts")
-    assert fold.is_visible() and not search.is_visible() and not help_.is_visible()
+    theme, help_ = (
+        page.root.locator("button[title^='Switch between light']"),
+        page.root.get_by_role("button", name="Keyboard shortcuts"),
+    )
+    assert fold.is_visible() and not theme.is_visible() and not help_.is_visible()
     assert fold.get_attribute("aria-expanded") == "false"
     below = page.root.locator(".wb-controls").evaluate("(bar) => bar.getBoundingClientRect().bottom")
-    assert below < 280, "the pictures begin in the first third of a phone's screen"
+    assert below < 320, "the pictures begin in the first third of a phone's screen"
     fold.click()
-    assert search.is_visible() and help_.is_visible() and fold.get_attribute("aria-expanded") == "true"
+    assert theme.is_visible() and help_.is_visible() and fold.get_attribute("aria-expanded") == "true"
     fold.click()
-    assert not search.is_visible()
+    assert not theme.is_visible()
 
 
 def test_tools_are_open_on_a_desk_and_folded_for_a_follower(open_trace):
     page = open_trace(1440)
-    fold, search = page.root.get_by_role("button", name="Tools"), page.root.locator("input[type=search]")
-    assert fold.is_hidden() and search.is_visible()
+    fold, theme = (
+        page.root.get_by_role("button", name="Tools"),
+        page.root.locator("button[title^='Switch between light']"),
+    )
+    assert fold.is_hidden() and theme.is_visible()
     page.view("view.root.setAttribute('data-follows', 'true')")
-    assert fold.is_visible() and search.is_hidden()
+    assert fold.is_visible() and theme.is_hidden()
 
 
 @pytest.mark.parametrize("width", (390, 620, 1100, 1440))

@@ -90,7 +90,7 @@ export class Controls {
     this.level.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
     const theme = button("◐", "Switch between light and dark", () => view.nextTheme());
-    for (const rare of [this.search.element, this.axis, this.level, theme, this.helpButton]) {
+    for (const rare of [this.axis, this.level, theme, this.helpButton]) {
       rare.classList.add("wb-foldable");
     }
     return [
