@@ -61,7 +61,7 @@ Line = tuple[tuple[str, ...], str]
 LINES: dict[str, list[Line]] = {
     "base": [
         (("workbench", "--version"), r"0\.\d"),
-        (("workbench", "simulate", "workload.json", "--trace", "run.jsonl"), "2 of 2 requests ended"),
+        (("workbench", "simulate", "workload.json", "--out", "run.jsonl"), "2 of 2 requests ended"),
         (("workbench", "trace", "explain", "run.jsonl"), "waiting for"),
         (("workbench", "trace", "html", "run.jsonl", "page.html"), r"wrote page\.html"),
         (("workbench", "notebooks", "course"), "the course is in course"),

@@ -124,11 +124,11 @@ def test_the_command_runs_at_scale_and_keeps_a_stretch(workload_file, tmp_path, 
     assert main(["simulate", str(workload_file)]) == 0
     assert "80 of 80 requests" in capsys.readouterr().out
     part = tmp_path / "part.jsonl"
-    assert main(["simulate", str(workload_file), "--record", "20:30", "--trace", str(part)]) == 0
+    assert main(["simulate", str(workload_file), "--record", "20:30", "--out", str(part)]) == 0
     trace = Trace.load(part)
     assert len(trace) == 10 and trace[0].step == 20
     whole = tmp_path / "whole.jsonl"
-    assert main(["simulate", str(workload_file), "--trace", str(whole)]) == 0
+    assert main(["simulate", str(workload_file), "--out", str(whole)]) == 0
     assert len(Trace.load(whole)) > 30
 
 
@@ -144,12 +144,12 @@ def test_the_command_fits_a_cost_model_to_a_trace(workload_file, tmp_path, capsy
     [
         (["--jobs", "2"], "--jobs belongs to a sweep"),
         (["--out", "x.csv"], "--out belongs to a sweep"),
-        (["--sweep", "rate=1", "--trace", "x.jsonl"], "--sweep keeps no steps"),
+        (["--sweep", "rate=1", "--out", "x.jsonl"], "--sweep keeps no steps"),
         (["--sweep", "rate=1", "--out", "x.txt"], "--out x.txt must end in .csv"),
         (["--sweep", "rate=1", "--plot", "x.png"], "--plot x.png must end in .svg"),
         (["--sweep", "rate=1", "--jobs", "0"], "--jobs must be >= 1"),
-        (["--record", "1:2"], "--record needs --trace"),
-        (["--record", "9:2", "--trace", "x.jsonl"], "FIRST below LAST"),
+        (["--record", "1:2"], "--record needs --out"),
+        (["--record", "9:2", "--out", "x.jsonl"], "FIRST below LAST"),
     ],
 )
 def test_bad_options_are_one_line(workload_file, capsys, arguments, message):

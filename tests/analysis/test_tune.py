@@ -185,9 +185,7 @@ def test_commands(recording, tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     recording.save(path)
     assert (
-        main(
-            ["trace", "whatif", str(path), "--set", "max_num_batched_tokens=1024", "--save", str(tmp_path / "p.jsonl")]
-        )
+        main(["trace", "whatif", str(path), "--set", "max_num_batched_tokens=1024", "--out", str(tmp_path / "p.jsonl")])
         == 0
     )
     said = capsys.readouterr().out
@@ -227,3 +225,32 @@ def test_an_asynchronous_recording_is_fitted_as_it_was():
     assert report.total_error < 0.05
     again = values_of(trace.whatif(model))
     assert again["ttft_mean"] == pytest.approx(values_of(trace)["ttft_mean"], rel=0.1)
+
+
+def test_a_search_that_is_ended_answers_with_the_best_so_far(recording):
+    told = []
+
+    def tell(num_done, num_all):
+        told.append((num_done, num_all))
+        if num_done == 3:
+            raise KeyboardInterrupt
+
+    tuning = recording.tune("ttft_p99=1s", tell=tell)
+    assert told == [(number, told[0][1]) for number in range(4)]
+    assert any("interrupted" in note for note in tuning.notes) and tuning.best.prediction.intervals
+
+
+@pytest.mark.parametrize(("slo", "words"), [("ttft_p99=1ms", "closest"), ("ttft_p99=100s", "take")])
+def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, slo, words):
+    tuning = recording.tune(slo)
+    assert tuning.words_of_best == words and f"\n{words}: " in f"\n{tuning!r}"
+    assert ("take:" in repr(tuning)) == (words == "take")
+    before, after = (each.prediction.intervals for each in (tuning.current, tuning.best))
+    for name, (old, new) in tuning.costs.items():
+        assert (before[name].value, after[name].value) == (old, new) and old != new
+        assert name in tuning.costs_sentence
+    assert (
+        tuning.costs
+        or tuning.best is tuning.current
+        or all(after[name].value <= 1.05 * before[name].value for name in ("ttft_mean", "itl_mean", "e2e_mean"))
+    )

@@ -94,7 +94,7 @@ def test_a_bad_workload_is_one_line(run_here, tmp_path, content):
 def test_simulate_writes_a_trace_that_trace_info_reads(run_here, tmp_path):
     workload, saved = tmp_path / "workload.json", tmp_path / "trace.jsonl.gz"
     workload.write_text(json.dumps({"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}))
-    assert run_here("simulate", workload, "--trace", saved).returncode == 0
+    assert run_here("simulate", workload, "--out", saved).returncode == 0
     assert len(Trace.load(saved)) == 3
     shown = run_here("trace", "info", saved)
     assert shown.returncode == 0 and "time to first token" in shown.stdout
@@ -111,7 +111,7 @@ def bench(tiny_llama, tmp_path):
         return engine
 
     def run_it():
-        options = ["bench", "--num-requests", "2", "--input-len", "9", "--output-len", "4", "--trace", str(path)]
+        options = ["bench", "--num-requests", "2", "--input-len", "9", "--output-len", "4", "--out", str(path)]
         assert serve_requests(build_parser().parse_args(options), tiny_llama, make_engine) == 0
         return Trace.load(path)
 

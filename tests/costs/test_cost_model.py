@@ -75,8 +75,31 @@ def test_a_fit_that_does_not_hold_is_refused_with_the_step_that_shows_it():
     trace = simulate(workload(), cost_model=Unrelated(fixed=1))
     with pytest.raises(ValueError, match="do not follow from their contents") as refused:
         CostModel.fit(trace)
-    step = int(re.search(r"Step (\d+) of trace 0", str(refused.value))[1])
+    step = int(re.search(r"Step (\d+) shows", str(refused.value))[1])
     assert f"took {sum(trace[step].timings.values()):.4g} s" in str(refused.value)
+    for word in ("trace 0", "the fit has not seen", "held out"):
+        assert word not in str(refused.value)
+    with pytest.raises(ValueError, match=r"of recording [12] shows"):
+        CostModel.fit(trace, trace)
+
+
+def test_steps_that_a_page_disturbed_are_left_out():
+    """Their cause is known, so nothing is guessed from their times."""
+
+    class Disturbed(CostModel):
+        number = 0
+
+        def step_seconds(self, chunks):
+            self.number += 1
+            return super().step_seconds(chunks) * (1.9 if 3 <= self.number <= 12 else 1)
+
+    trace = simulate(workload(), cost_model=Disturbed(**TRUE.to_dict()))
+    trace.disturbed.update(range(2, 12))
+    model, report = CostModel.fit(trace)
+    assert list(model.to_dict().values()) == pytest.approx(list(TRUE.to_dict().values()), rel=1e-6)
+    assert report.notes == ("left out: 10 steps during which a page was loading",)
+    trace.disturbed.update(range(len(trace) - 10))
+    assert CostModel.fit(trace)[1].notes[-1:] != report.notes, "more than half of the steps stay in"
 
 
 class Roofline:

@@ -89,7 +89,7 @@ def test_thirty_copies_are_graded_with_one_command(tmp_path, small_course, capsy
         write_answers(copy, {name: ANSWERS[name][place] for name, place in chosen.items()})
         expected[copy.name] = sum(place == 0 for place in chosen.values())
     assert len(set(expected.values())) > 2
-    command = ["course", "grade", str(tmp_path / "class"), "--csv", str(tmp_path / "grades.csv")]
+    command = ["course", "grade", str(tmp_path / "class"), "--out", str(tmp_path / "grades.csv")]
     assert main(command) == 0
     printed = capsys.readouterr().out
     for name, points in expected.items():

@@ -60,7 +60,7 @@ def make_copy(course, folder, answers):
 def graded(tmp_path, capsys, *options):
     """The rows of the class by copy and exercise, and what was printed; all copies are there, ada and zoe right."""
     file = tmp_path / "grades.csv"
-    assert main(["course", "grade", str(tmp_path / "class"), "--csv", str(file), *options]) == 0
+    assert main(["course", "grade", str(tmp_path / "class"), "--out", str(file), *options]) == 0
     with file.open(newline="", encoding="utf-8") as stream:
         rows = {(row["copy"], row["exercise"]): row for row in csv.DictReader(stream)}
     printed = capsys.readouterr().out
@@ -239,6 +239,6 @@ def test_what_a_check_reads_is_the_courses_own(monkeypatch):
 
 
 def test_grades_are_printed_if_the_csv_file_cannot_be_written(course, tmp_path, capsys):
-    assert main(["course", "grade", str(tmp_path / "class"), "--csv", str(tmp_path / "none" / "grades.csv")]) == 2
+    assert main(["course", "grade", str(tmp_path / "class"), "--out", str(tmp_path / "none" / "grades.csv")]) == 2
     said = capsys.readouterr()
     assert "zoe: 2 of 2 points" in said.out and "grades.csv" in said.err

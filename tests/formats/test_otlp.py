@@ -115,7 +115,7 @@ def test_the_command(trace, tmp_path, capsys):
     assert main(["trace", "otlp", str(tmp_path / "run.jsonl.gz")]) == 0
     assert "spans to" in capsys.readouterr().out and (tmp_path / "run.otlp.json").exists()
     simulate({"requests": [{"id": "a", "prompt": {"len": 5}}]}).save(tmp_path / "steps.jsonl")
-    assert main(["trace", "otlp", str(tmp_path / "steps.jsonl"), "-o", str(tmp_path / "no.json")]) == 2
+    assert main(["trace", "otlp", str(tmp_path / "steps.jsonl"), "--out", str(tmp_path / "no.json")]) == 2
     assert "the trace has no clock" in capsys.readouterr().err and not (tmp_path / "no.json").exists()
 
 

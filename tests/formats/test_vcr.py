@@ -74,7 +74,7 @@ def test_a_decision_from_it(tap, tmp_path, capsys):
     simulate({"requests": requests, "config": {"num_blocks": 400}}, cost_model=cost).save(tmp_path / "costs.jsonl")
     out = tmp_path / "predicted.jsonl"
     command = ["trace", "whatif", str(tap), "--cost-from", str(tmp_path / "costs.jsonl"), "--set", "max_num_seqs=4"]
-    assert main([*command, "--save", str(out)]) == 0
+    assert main([*command, "--out", str(out)]) == 0
     assert "3 requests of" in capsys.readouterr().out
     assert main(["trace", "info", str(out)]) == 0
     assert main(["trace", "whatif", str(tap), "--set", "max_num_seqs=4"]) == 2

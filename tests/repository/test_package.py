@@ -183,7 +183,7 @@ def test_the_base_is_small_and_quick_to_import(base):
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        ("simulate workload.json --trace simulated.jsonl", "2 of 2 requests ended"),
+        ("simulate workload.json --out simulated.jsonl", "2 of 2 requests ended"),
         ("simulate workload.json --sweep max_num_seqs=1,2 --out sweep.csv --jobs 1", ""),
         ("simulate workload.json --cost-from run.jsonl.gz", "2 of 2 requests ended"),
         ("trace info run.jsonl.gz", "61 of 61 requests ended"),

@@ -510,3 +510,19 @@ def test_every_token_of_a_speculative_step_is_shown(page_of):
     page.frame()
     counts = page.view("view.store.requests.map((r) => view.store.numOutput(r, view.cursor.step))")
     assert counts == [len(tokens) for tokens in appended.values()] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("width", (390, 1280))
+def test_the_answer_of_a_smaller_budget_is_scrolled_into_view(open_page, serve, engine, width):
+    """The card with the button disappears; the answer is a screen away on a phone."""
+    engine.run(progress=False)
+    page = open_page(serve(engine) + "#live", width=width, height=700)
+    button = page.root.get_by_role("button", name="Try a budget of 12")
+    button.scroll_into_view_if_needed()
+    button.click()
+    page.wait("view.comparing")
+    page.page.wait_for_function(
+        "(panel) => { const { top } = panel.getBoundingClientRect(); return top >= -1 && top < innerHeight - 200; }",
+        arg=page.root.locator("[data-panel=compare]").element_handle(),
+        timeout=10_000,
+    )

@@ -157,3 +157,78 @@ def test_requests_without_a_first_token_are_the_slowest(page_of):
     assert [name for name, *_ in rows] == ["waits0", "waits1", "long"]
     assert rows[0][1].startswith("≥ 19") and "waiting for a seat" in rows[0][2] and "long" in rows[0][2]
     assert "2 without a first token for up to 19" in page.root.locator("[data-panel=incident] .wb-facts").inner_text()
+
+
+OVERLAY = """(() => {
+    const panel = view.panel('incident'), bars = [];
+    const context = new Proxy({}, {
+        get: (_, key) => (...given) => key === 'fillRect' && bars.push(given),
+        set: () => true,
+    });
+    panel.drawOverlay(context);
+    const { x } = panel.scale(true), time = view.store.value('time', view.cursor.step);
+    const axis = view.panel('timeline').axis(), mark = view.panel('timeline').cursorMark.style.transform;
+    return {
+        above: bars[0][0] - x(time),
+        below: parseFloat(mark.slice('translate('.length)) - axis.x(view.cursor.step),
+    };
+})()"""
+
+
+@pytest.mark.parametrize("step", (0, 1, 400))
+def test_the_cursor_stands_at_the_beginning_of_its_step_on_both_axes(page_of, trace, step):
+    page = page_of(trace)
+    page.view("view.show('incident')")
+    page.view(f"view.cursor.seek({step})")
+    page.frame()
+    found = page.view(OVERLAY)
+    assert abs(found["above"]) < 0.01 and -2.1 <= found["below"] <= 2.5, (
+        found
+    )  # a frame begins there, a narrow line is in the middle
+
+
+def test_each_axis_says_whether_it_has_idle_time(page_of):
+    requests = [{"id": f"r{n}", "prompt": {"len": 40}, "max_tokens": 3, "arrival_time": 9.0 * n} for n in range(3)]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.1))
+    trace.meta = msgspec.structs.replace(trace.meta, source="vllm 0.33.0")
+    page = page_of(trace)
+    page.view("view.show('incident')")
+    page.frame()
+    hints = {
+        name: page.root.locator(f"[data-panel={name}] .wb-hint").first.inner_text() for name in ("incident", "timeline")
+    }
+    assert "the time with 17.4 s of idle time" in hints["incident"], hints
+    assert "the time without 17.4 s of idle time" in hints["timeline"], hints
+
+
+@pytest.mark.parametrize("width", (390, 1280))
+def test_resume_is_in_the_legend_and_no_mark_is_cut(open_page, tmp_path, trace, width):
+    """Every mark of an event lies inside what the picture shows, also that of a narrow first step."""
+    trace.to_html(tmp_path / "page.html")
+    page = open_page(f"file://{tmp_path}/page.html", width=width, height=1400)
+    painted = page.view("""(() => {
+        const panel = view.panel('timeline'), real = document.createElement('canvas').getContext('2d');
+        const clip = [], words = [], marks = [];
+        let clipped = 0;
+        const context = new Proxy(real, {
+            get(target, key) {
+                const value = target[key];
+                if (typeof value !== 'function') return value;
+                return (...given) => {
+                    if (key === 'clip') clipped++;
+                    if (key === 'restore' && clipped) clipped--;
+                    if (key === 'fillText') words.push(given[0]);
+                    if (key === 'arc' && given[3] === Math.PI / 2) marks.push(clipped);
+                    return value.apply(target, given);
+                };
+            },
+            set(target, key, value) { target[key] = value; return true; },
+        });
+        panel.draw(context, panel.axis(), panel.axis().first);
+        const shown = [];
+        panel.legend.show = (entries) => shown.push(...entries.map(({ name }) => name));
+        panel.draw(context, panel.axis(), panel.axis().first);
+        return { words: [...words, ...shown], marks };
+    })()""")
+    assert "resume" in painted["words"]
+    assert not any(painted["marks"]) and (painted["marks"] or width == 390)

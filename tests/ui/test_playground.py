@@ -213,7 +213,7 @@ def test_a_link_shows_the_same_run_in_a_new_page(open_playground):
     page.page.select_option("#policy", "own")
     page.type("source", POLICIES["ShortestFirst"].replace("ShortestFirst", "Mine"))
     workload = PRESETS["bursts"].workload
-    assert page.decodes() == decodes_of(simulate(workload, config={"max_num_seqs": 4}))
+    assert page.decodes("other") == decodes_of(simulate(workload, config={"max_num_seqs": 4}))
     link = page.page.evaluate("async () => { await playground.share(); return location.hash; }")
     assert len(link) < 1000
     other = open_playground(link)
@@ -225,7 +225,30 @@ def test_a_link_shows_the_same_run_in_a_new_page(open_playground):
     assert other.page.text_content("#pin") == "Unpin A"
     other.page.click("#pin")
     other.settle()
-    assert other.decodes() == page.decodes("other") and other.store(which="other") is None
+    assert other.decodes() == page.decodes() and other.store(which="other") is None
+
+
+def test_the_newest_run_is_drawn_and_the_pinned_one_outlined(open_playground):
+    """Every panel shows the run that is set; the axis and the scale hold both runs, whichever is longer."""
+    page = open_playground()
+    page.page.click("#pin")
+    page.settle()
+    workload = PRESETS["chunked"].workload
+    pinned = simulate(workload)
+    for budget in (64, 4096):
+        page.slide("max_num_batched_tokens", budget)
+        now = simulate(workload, config={"max_num_batched_tokens": budget})
+        assert page.decodes() == decodes_of(now) and page.decodes("other") == decodes_of(pinned)
+        assert page.store("store.facts.config.max_num_batched_tokens") == budget
+        found = page.page.evaluate(
+            "(() => { const view = document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench; "
+            "const panel = view.panel('timeline'), axis = panel.axis(), most = panel.scale(axis).tokens; "
+            "const last = (store) => axis.byTime ? axis.xOfTime(store.clockEnd.data[store.numSteps - 1]) "
+            ": axis.x(store.numSteps); return { most, x1: axis.x1, "
+            "ends: [view.store, view.other].map(last), first: view.panel('compare').stores[0] === view.other }; })()"
+        )
+        assert max(found["ends"]) <= found["x1"] + 0.01 and found["first"]
+        assert found["most"] >= max(step.num_tokens for trace in (now, pinned) for step in trace)
 
 
 def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tmp_path):
@@ -243,7 +266,8 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     page.settle()
     assert page.decodes() == decodes_of(trace) and "mine.jsonl.gz" in page.text("recording-name")
     page.slide("max_num_batched_tokens", 32)
-    assert page.decodes("other") == decodes_of(fork(trace, max_num_batched_tokens=32))
+    assert page.decodes() == decodes_of(fork(trace, max_num_batched_tokens=32))
+    assert page.decodes("other") == decodes_of(trace)
     assert page.text("verdict") != ""
     assert page.requests[before:] == [], "a recording causes no request"
     (tmp_path / "broken.jsonl").write_text("no trace\n")

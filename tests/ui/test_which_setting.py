@@ -36,7 +36,7 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     target.press("Enter")
     page.wait("view.status.tuned?.verdict.includes('slo names')")
     assert dialog.get_by_role("status").inner_text().startswith("slo names 'speed'; the names are")
-    assert dialog.locator("img").count() == 0
+    assert dialog.locator("img").count() == 0 and dialog.locator(".wb-tuning").inner_text() == ""
     target.fill("ttft_p99=900ms, itl_p99=100ms")
     target.press("Enter")
     page.wait("view.status.tuned?.candidates.length > 2")
@@ -46,7 +46,7 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     rows = dialog.locator("tbody tr")
     assert rows.count() == 2 + len(tuning.runners_up)
     said = [rows.nth(i).inner_text() for i in range(rows.count())]
-    assert said[0].startswith("take") and said[1].startswith("now") and said[2].startswith("2.")
+    assert said[0].startswith("closest") and said[1].startswith("now") and said[2].startswith("2.")
     for row, candidate in zip(said, [tuning.best, tuning.current, *tuning.runners_up]):
         assert all(f"{name}={value}" in row for name, value in candidate.changes.items())
         assert candidate.flags in row
@@ -63,13 +63,32 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     svg = page.view("view.status.tuned.picture")
     points = svg.count('r="3.5"') + svg.count('r="5"')
     assert points == 2 * len([row for row in tuning.rows if row.get("ttft_mean") is not None])
-    assert svg.count('r="9"') == 2 * (2 + len(tuning.runners_up)) and ">take</text>" in svg and ">now</text>" in svg
+    assert svg.count('r="9"') == 2 * (2 + len(tuning.runners_up)) and ">closest</text>" in svg and ">now</text>" in svg
+    for number in range(2, 2 + len(tuning.runners_up)):
+        assert svg.count(f">{number}.</text>") == 2, "the numbers are those of the table"
+    assert "P99 time to first token (s)" in svg and "P99 inter-token latency (s)" in svg
+    page.wait("view.status.tuning === null")
+    page.frame()
+    assert dialog.get_by_role("button", name="Cancel").is_hidden() and dialog.locator("progress").is_hidden()
     target.press("Escape")
     assert dialog.is_hidden()
 
     saved = page_of(trace)  # a page without a host cannot simulate
     saved.frame()
     assert saved.root.get_by_role("button", name="Which setting?").is_hidden()
+
+
+def test_a_search_shows_how_far_it_is_and_ends_when_told(open_page, serve):
+    """The host says the numbers of settings; Cancel answers with the best one so far."""
+    page = open_page(serve(loaded_server()))
+    page.root.get_by_role("button", name="Which setting?").click()
+    dialog = page.root.get_by_role("dialog", name="Which setting?")
+    page.view("view.tuningForm.showProgress([7, 45])")
+    assert "7 of 45 settings" in dialog.get_by_role("status").inner_text()
+    assert dialog.locator("progress").evaluate("(bar) => bar.value / bar.max") == pytest.approx(7 / 45)
+    sent = page.view("(() => { const names = []; view.send = (name) => names.push(name); "
+                     "view.tuningForm.cancel.click(); return names; })()")  # fmt: skip
+    assert sent == ["end_tuning"]
 
 
 @pytest.mark.repeats(of="test_no_view_of_a_recording_has_a_serious_finding")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from workbench.simulation.costs.fit import FitReport
+from workbench.simulation.costs.fit import FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, percent
 
 MAX_ERROR = 0.2
@@ -75,10 +75,10 @@ class Check:
         """Refuse seconds that cannot be trusted.
 
         Raises:
-            ValueError: The check does not hold; the message names what gives an answer all the same.
+            NoSeconds: The check does not hold; the message names what gives an answer all the same.
         """
         if not self.holds:
-            raise ValueError(
+            raise NoSeconds(
                 f"{self.refusal}; force=True (--force) gives them all the same, and fork() answers in steps and blocks"
             )
 

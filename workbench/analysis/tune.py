@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -30,6 +30,11 @@ MAX_RUNS = 2000
 
 LOSES_RATIO, LOSES_SECONDS = 1.05, 0.01
 """A request loses if its end comes later by more than this factor and by more than this time."""
+
+COSTS = 1.05
+"""A value is named as the cost of a setting if it is worse by more than this factor."""
+
+_PRICES = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "tpot_mean", "e2e_mean", "output_throughput")
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 
@@ -164,6 +169,28 @@ class Tuning:
         return {name: ratio - 1 for name, ratio in ratios.items() if ratio > 1}
 
     @property
+    def words_of_best(self) -> str:
+        """The advice: nobody is told to take a setting that misses the target."""
+        return "closest" if self.verdict == "misses" else "take"
+
+    @property
+    def costs(self) -> dict[str, tuple[float, float]]:
+        """The values that the chosen setting makes worse by more than COSTS: as recorded, and with it."""
+        before, after = (each.prediction.intervals for each in (self.current, self.best))
+        pairs = {name: (before[name].value, after[name].value) for name in _PRICES if name in before and name in after}
+        return {
+            name: (old, new)
+            for name, (old, new) in pairs.items()
+            if (old / new if name == "output_throughput" and new else new / old if old else 1.0) > COSTS
+        }
+
+    @property
+    def costs_sentence(self) -> str:
+        """The same as a sentence; "" if nothing is worse."""
+        worse = [f"{name} {shown(name, old)} to {shown(name, new)}" for name, (old, new) in self.costs.items()]
+        return f"it costs {', '.join(worse)}" if worse else ""
+
+    @property
     def verdict_sentence(self) -> str:
         """The verdict as a sentence."""
         if self.verdict == "misses":
@@ -176,10 +203,11 @@ class Tuning:
 
     def __repr__(self) -> str:
         lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
-        lines += _candidate_lines("closest" if self.verdict == "misses" else "take", self.best, self.slo, self.errors)
+        lines += _candidate_lines(self.words_of_best, self.best, self.slo, self.errors)
         if self.best.changes:
             lines.append(f"  vllm serve MODEL {self.best.flags}")
         lines.append(f"  {self.verdict_sentence}")
+        lines += [f"  {self.costs_sentence}"] if self.costs else []
         if self.losers:
             worst = ", ".join(f"{rid} {before:.3g} s -> {after:.3g} s" for rid, before, after in self.losers[:3])
             lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
@@ -224,6 +252,7 @@ def tune(
     progress: bool = False,
     executor: Executor | None = None,
     predictor: Predictor | None = None,
+    tell: Callable[[int, int], None] = lambda num_done, num_all: None,
 ) -> Tuning:
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
 
@@ -244,6 +273,7 @@ def tune(
         executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do, such as
             Dask's ``client.get_executor()``.
         predictor: Predicts the run, instead of one made from the arguments above.
+        tell: Called with the number of settings that were simulated and of all; KeyboardInterrupt in it acts as Ctrl-C.
 
     Ctrl-C during the sweep ends it: the answer is the best of the settings that were simulated.
 
@@ -272,8 +302,10 @@ def tune(
     notes += [str(predictor.loops)] if predictor.loops.follow_ups and not predictor.is_open_loop else []
     with progress_bar(len(tasks), "sweep", "setting", shown=progress) as bar:
         try:
-            for index, outcome in predictor.outcomes(tasks):
+            tell(0, len(tasks))
+            for num_done, (index, outcome) in enumerate(predictor.outcomes(tasks), 1):
                 bar.update()
+                tell(num_done, len(tasks))
                 if isinstance(outcome, ValueError):
                     rows[index] |= {"error": str(outcome), "end": "invalid"}
                     continue

@@ -22,11 +22,11 @@ _MORE: dict[Server, str] = {
         "workbench why FOLDER, with a recording (--scheduler-cls workbench.vllm.RecordingScheduler), tells the rest"
     ),
     "SGLang": (
-        "its /metrics (--enable-metrics) have more; workbench simulate WORKLOAD.json --trace OUT.jsonl and workbench "
+        "its /metrics (--enable-metrics) have more; workbench simulate WORKLOAD.json --out OUT.jsonl and workbench "
         "why OUT.jsonl tell what vLLM's scheduler would do with the same requests"
     ),
     "llama-server": (
-        "its /slots and /metrics (--metrics) have more; workbench simulate WORKLOAD.json --trace OUT.jsonl and "
+        "its /slots and /metrics (--metrics) have more; workbench simulate WORKLOAD.json --out OUT.jsonl and "
         "workbench why OUT.jsonl tell what vLLM's scheduler would do with the same requests"
     ),
 }

@@ -165,6 +165,7 @@ class PolicyOrder(ServiceOrder):
 
     Attributes:
         failure: The first error of the policy; vLLM's rule was used instead.
+        logs: Whether the first error of each hook is logged.
 
     Raises:
         ValueError: The object is not a SchedulingPolicy.
@@ -180,6 +181,7 @@ class PolicyOrder(ServiceOrder):
         super().__init__(config, queues, kv_cache)
         self.policy = policy
         self.failure: BaseException | None = None
+        self.logs = True
         self._told: set[str] = set()
         self._views: dict[Request, Request] = {}
         self._snapshot: object = None
@@ -266,7 +268,7 @@ class PolicyOrder(ServiceOrder):
         except BaseException as problem:  # SystemExit too: a policy must not end the run
             self.failure = self.failure or problem
             message = f"{self.policy!r}.{hook}: {type(problem).__name__}: {problem}"
-            if hook not in self._told:
+            if self.logs and hook not in self._told:
                 self._told.add(hook)
                 log.warning("%s; vLLM's rule is used instead", message, exc_info=problem)
             return fall_back

@@ -183,7 +183,7 @@ def _in_memory(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         if index == MAX_REQUESTS or num_tokens > MAX_WORKLOAD_TOKENS:
             raise ValueError(
                 f"a simulation that keeps every step takes at most {MAX_REQUESTS} requests and {MAX_WORKLOAD_TOKENS} "
-                "prompt tokens: use simulate_at_scale, or leave --trace out"
+                "prompt tokens: use simulate_at_scale, or leave --out out"
             )
         yield arrival
 

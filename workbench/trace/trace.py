@@ -42,6 +42,8 @@ class Trace:
         clock_drift: Seconds that the wall clock gained on the clock of the steps up to the last one; unset if it is not
             known.
         has_ended: Its file has an end line: nothing more is written to it, whatever became of the requests.
+        disturbed: Numbers of steps during which this process was busy with something else, such as a page that loads.
+            Fits of step durations leave them out; a file does not keep them.
         problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
     Raises:
@@ -63,6 +65,7 @@ class Trace:
         self.end: TraceEndReason = ""
         self.has_ended = False
         self.clock_drift: float | msgspec.UnsetType = msgspec.UNSET
+        self.disturbed: set[int] = set()
         self.problems: list[str] = []
         self.requests = Requests()
         self._keyframe: Keyframe | None = None

@@ -24,6 +24,7 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
     """
     from workbench.analysis.loops import loops_of
     from workbench.analysis.predict import whatif
+    from workbench.simulation.costs.fit import NoSeconds
     from workbench.trace.readings.metrics_collector import metrics
 
     timed = len(trace) > 0 and trace[-1].end > 0
@@ -34,6 +35,8 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
             unchanged = metrics(whatif(trace, force=True)).summary.duration
             error = abs(unchanged - measured) / measured if measured else 0.0
             return whatif(trace, force=True, **changes), {"error": error, "loops": loops_of(trace).sentence}
+        except NoSeconds as problem:
+            reason = problem.plain
         except (ValueError, TraceError) as problem:
             reason = str(problem)
     return controller.fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}

@@ -28,7 +28,7 @@ from workbench.base.text import shown
 ROLES = ("visitor", "follower", "teacher")
 
 READING = frozenset(
-    ("class", "resend", "explain", "look", "tune", "fork", "save_html", "forget_capture", "show_weights")
+    ("class", "resend", "explain", "look", "tune", "end_tuning", "fork", "save_html", "forget_capture", "show_weights")
 )
 """Commands of a view whose results only its page sees. Every other one, a new one too, needs the right to control."""
 

@@ -49,6 +49,17 @@ _TURN = threading.Lock()
 """Held by the work of a server's view: each takes processor time from the engine."""
 
 
+_IN_STEPS = (
+    "no setting can be chosen by a target. Use What if, which answers in steps and KV blocks, or record a longer run "
+    "with less else running."
+)
+
+
+def _next_step(trace: Trace) -> int:
+    """The number of the step that is computed now, or comes next."""
+    return trace[-1].step + 1 if len(trace) else 0
+
+
 class Feed:
     """The data for one view, and its commands.
 
@@ -77,6 +88,7 @@ class Feed:
         self._other_sent: Trace | None = None
         self._visible = VisibleStep(self.controller, self._newest_trace)
         self._mounted = False
+        self._opened_in = _next_step(self.trace)
         self._sent: dict[str, int] = {}  # sizes of what has been sent of the trace
         self._message, self._kind = "", "problem"
         self._handled = 0
@@ -84,6 +96,8 @@ class Feed:
         self._fork_facts: dict[str, Any] | None = None
         self._explained: dict[str, Any] | None = None
         self._tuned: dict[str, Any] | None = None
+        self._tuning: list[int] | None = None  # settings simulated and to simulate, during a search
+        self._ends_tuning = False
         self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
@@ -150,6 +164,8 @@ class Feed:
 
     def confirm(self) -> None:
         """The view is loaded and has read a packet: from now on none is lost, and each step is sent once."""
+        if not self._mounted and self.controller is not None:  # the page was loaded beside the engine's steps
+            self.trace.disturbed.update(range(self._opened_in, _next_step(self.trace) + 1))
         self._mounted = True
         if self.room is not None:
             self.room.enter(self, self.on_news)
@@ -200,6 +216,7 @@ class Feed:
             "explains": True,
             "explained": self._explained,
             "tuned": self._tuned,
+            "tuning": self._tuning,
             "incident": self._incident,
         }
         if self.room is None:
@@ -371,13 +388,31 @@ class Feed:
     def _do_tune(self, slo: str) -> None:
         def tune() -> None:
             from workbench.analysis.tune import tune as tune_run
+            from workbench.simulation.costs.fit import NoSeconds
 
+            self._tuning, self._ends_tuning = [0, 0], False
             try:
-                self._tuned = tuning_facts(tune_run(self._newest_trace(), slo))
+                self._tuned = tuning_facts(tune_run(self._newest_trace(), slo, tell=self._tell_tuning))
+            except KeyboardInterrupt:
+                self._tuned = {"verdict": "Cancelled.", "candidates": [], "notes": []}
+            except NoSeconds as problem:
+                words = f"{problem.plain[0].upper()}{problem.plain[1:]}: {_IN_STEPS}"
+                self._tuned = {"verdict": words, "candidates": [], "notes": []}
             except (ValueError, TraceError) as problem:
                 self._tuned = {"verdict": str(problem), "candidates": [], "notes": []}
+            finally:
+                self._tuning = None
 
         self._in_background(tune)
+
+    def _tell_tuning(self, num_done: int, num_all: int) -> None:
+        self._tuning = [num_done, num_all]
+        if self._ends_tuning:
+            raise KeyboardInterrupt
+
+    def _do_end_tuning(self) -> None:
+        """End the search for a setting; it answers with the best one so far."""
+        self._ends_tuning = True
 
     def _do_save_html(self) -> None:
         def save() -> None:

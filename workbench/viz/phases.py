@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from workbench.base.on_demand import np
+from workbench.base.text import counted
 from workbench.trace.readings.top_tokens import Candidate, TopTokens
 from workbench.viz.words import limit_of, role_of
 
@@ -187,7 +188,9 @@ def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
         for key, norm in norms.items()
     ]
     window = f"a sliding window of {capture.window} tokens" if capture.window > 0 else "the whole context"
-    facts.append(("reads", f"{window} of {len(capture.seqused_k)} sequences, KV lengths {_values(capture.seqused_k)}"))
+    facts.append(
+        ("reads", f"{window} of {counted(len(capture.seqused_k), 'sequence')}, KV lengths {_values(capture.seqused_k)}")
+    )
     facts.append(("pictures", "the norm of each head (down) of each packed row (across); darker is larger"))
     return {
         "name": name,

@@ -15,6 +15,7 @@ from workbench.analysis.hunt.target import Fault, Target
 from workbench.analysis.hunt.test_file import test_text
 from workbench.base.on_demand import find
 from workbench.base.outside_files import read_json, read_text
+from workbench.base.text import counted
 from workbench.trace import Trace
 from workbench.trace.laws import LAWS
 
@@ -66,13 +67,24 @@ class Finding:
         return next(law.protects for law in LAWS if law.name == self.law)
 
     @property
+    def title(self) -> str:
+        """The event and its step, for a heading."""
+        return f"Step {self.step} " + ("crashed" if self.law == "crash" else f"breaks the law of {self.law}")
+
+    @property
+    def under_test(self) -> str:
+        """The policy, if there is one, and the scheduler with its version."""
+        scheduler = f"{self.scheduler} {self.version}".strip()
+        return f"{self.policy} in {scheduler}" if self.policy else scheduler
+
+    @property
     def name(self) -> str:
         """The name of its folder, without the number."""
         words = re.sub(r"[^a-z0-9]+", "-", self.place.lower()).strip("-")
         return f"{self.law}-{words}"[:60].strip("-")
 
     def _repr_html_(self) -> str:
-        found = f"{self.scheduler} {self.version}, step {self.step}, after {self.num_workloads} workloads"
+        found = f"{self.under_test}, step {self.step}, after {counted(self.num_workloads, 'workload')}"
         return f"<p><b>{escape(self.law)}</b>: {escape(self.message)}<br>{escape(self.protects)}<br>{escape(found)}</p>"
 
 
@@ -129,6 +141,13 @@ def _has(folder: Path, scheduler: str, text: str) -> bool:
         return True
 
 
+def _needs(finding: Finding) -> str:
+    """The code that the test of a finding imports."""
+    named = finding.policy or (finding.scheduler if ":" in finding.scheduler else "")
+    module = named.removeprefix("vllm:").partition(":")[0]
+    return f"the module {module} in the folder where you start it" if module else "the scheduler"
+
+
 def workload_text(workload: dict[str, Any]) -> str:
     """A workload as JSON with a line for the configuration and one for each request."""
     requests = ",\n  ".join(json.dumps(request) for request in workload["requests"])
@@ -139,7 +158,7 @@ def report(trace: Trace, finding: Finding, workload: dict[str, Any]) -> str:
     """The text of an issue, ready to be filed."""
     from workbench.trace.readings.narrate import narrate
 
-    scheduler = f"{finding.scheduler} {finding.version}".strip()
+    scheduler = finding.under_test
     steps = "\n".join(f"- {narrate(record)}" for record in list(trace)[-LAST_STEPS:])
     lines = [
         f"# {scheduler}: {finding.message}",
@@ -151,14 +170,14 @@ def report(trace: Trace, finding: Finding, workload: dict[str, Any]) -> str:
         "",
         "## The smallest case",
         "",
-        f"{finding.num_requests} request{'s' * (finding.num_requests > 1)}, found after {finding.num_workloads} random "
-        f"workloads ({finding.seconds} s), seen in {finding.num_seen} of them.",
+        f"{counted(finding.num_requests, 'request')}, found after {counted(finding.num_workloads, 'random workload')} "
+        f"({finding.seconds} s), seen in {counted(finding.num_seen, 'workload')} of the hunt.",
         "",
         "```json",
         workload_text(workload).strip(),
         "```",
         "",
-        "`pytest test_finding.py` shows it; it needs the scheduler and pytest, no model and no GPU.",
+        "`python -m pytest test_finding.py` shows it; it needs {_needs(finding)} and pytest, no model and no GPU.",
         "",
         "## The last steps",
         "",

@@ -52,6 +52,8 @@ class OwnScheduler:
         order = None if chosen is None else JudgedOrder(chosen)
         self.scheduler: Scheduler = make(self._config, clock=lambda: float(self.scheduler.step), policy=order)
         self.judges: list[Judged | JudgedOrder] = []
+        if (policy_order := self.scheduler.order.find(PolicyOrder)) is not None:
+            policy_order.logs = False  # `schedule` raises what it would log
         if order is not None:
             order.scheduler = self.scheduler
             self.judges.append(order)

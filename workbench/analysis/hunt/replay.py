@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.analysis.hunt.releases import released, unpacked, with_packages
-from workbench.analysis.hunt.target import Fault, Refused, find_target
+from workbench.analysis.hunt.target import Fault, ImportedNothing, Refused, find_target
 from workbench.base.field_checks import MAX_INT32, integer, json_object
 from workbench.base.outside_files import read_json, read_text, replace_text
 from workbench.base.text import printable, shown
@@ -57,7 +57,10 @@ def replay(
     """
     finding = _finding(folder)
     sys.path[:] = [path for path in sys.path if not (Path(path) / "finding.json").exists()]  # "" is the current folder
-    target = find_target(*_named(folder, finding, scheduler, policy))
+    try:
+        target = find_target(*_named(folder, finding, scheduler, policy))
+    except ImportedNothing as problem:
+        raise ValueError(f"{problem}; a replay looks at PYTHONPATH and not into the current folder") from None
     workload = _workload(folder / "workload.json")
     told = f"{target.name} {target.version}".strip()
     try:

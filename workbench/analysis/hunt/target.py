@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import workbench
 from workbench.analysis.hunt.drive import Run
 from workbench.analysis.hunt.watch import BrokenLaw, Watch
 from workbench.analysis.hunt.workloads import FEATURES, length_of
@@ -27,6 +28,8 @@ MAX_SECONDS = 4.0
 
 ALL_FREE = "requests wait forever while every block is free"
 """The place of a run that makes no progress although nobody holds a block."""
+
+_PACKAGE = str(Path(workbench.__file__).parent)
 
 _PLAIN = ("caching", "caps")
 
@@ -43,6 +46,7 @@ class Fault(NamedTuple):
         message: The fault, with the numbers.
         step: Index of the step.
         request_id: The request concerned; "" for none.
+        traceback: Python's traceback of a crash; "" for every other law.
     """
 
     law: str
@@ -50,6 +54,7 @@ class Fault(NamedTuple):
     message: str
     step: int
     request_id: str
+    traceback: str = ""
 
 
 @dataclass
@@ -84,6 +89,10 @@ class Tally:
 
 class Refused(Exception):
     """The scheduler does not accept the workload."""
+
+
+class ImportedNothing(ValueError):
+    """The name of a scheduler or a policy leads to no code."""
 
 
 class Endless(Exception):
@@ -205,11 +214,20 @@ def _broken(broken: Any, run: Run) -> Fault:
 
 def _crash(problem: Exception, step: int, folders: tuple[str, ...]) -> Fault:
     frames = traceback.extract_tb(problem.__traceback__)
-    frame = next((frame for frame in reversed(frames) if frame.filename.startswith(folders)), frames[-1])
+    under_test = [frame for frame in frames if any(_is_in(frame.filename, folder) for folder in folders)]
+    others = [frame for frame in under_test if not _is_in(frame.filename, _PACKAGE)]  # a policy calls what we show it
+    frame = (others or under_test or frames)[-1]
     line = (frame.line or "").strip()
     place = str(problem) if isinstance(problem, Endless) else f"{Path(frame.filename).name}: {line}"
     said = f"{type(problem).__name__}: {problem} at {Path(frame.filename).name}:{frame.lineno}: {line}"
-    return Fault("crash", re.sub(r"\s+", " ", place), said, step, "")
+    whole = "".join(traceback.format_exception(problem))
+    return Fault("crash", re.sub(r"\s+", " ", place), said, step, "", whole)
+
+
+def _is_in(file: str, folder: str) -> bool:
+    """Whether a file belongs to the code of a folder, which may hold an environment with the packages of others."""
+    path, home = Path(file), Path(folder)
+    return home in path.parents and "site-packages" not in path.relative_to(home).parts
 
 
 def find_target(name: str, policy: str | None = None, allow: Collection[str] | None = None) -> Target:
@@ -246,14 +264,11 @@ def _find(name: str, policy: str | None) -> Target:
 
 
 def _own(name: str, policy: str | None) -> Target:
-    import workbench
-
     kind: Any = _import(
         "workbench.analysis.hunt." + ("own:OwnScheduler" if name == "workbench" else "engine:EngineScheduler")
     )
     made = _policy(policy) if policy else None
-    root = Path(workbench.__file__).parent
-    folders: tuple[str, ...] = (str(root / "scheduler"), str(root / "engine"))
+    folders: tuple[str, ...] = (f"{_PACKAGE}/scheduler", f"{_PACKAGE}/engine")
     if policy:
         module = importlib.import_module(policy.partition(":")[0])
         folders += (str(Path(module.__file__ or ".").parent),)
@@ -297,4 +312,4 @@ def _import(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as problem:
-        raise ValueError(f"{name!r} cannot be imported: {problem}") from None
+        raise ImportedNothing(f"{name!r} cannot be imported: {problem}") from None

@@ -25,6 +25,7 @@ from workbench.apps.cli import (
     trace,
     why,
 )
+from workbench.apps.cli.options import Parser
 from workbench.base.on_demand import missing_extra
 from workbench.base.text import printable
 
@@ -36,7 +37,7 @@ MAX_REASON = 2000
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = argparse.ArgumentParser(prog="workbench", description="An LLM engine you can look inside.")
+    parser = Parser(prog="workbench", description="An LLM engine you can look inside.")
     parser.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

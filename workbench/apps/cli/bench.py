@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.apps.cli.options import Commands, add_command, add_model_option, add_number
+from workbench.apps.cli.options import Commands, add_command, add_model_option, add_number, add_out_option
 from workbench.base.field_checks import integer, number
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def add_parser(commands: Commands) -> None:
         "--metric-percentiles", type=_percentiles, default=[99.0], metavar="P,P,...", help="percentiles (default 99)"
     )
     add_number(parser, "--seed", 0, "seed of the requests")
-    parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="file to save the trace to")
+    add_out_option(parser, "OUT.jsonl", "file to save the trace to", before=["--trace"])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine:
         config_for(requests, **settings),
         request_rate=options.request_rate,
         seed=options.seed,
-        trace_path=options.trace,
+        trace_path=options.out,
     )
     num_steps = len(result.trace)
     print(result.engine)
@@ -105,8 +105,8 @@ def serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine:
     print(ServingReport.of(result.trace, percentiles=options.metric_percentiles, request_rate=options.request_rate))
     if result.num_saved is not None:
         if result.num_saved < num_steps:
-            raise OSError(f"{options.trace} holds {result.num_saved} of {num_steps} steps: it is cut off")
-        print(f"{num_steps} steps saved to {options.trace}")
+            raise OSError(f"{options.out} holds {result.num_saved} of {num_steps} steps: it is cut off")
+        print(f"{num_steps} steps saved to {options.out}")
     return 0
 
 

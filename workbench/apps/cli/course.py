@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import workbench
 from workbench.apps.cli.notebooks import COURSE
-from workbench.apps.cli.options import Commands, add_command, add_number
+from workbench.apps.cli.options import Commands, add_command, add_number, add_out_option
 from workbench.base.field_checks import integer
 from workbench.base.text import printable
 
@@ -24,7 +24,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff2
 
 EXAMPLES = """\
   workbench course grade class/                     every folder of class/ is a copy
-  workbench course grade class/ --csv grades.csv    a row for every exercise of every copy
+  workbench course grade class/ --out grades.csv    a row for every exercise of every copy
   workbench course grade my-course                  one copy"""
 
 
@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
     inner = parser.add_subparsers(dest="course_command", required=True, metavar="COMMAND")
     grade = add_command(inner, "grade", run, "grade the exercises", examples=EXAMPLES, extra="notebook")
     grade.add_argument("folder", type=Path, metavar="FOLDER", help="a copy of the course, or a folder of copies")
-    grade.add_argument("--csv", type=Path, metavar="FILE", help="write a row for every exercise of every copy")
+    add_out_option(grade, "FILE.csv", "write a row for every exercise of every copy", before=["--csv"])
     add_number(grade, "--jobs", 2, "answers that run at the same time")
     add_number(grade, "--timeout", 120, "seconds that an answer may take")
 
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
     grades = grade(options.folder, COURSE, jobs=jobs, timeout=timeout)
     problem: OSError | None = None
     try:
-        if options.csv:
-            _write_csv(options.csv, grades)
+        if options.out:
+            _write_csv(options.out, grades)
     except OSError as error:  # the report has the grades, too
         problem = error
     for copy, group in groupby(grades, key=lambda grade: grade.copy):

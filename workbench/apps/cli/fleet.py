@@ -11,6 +11,7 @@ from workbench.apps.cli.options import (
     Commands,
     add_command,
     add_hit_rate_option,
+    add_out_option,
     add_settings_option,
     add_unit_options,
     load_trace,
@@ -45,7 +46,7 @@ def add_parser(commands: Commands) -> None:
     run = add_command(below, "run", _run, "one fleet, whose traces can be watched", examples=_RUN_EXAMPLES)
     run.add_argument("--replicas", type=int, default=2, metavar="N", help="number of replicas (default 2)")
     run.add_argument("--router", default="round_robin", metavar="NAME", help="router (default round_robin)")
-    run.add_argument("--out", type=Path, metavar="DIR", help="save the trace of each replica in this folder")
+    add_out_option(run, "DIR", "save the trace of each replica in this folder")
     run.add_argument("--plot", type=Path, metavar="OUT.svg", help="replicas as rows of one time axis")
     size = add_command(below, "size", _size, "the smallest number of replicas for a target", examples=_SIZE_EXAMPLES)
     size.add_argument("--router", default="round_robin", metavar="NAME", help="router (default round_robin)")

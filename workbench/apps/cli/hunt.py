@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command
+from workbench.apps.cli.options import Commands, add_command, add_out_option
 from workbench.base.field_checks import integer
-from workbench.base.text import printable
+from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.analysis.hunt.search import Found, Search
@@ -49,7 +49,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
     allowed = "exceptions that are not findings (default: each of Workbench's, none of others)"
     parser.add_argument("--allow", metavar="NAME,...", help=allowed)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the findings")
+    add_out_option(parser, "DIR", "folder for the findings")
     _add_replay(parser.add_subparsers(title="after a hunt", metavar="COMMAND"), schedulers)
 
 
@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
     jobs = integer("--jobs", options.jobs, 1)
     progress = _Progress()
+    _import_from_here(options)
     findings = hunt(
         options.scheduler or "workbench",
         seconds=seconds,
@@ -96,6 +97,17 @@ def run(options: argparse.Namespace) -> int:
     names = [finding.folder for finding in findings]
     print(json.dumps({"workloads": progress.num_workloads, "seconds": round(progress.seconds, 1), "findings": names}))
     return 1 if names else 0
+
+
+def _import_from_here(options: argparse.Namespace) -> None:
+    """Look for a module named on the command line in the current folder too, behind every installed package.
+
+    The folder of a finding is left out: it is data from others. A replay never does this.
+    """
+    here = Path.cwd()
+    is_named = options.policy is not None or ":" in (options.scheduler or "")
+    if is_named and str(here) not in sys.path and not (here / "finding.json").exists():
+        sys.path.append(str(here))
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -136,12 +148,14 @@ class _Progress:
             self._dropped.update(new)
             print(f"\r\x1b[Knot in {search.target.name} {search.target.version}: {', '.join(new)}", file=sys.stderr)
         if found is not None:
-            print(f"\r\x1b[K{found.fault.law}: {found.fault.message}", file=sys.stderr)
+            print(f"\r\x1b[K{found.fault.law}: {printable(found.fault.message)}", file=sys.stderr)
+            for line in found.fault.traceback.splitlines():
+                print(printable(line), file=sys.stderr)
         if found is not None or time.monotonic() - self._shown > 0.5:
             self._shown = time.monotonic()
             rate = self.num_workloads / max(0.001, self.seconds)
-            seen = f"{len(search.pairs)} pairs of features, {len(search.found)} findings"
-            line = f"{self.num_workloads} workloads, {rate:.0f}/s, {seen}, {self.seconds:.0f} s"
+            seen = f"{counted(len(search.pairs), 'pair')} of features, {counted(len(search.found), 'finding')}"
+            line = f"{counted(self.num_workloads, 'workload')}, {rate:.0f}/s, {seen}, {self.seconds:.0f} s"
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:

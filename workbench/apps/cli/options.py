@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from workbench.base.field_checks import integer
 from workbench.base.served_names import ServedNames
@@ -17,11 +19,39 @@ if TYPE_CHECKING:
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Type that ``ArgumentParser.add_subparsers`` returns."""
 
+Options: TypeAlias = "argparse._ActionsContainer"
+"""A parser, or a group of its options."""
+
 COLLECT_AFTER = 100_000
 """New objects after which the garbage collector looks for cycles, once a trace is loaded."""
 
 TRACE_FILE = "trace file (.jsonl, .jsonl.gz)"
 TRACE_OR_RANKS = f"{TRACE_FILE}, or a folder: all ranks"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors suggest the command, option or value that was probably meant."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Refuse what a command does not know itself, with its own usage and not that of ``workbench``."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggested(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with the usage, the message and a suggestion."""
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.S):
+            similar = get_close_matches(choice[1], re.findall(r"[^\s',]+", choice[2]), n=1)
+            message = message[: choice.start(2) - len("choose from ")]
+            message += f"{f'did you mean {similar[0]}? ' if similar else ''}choose from {choice[2]})"
+        super().error(message)
+
+    def _suggested(self, unknown: Sequence[str]) -> str:
+        for word in unknown:
+            if similar := get_close_matches(word.partition("=")[0], self._option_string_actions, n=1):
+                return f" (did you mean {similar[0]}?)"
+        return ""
 
 
 def add_command(
@@ -49,22 +79,51 @@ def add_command(
     return parser
 
 
-def add_number(parser: argparse.ArgumentParser, name: str, default: float, help: str) -> None:
+def add_number(parser: Options, name: str, default: float, help: str) -> None:
     """Add an option with a number of the default's type, which the help names."""
     parser.add_argument(name, type=type(default), default=default, help=f"{help} (default {default:g})")
 
 
-def add_list(parser: argparse.ArgumentParser, name: str, metavar: str, help: str, type: Callable = str) -> None:
+def add_list(parser: Options, name: str, metavar: str, help: str, type: Callable = str) -> None:
     """Add an option that may be repeated; its value is the list of all values."""
     parser.add_argument(name, type=type, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
 
 
-def add_model_option(parser: argparse.ArgumentParser) -> None:
+class _LastWord(argparse.Action):
+    """A word that may be left out, in favour of the option with its name."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option_string: object = None
+    ) -> None:
+        if values is not None:
+            setattr(namespace, self.dest, values)
+
+
+def add_out_option(
+    parser: argparse.ArgumentParser, metavar: str, help: str, *, before: Sequence[str] = (), is_last_word: bool = False
+) -> None:
+    """Add ``--out``, the file or folder that a command writes.
+
+    Args:
+        parser: The command.
+        metavar: The kind of file, such as "OUT.csv".
+        help: Its meaning.
+        before: Earlier spellings, which scripts may use; the help leaves them out.
+        is_last_word: The file may also be the last word of the command, as that of ``cp``.
+    """
+    if is_last_word:
+        parser.add_argument("out", nargs="?", type=Path, action=_LastWord, help="the same as --out")
+    parser.add_argument("--out", type=Path, metavar=metavar, help=help)
+    for spelling in before:
+        parser.add_argument(spelling, type=Path, dest="out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def add_model_option(parser: Options) -> None:
     """Add ``--model``."""
     parser.add_argument("--model", default="smollm2", help='"smollm2" (bundled), a GGUF file, a folder or a repository')
 
 
-def add_loading_options(parser: argparse.ArgumentParser) -> None:
+def add_loading_options(parser: Options) -> None:
     """Add ``--chat-template`` and ``--ignore-config-key``, options of `load_model`."""
     parser.add_argument(
         "--chat-template",
@@ -75,7 +134,7 @@ def add_loading_options(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--ignore-config-key", "KEY", help)
 
 
-def add_settings_option(parser: argparse.ArgumentParser, help: str) -> None:
+def add_settings_option(parser: Options, help: str) -> None:
     """Add ``--set``, whose values `workbench.analysis.sweep.read_settings` reads."""
     add_list(parser, "--set", "FIELD=VALUE", help)
 
@@ -85,7 +144,7 @@ def add_dashboard_port_option(parser: argparse.ArgumentParser) -> None:
     add_number(parser, "--port", 5006, "port of the dashboard on 127.0.0.1")
 
 
-def add_allow_host_option(parser: argparse.ArgumentParser) -> None:
+def add_allow_host_option(parser: Options) -> None:
     """Add ``--allow-host``; see `allow_hosts`."""
     add_list(parser, "--allow-host", "NAME", "a name by which this server is called, such as that of a proxy before it")
 
@@ -109,7 +168,7 @@ def check_port(options: argparse.Namespace) -> int:
 
 
 def check_table_and_plot(options: argparse.Namespace) -> None:
-    """Check the names of the files that ``--out`` and ``--plot`` name.
+    """Check the suffixes of a table and a plot, ``--out`` and ``--plot``.
 
     Raises:
         ValueError: One of them has a suffix of another format.

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workbench.apps.cli.options import (
     Commands,
@@ -40,61 +40,104 @@ KEEP_MIB = 256
 """Size of a server's trace: twice as much as those steps take with short prompts."""
 
 
+_EXAMPLES = """\
+  workbench serve                                                         the bundled model, for this machine
+  workbench serve --model model.gguf --host 0.0.0.0 --api-key-file keys   a model of yours, for other machines
+"""
+
+Group: TypeAlias = "argparse._ArgumentGroup"
+
+
 def add_parser(commands: Commands) -> None:
     """Add ``serve`` to the commands."""
-    parser = add_command(
-        commands, "serve", run, "an OpenAI-compatible server, with the dashboard beside it", extra="serve"
-    )
+    help = "an OpenAI-compatible server, with the dashboard beside it"
+    parser = add_command(commands, "serve", run, help, examples=_EXAMPLES, extra="serve")
+    parser.usage = "%(prog)s [OPTION ...]"  # a list of all of them would hide an error below it
+    for title, add in {
+        "model": _add_model_options,
+        "address": _add_address_options,
+        "who may connect": _add_access_options,
+        "limits of connections": _add_limits,
+        "engine": _add_engine_options,
+        "adapters and drafts": _add_adapter_options,
+        "trace of the dashboard": _add_trace_options,
+    }.items():
+        add(parser.add_argument_group(title))
+
+
+def _add_model_options(group: Group) -> None:
+    add_model_option(group)
+    add_loading_options(group)
+    weights, activations = ("packed", "float32"), ("float32", "int8")
+    group.add_argument("--weights", choices=weights, default="packed", help="weights on a CPU")
+    help = "inputs of packed weights; int8 rounds them"
+    group.add_argument("--activations", choices=activations, default="float32", help=help)
+
+
+def _add_address_options(group: Group) -> None:
     defaults = ServeSettings()
-    add_model_option(parser)
-    add_loading_options(parser)
-    parser.add_argument("--host", default=defaults.host, help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--api-key", help=f"key that clients must send; better set as {API_KEY_VARIABLE}")
-    parser.add_argument(
+    group.add_argument("--host", default=defaults.host, help="address to listen on (default: this machine only)")
+    group.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0 takes a free one")
+    add_allow_host_option(group)
+    add_list(group, "--trusted-proxy", "ADDRESS", "address of a reverse proxy, whose word on clients is taken")
+    group.add_argument("--tls-cert", metavar="FILE", help="certificate and chain (PEM): serve https")
+    group.add_argument("--tls-key", metavar="FILE", help="private key, if the certificate's file does not hold it")
+    group.add_argument("--check", action="store_true", help="print what would be open to whom, and end")
+
+
+def _add_access_options(group: Group) -> None:
+    group.add_argument("--api-key", help=f"key that clients must send; better set as {API_KEY_VARIABLE}")
+    group.add_argument(
         "--api-key-file", metavar="FILE", help="keys with names, one a line: NAME KEY [REQUESTS_PER_MINUTE]"
     )
-    parser.add_argument(
-        "--max-requests-per-minute",
-        type=float,
-        metavar="N",
-        help="maximum number of POST requests of each key per minute; one more gets status 429 (default: any number)",
-    )
-    parser.add_argument(
-        "--access-log", metavar="FILE", help="append a line per request, in combined log format; - is standard output"
-    )
-    parser.add_argument("--check", action="store_true", help="print what would be open to whom, and end")
-    parser.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
-    add_allow_host_option(parser)
-    parser.add_argument(
+    group.add_argument("--insecure", action="store_true", help="let other machines connect without an API key")
+    group.add_argument(
         "--allowed-origins",
         type=_origins,
         default=(),
         metavar="JSON",
         help="origins of sites whose pages may call the API, such as '[\"https://app.example.org\"]' (default: none)",
     )
+    group.add_argument(
+        "--access-log", metavar="FILE", help="append a line per request, in combined log format; - is standard output"
+    )
+
+
+def _add_limits(group: Group) -> None:
+    defaults = ServeSettings()
     for name, help in {
         "--max-queue": "maximum number of waiting requests; one more gets status 429",
         "--max-connections": "maximum number of open connections; one more gets status 503",
         "--max-connections-per-client": "the same for the connections of one address",
     }.items():
-        add_number(parser, name, getattr(defaults, name[2:].replace("-", "_")), help)
-    add_list(parser, "--trusted-proxy", "ADDRESS", "address of a reverse proxy, whose word on clients is taken")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate and chain (PEM): serve https")
-    parser.add_argument("--tls-key", metavar="FILE", help="private key, if the certificate's file does not hold it")
-    add_number(
-        parser, "--drain-seconds", defaults.drain_seconds, "time that open requests have to finish after SIGTERM"
+        add_number(group, name, getattr(defaults, name[2:].replace("-", "_")), help)
+    group.add_argument(
+        "--max-requests-per-minute",
+        type=float,
+        metavar="N",
+        help="maximum number of POST requests of each key per minute; one more gets status 429 (default: any number)",
     )
-    parser.add_argument(
+    add_number(group, "--drain-seconds", defaults.drain_seconds, "time that open requests have to finish after SIGTERM")
+
+
+def _add_engine_options(group: Group) -> None:
+    group.add_argument(
         "--max-num-batched-tokens",
         type=int,
         help=f"token budget of a step (default: {GPU_TOKENS} on a GPU, {CPU_TOKENS} on a CPU, where a step of "
         f"{GPU_TOKENS} takes over a second: running requests wait less for others' prompts, at a few per cent more "
         "CPU time)",
     )
-    add_number(parser, "--max-num-seqs", 16, "maximum number of running requests")
-    add_number(parser, "--num-blocks", 512, "KV blocks in the pool")
-    parser.add_argument(
+    add_number(group, "--max-num-seqs", 16, "maximum number of running requests")
+    add_number(group, "--num-blocks", 512, "KV blocks in the pool")
+    group.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
+    help = "KV cache: auto, float32, float16, bfloat16 or int8_per_token_head; a narrow one saves memory, and rounds"
+    group.add_argument("--kv-cache-dtype", metavar="DTYPE", default="auto", help=help)
+    add_settings_option(group, "another field of EngineConfig, such as async_scheduling=true")
+
+
+def _add_adapter_options(group: Group) -> None:
+    group.add_argument(
         "--lora-modules",
         type=_adapter,
         nargs="+",
@@ -102,12 +145,10 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME=PATH",
         help="adapters (LoRA), folders of mlx-lm or PEFT; the model of a request names one",
     )
-    add_number(parser, "--max-loras", 1, "maximum number of different adapters among the running requests")
-    add_number(parser, "--max-lora-rank", 16, "maximum rank of an adapter")
-    parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's)")
-    add_settings_option(parser, "another field of EngineConfig, such as async_scheduling=true")
-    parser.add_argument("--draft-model", metavar="MODEL", help="a smaller model with the same vocabulary, for drafts")
-    parser.add_argument(
+    add_number(group, "--max-loras", 1, "maximum number of different adapters among the running requests")
+    add_number(group, "--max-lora-rank", 16, "maximum rank of an adapter")
+    group.add_argument("--draft-model", metavar="MODEL", help="a smaller model with the same vocabulary, for drafts")
+    group.add_argument(
         "--speculative-config",
         type=_speculative_config,
         default={},
@@ -115,14 +156,11 @@ def add_parser(commands: Commands) -> None:
         help='speculative decoding, such as \'{"method": "ngram", "num_speculative_tokens": 4}\'; "model" may name a '
         "draft model",
     )
-    weights, activations = ("packed", "float32"), ("float32", "int8")
-    parser.add_argument("--weights", choices=weights, default="packed", help="weights on a CPU")
-    help = "inputs of packed weights; int8 rounds them"
-    parser.add_argument("--activations", choices=activations, default="float32", help=help)
-    help = "KV cache: auto, float32, float16, bfloat16 or int8_per_token_head; a narrow one saves memory, and rounds"
-    parser.add_argument("--kv-cache-dtype", metavar="DTYPE", default="auto", help=help)
-    add_number(parser, "--keep-steps", KEEP_STEPS, "maximum number of steps that the trace keeps, the newest")
-    add_number(parser, "--keep-mib", KEEP_MIB, "the same for its size in MiB, of which prompts are a large part")
+
+
+def _add_trace_options(group: Group) -> None:
+    add_number(group, "--keep-steps", KEEP_STEPS, "maximum number of steps that the trace keeps, the newest")
+    add_number(group, "--keep-mib", KEEP_MIB, "the same for its size in MiB, of which prompts are a large part")
 
 
 def _adapter(text: str) -> tuple[str, str]:

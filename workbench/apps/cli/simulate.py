@@ -8,19 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.apps.cli.options import Commands, add_command, check_table_and_plot, load_trace
+from workbench.apps.cli.options import Commands, add_command, add_out_option, check_table_and_plot, load_trace
 from workbench.base.field_checks import integer
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
 
 _EXAMPLES = """\
-  workbench simulate workload.json --trace run.jsonl
+  workbench simulate workload.json --out run.jsonl
   workbench simulate workload.json --cost-from measured.jsonl
-  workbench simulate million.json --record 5000:5200 --trace stretch.jsonl
+  workbench simulate million.json --record 5000:5200 --out stretch.jsonl
   workbench simulate million.json --sweep max_num_batched_tokens=512,2048 --sweep max_num_partial_prefills=none,4 \\
       --out sweep.csv --plot sweep.svg
 """
+
+_TRACE_SUFFIX = re.compile(r"\.jsonl(\.gz)?$")
 
 
 def add_parser(commands: Commands) -> None:
@@ -29,11 +31,12 @@ def add_parser(commands: Commands) -> None:
         commands, "simulate", run, "run a workload through the scheduler without a model", examples=_EXAMPLES
     )
     parser.add_argument("workload", type=Path, help="workload file (JSON)")
-    parser.add_argument("--trace", type=Path, metavar="OUT.jsonl", help="file to save the trace to (.jsonl, .jsonl.gz)")
+    help = "file to write: the trace (.jsonl, .jsonl.gz), or the table of a sweep (.csv, .parquet)"
+    add_out_option(parser, "FILE", help, before=["--trace"])
     parser.add_argument(
         "--cost-from", type=Path, metavar="TRACE.jsonl", help="fit the duration of a step to the timings of this trace"
     )
-    parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --trace saves")
+    parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --out saves")
     parser.add_argument(
         "--sweep",
         action="append",
@@ -41,7 +44,6 @@ def add_parser(commands: Commands) -> None:
         help="values of a configuration field or of rate to try; may be repeated",
     )
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
-    parser.add_argument("--out", type=Path, metavar="OUT.csv", help="table of a sweep (.csv, .parquet)")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
 
 
@@ -75,10 +77,10 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.sweep:
         return _run_sweep(workload, options)
-    if "generate" in workload and (options.record or not options.trace):
+    if "generate" in workload and (options.record or not options.out):
         return _run_at_scale(workload, options)
     trace = simulate_requests(config, arrivals, next_token, cost_model=cost_model)
-    _save(trace, options.trace)
+    _save(trace, options.out)
     print(metrics(trace))
     return 0
 
@@ -89,16 +91,20 @@ def _clock(workload: Mapping[str, Any], options: argparse.Namespace) -> dict[str
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    for name in ("jobs", "out", "plot"):
+    for name in ("jobs", "plot"):
         if getattr(options, name) is not None and not options.sweep:
             raise ValueError(f"--{name} belongs to a sweep: give --sweep FIELD=A,B,... as well")
-    if options.sweep and (options.trace or options.record):
-        raise ValueError("--sweep keeps no steps: leave --trace and --record out")
+    is_table = options.out is not None and options.out.suffix in (".csv", ".parquet")
+    if is_table and not options.sweep:
+        raise ValueError(f"--out belongs to a sweep if it is a table such as {options.out}: give --sweep FIELD=A,B,...")
+    if options.sweep and (options.record or (options.out is not None and _TRACE_SUFFIX.search(options.out.name))):
+        raise ValueError("--sweep keeps no steps: leave --record out, and give --out a table (.csv, .parquet)")
     if options.jobs is not None:
         integer("--jobs", options.jobs, 1)
-    if options.record and not options.trace:
-        raise ValueError("--record needs --trace OUT.jsonl to save the steps to")
-    check_table_and_plot(options)
+    if options.record and not options.out:
+        raise ValueError("--record needs --out OUT.jsonl to save the steps to")
+    if options.sweep:
+        check_table_and_plot(options)
 
 
 def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
@@ -113,7 +119,7 @@ def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> i
     if options.record:
         if summary.recorded is None:
             raise ValueError(f"--record {options.record}: the run has only {summary.num_steps} steps")
-        _save(summary.recorded, options.trace)
+        _save(summary.recorded, options.out)
     print(summary)
     return 0
 

@@ -11,6 +11,7 @@ from workbench.apps.cli.options import (
     TRACE_FILE,
     Commands,
     add_command,
+    add_out_option,
     add_unit_options,
     add_window_options,
     has_window,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from workbench.trace.formats.server_log import ServerLog
 
 _KV_EVENTS = """\
-  workbench trace kv-events tcp://127.0.0.1:5557 events.jsonl --seconds 120
+  workbench trace kv-events tcp://127.0.0.1:5557 --out events.jsonl --seconds 120
   workbench trace info events.jsonl
 """
 
@@ -54,17 +55,18 @@ def add_parser(commands: Commands) -> None:
 
     html = add_command(actions, "html", _html, "one page that shows the trace, for any browser, without a network")
     html.add_argument("trace", type=Path, help=TRACE_FILE)
-    html.add_argument("out", type=Path, nargs="?", help="page to write (default: beside the trace, .html)")
+    add_out_option(html, "PAGE", "page to write (default: beside the trace, .html)", is_last_word=True)
 
     help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
     perfetto = add_command(actions, "perfetto", _perfetto, help)
     perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
-    perfetto.add_argument("out", type=Path, nargs="?", help="file to write (default: beside the trace, .perfetto.json)")
+    add_out_option(perfetto, "FILE", "file to write (default: beside the trace, .perfetto.json)", is_last_word=True)
 
     help = "write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards"
     otlp = add_command(actions, "otlp", _otlp, help)
     otlp.add_argument("trace", type=Path, help=TRACE_FILE)
-    otlp.add_argument("-o", "--out", type=Path, help="file to write (default: beside the trace, .otlp.json)")
+    help = "file to write (default: beside the trace, .otlp.json)"
+    add_out_option(otlp, "FILE", help, before=["-o"], is_last_word=True)
 
     trace_watch.add_parser(actions)
 
@@ -72,7 +74,7 @@ def add_parser(commands: Commands) -> None:
         actions, "kv-events", _kv_events, "record the KV cache events of a running vLLM", examples=_KV_EVENTS
     )
     events.add_argument("endpoint", help="address of vLLM's publisher, such as tcp://127.0.0.1:5557")
-    events.add_argument("out", type=Path, help="file to write (.jsonl)")
+    add_out_option(events, "FILE", "file to write (.jsonl)", is_last_word=True)
     help = "vLLM's replay_endpoint: begin with the oldest batch it has"
     events.add_argument("--replay", metavar="ENDPOINT", help=help)
     events.add_argument("--topic", default="", help="beginning of the topics to subscribe to (default: all)")
@@ -218,8 +220,8 @@ def _kv_events(options: argparse.Namespace) -> int:
     from workbench.base.field_checks import number
     from workbench.trace.formats.kv_events.subscriber import record_kv_events
 
-    if options.out.suffix != ".jsonl":
-        raise ValueError(f"out must be a file named .jsonl, got {options.out}")
+    if options.out is None or options.out.suffix != ".jsonl":
+        raise ValueError(f"--out must be a file named .jsonl, got {options.out}")
     if options.seconds is not None:
         number("--seconds", options.seconds, 0.0, low_open=True)
     print(f"recording KV events of {options.endpoint} to {options.out} (Ctrl-C ends it)", flush=True)

@@ -14,6 +14,7 @@ from workbench.apps.cli.options import (
     add_command,
     add_hit_rate_option,
     add_list,
+    add_out_option,
     add_settings_option,
     add_unit_options,
     add_window_options,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _WHATIF = """\
   workbench trace whatif run.jsonl.gz --set max_num_batched_tokens=2048
-  workbench trace whatif run.jsonl.gz --set max_num_seqs=64 --set enable_prefix_caching=false --save predicted.jsonl
+  workbench trace whatif run.jsonl.gz --set max_num_seqs=64 --set enable_prefix_caching=false --out predicted.jsonl
   workbench trace whatif /var/log/vllm-traces --set data_parallel_size=4         all ranks, and two more
 """
 
@@ -83,13 +84,13 @@ def add_parsers(actions: Commands) -> None:
     whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
     _add_sources(whatif)
     add_settings_option(whatif, "a changed setting of vLLM's")
-    whatif.add_argument("--save", type=Path, metavar="OUT.jsonl", help="file to save the predicted trace to")
+    add_out_option(whatif, "OUT.jsonl", "file to save the predicted trace to", before=["--save"])
 
     tune = add_command(actions, "tune", _tune, "find the setting that meets a target on a recorded run", examples=_TUNE)
     _add_sources(tune)
     tune.add_argument("--slo", required=True, metavar="NAME=TIME,...", help="target, such as ttft_p99=1s,itl_p99=100ms")
     add_list(tune, "--sweep", "FIELD=A,B,...", "values to try")
-    tune.add_argument("--out", type=Path, metavar="OUT.csv", help="table of all settings (.csv, .parquet)")
+    add_out_option(tune, "OUT.csv", "table of all settings (.csv, .parquet)")
     tune.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all settings")
 
 
@@ -294,9 +295,9 @@ def _whatif(options: argparse.Namespace) -> int:
         print(f"note: {note}")
     if flags := vllm_flags(changes):
         print(f"vllm serve MODEL {flags}")
-    if options.save:
-        prediction.trace.save(options.save)
-        print(f"{len(prediction.trace)} predicted steps saved to {options.save}")
+    if options.out:
+        prediction.trace.save(options.out)
+        print(f"{len(prediction.trace)} predicted steps saved to {options.out}")
     return 0
 
 

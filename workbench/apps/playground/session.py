@@ -194,7 +194,9 @@ class Session:
         compared: dict[str, Any] = {}
         if other is not None:
             compared = comparison_facts(first, other)
-            second = encode_packet(columns_of(other), extra={"facts": trace_facts(other), "comparison": compared})
+            self._run += 1  # the page draws this one, and outlines the first
+            facts_of_other = trace_facts(other) | {"run": self._run}
+            second = encode_packet(columns_of(other), extra={"facts": facts_of_other, "comparison": compared})
         facts |= {
             "verdict": compared.get("refused") or compared.get("verdict", ""),
             "num_steps": len(newest),

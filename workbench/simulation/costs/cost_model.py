@@ -18,15 +18,15 @@ each row costs its arithmetic. Coefficients are never negative: more work does n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from typing import Any, Protocol
 
 from workbench.base.field_checks import number
-from workbench.base.text import shown
+from workbench.base.text import counted, shown
 from workbench.simulation.costs.coefficients import SEARCHED_ON, Regression
 from workbench.simulation.costs.drift import stretches
-from workbench.simulation.costs.fit import FitReport, fit
+from workbench.simulation.costs.fit import MIN_STEPS, FitReport, fit
 from workbench.simulation.costs.step_model import Features, StepCosts
 from workbench.trace import Trace
 from workbench.trace.readings.durations import measured_steps
@@ -171,7 +171,12 @@ class CostModel:
         Raises:
             ValueError: Too few steps have timings, or their durations do not follow from their contents.
         """
-        coefficients, report = fit(step_costs(*traces), len(traces))
+        steps = step_costs(*traces)
+        coefficients, report = fit(steps, len(traces))
+        disturbed = any(trace.disturbed for trace in traces)
+        if disturbed and (num_disturbed := sum(len(measured_steps(trace)) for trace in traces) - len(steps)):
+            note = f"left out: {counted(num_disturbed, 'step')} during which a page was loading"
+            report = replace(report, notes=(*report.notes, note))
         return cls(**coefficients), report
 
     @classmethod
@@ -190,8 +195,14 @@ class CostModel:
 
 
 def step_costs(*traces: Trace) -> StepCosts:
-    """The contents and durations of all measured steps of some traces, one trace after another."""
+    """The contents and durations of all measured steps of some traces, one trace after another.
+
+    Steps that are known to be disturbed are left out, unless they are too many to be an exception.
+    """
     measured = [(index, step) for index, trace in enumerate(traces) for step in measured_steps(trace)]
+    quiet = [(index, step) for index, step in measured if step.record.step not in traces[index].disturbed]
+    if len(quiet) >= max(MIN_STEPS, len(measured) / 2):
+        measured = quiet
     return StepCosts(
         features=[step_features(step.record.chunks) for _, step in measured],
         seconds=[step.seconds for _, step in measured],

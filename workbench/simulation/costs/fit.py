@@ -92,6 +92,16 @@ class FitReport:
         )
 
 
+class NoSeconds(ValueError):
+    """Steps with the same contents took different times, so that no seconds can be predicted.
+
+    Attributes:
+        plain: The reason for somebody who looks at a picture.
+    """
+
+    plain = "the times of this run vary too much to predict seconds"
+
+
 def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
     """Fit measured steps, with a report of the errors on every fifth step, which the measured fit has not seen.
 
@@ -122,7 +132,8 @@ def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
     if num_traces == 1:
         coefficients, drift = _leveled(steps, coefficients, regression)
     if median_error > MAX_MEDIAN_ERROR or total_error > MAX_TOTAL_ERROR:
-        raise ValueError(_refusal(steps, predicted_seconds(coefficients, steps.features), median_error, total_error))
+        predicted = predicted_seconds(coefficients, steps.features)
+        raise NoSeconds(_refusal(steps, predicted, median_error, total_error, num_traces))
     sizes = [int(max(column)) for column in zip(*steps.features)]
     notes = []
     if drift.change:
@@ -190,16 +201,18 @@ def without_trend(steps: StepCosts, drift: Drift) -> StepCosts:
     )
 
 
-def _refusal(steps: StepCosts, predicted: Vector, median_error: float, total_error: float) -> str:
+def _refusal(steps: StepCosts, predicted: Vector, median_error: float, total_error: float, num_traces: int) -> str:
     worst = max(range(len(steps)), key=lambda i: abs(predicted[i] - steps.seconds[i]))
     trace, step = steps.places[worst]
     sequences, prefill, kv_tokens, _ = steps.features[worst]
+    where = f" of recording {trace + 1}" if num_traces > 1 else ""
     return (
-        f"the durations of the steps do not follow from their contents: on steps that the fit has not seen the median "
-        f"error is {median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of their sum {total_error:.0%} (allowed "
-        f"{MAX_TOTAL_ERROR:.0%}). Step {step} of trace {trace} shows it most: {sequences} sequences with "
-        f"{prefill} prompt tokens and {kv_tokens} KV positions took {steps.seconds[worst]:.4g} s, predicted are "
-        f"{predicted[worst]:.4g} s. Record longer, on a machine that runs nothing else"
+        f"the durations of the steps do not follow from their contents: steps like others took other times. A "
+        f"prediction of one is off by {median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of the whole by "
+        f"{total_error:.0%} (allowed {MAX_TOTAL_ERROR:.0%}). Step {step}{where} shows it most: "
+        f"{counted(int(sequences), 'sequence')} with {counted(int(prefill), 'prompt token')} and "
+        f"{counted(int(kv_tokens), 'KV position')} took {steps.seconds[worst]:.4g} s, predicted are "
+        f"{predicted[worst]:.4g} s. Record longer, with less else running"
     )
 
 

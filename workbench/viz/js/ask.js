@@ -1,7 +1,10 @@
 // The box in which a person asks the model something. Enter sends, Shift + Enter begins a new line.
 
-import { h } from "./dom.js";
+import { formatNumber, h, setText } from "./dom.js";
 import { form, submitButton } from "./popovers.js";
+
+/** Number of weights below which a model is known for wrong facts. */
+const SMALL_MODEL = 1e9;
 
 export class AskBox {
   constructor(view) {
@@ -27,7 +30,9 @@ export class AskBox {
       h("summary", {}, "Options"),
       h("div", { class: "wb-group" }, this.fields, this.chatLabel),
     );
-    this.element = form({ class: "wb-form wb-ask" }, () => this.send(), this.prompt, submitButton("Send"), options);
+    this.small = h("p", { class: "wb-hint", hidden: true });
+    const parts = [this.prompt, submitButton("Send"), options, this.small];
+    this.element = form({ class: "wb-form wb-ask" }, () => this.send(), parts);
   }
 
   focus() {
@@ -54,6 +59,12 @@ export class AskBox {
 
   update({ chat, message, kind }) {
     this.chatLabel.hidden = !chat;
+    const size = this.view.store.facts.model?.num_parameters;
+    this.small.hidden = !(size < SMALL_MODEL);
+    if (!this.small.hidden) {
+      const millions = formatNumber(Math.round(size / 1e6));
+      setText(this.small, `A model with ${millions} million weights writes well and gets many facts wrong.`);
+    }
     // A refused prompt comes back, to be mended.
     if (this.asked && message && kind !== "note") {
       if (!this.prompt.value) this.prompt.value = this.asked;

@@ -15,7 +15,7 @@ import {
   setText,
   tableHead,
 } from "./dom.js";
-import { fitting, hatch, requestLabel, SMALL, text, ticks } from "./drawing.js";
+import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { forkWords } from "./what_if.js";
@@ -23,6 +23,8 @@ import { forkWords } from "./what_if.js";
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
 const READING = "Top: this run (a). Bottom: what if (b)";
+
+const SECOND = "Top: the run that was kept (a), outlined in the timeline. Bottom: the run that is drawn (b)";
 
 const ALIGNMENTS = [
   ["step", "aligned by step"],
@@ -57,12 +59,13 @@ export class ComparePanel extends CanvasPanel {
     return this.view.other;
   }
 
+  /** Runs a and b. */
   get stores() {
-    return [this.store, this.other];
+    return this.view.drawsSecond ? [this.other, this.store] : [this.store, this.other];
   }
 
   get findings() {
-    return this.other?.comparison;
+    return this.view.comparison;
   }
 
   /** Whether there are two runs that can be compared. */
@@ -107,7 +110,9 @@ export class ComparePanel extends CanvasPanel {
       : "cells: chunks";
     setText(
       this.hintElement,
-      `${findings.fork ? READING : "Top: a. Bottom: b"}; ${rows}; × marks the first different token`,
+      `${
+        findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: a. Bottom: b"
+      }; ${rows}; × marks the first different token`,
     );
     this.fillGains();
   }
@@ -207,19 +212,19 @@ export class ComparePanel extends CanvasPanel {
     for (const tick of values) {
       const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
       const label = this.timed ? formatTick(tick, values[1] - values[0]) : formatNumber(tick);
-      text(context, label, x, TOP + MIRROR + 8, colours.muted, SMALL);
+      tickLabel(context, label, x, TOP + MIRROR + 8, colours.muted, this.width);
     }
   }
 
   /** The strip between the runs: steps in which they schedule different numbers of tokens. */
   drawDifferences(context) {
-    const { store, other } = this, middle = TOP + MIRROR / 2;
+    const [a, b] = this.stores, middle = TOP + MIRROR / 2;
     if (this.timed) return;
     context.fillStyle = this.theme.colours.cursor;
-    for (let step = 0; step < Math.min(store.numSteps, other.numSteps); step++) {
-      const difference = other.numTokens(step) - store.numTokens(step), x = this.x(store, step);
+    for (let step = 0; step < Math.min(a.numSteps, b.numSteps); step++) {
+      const difference = b.numTokens(step) - a.numTokens(step), x = this.x(a, step);
       if (!difference) continue;
-      context.fillRect(x, difference > 0 ? middle : middle - 3, Math.max(0.8, this.x(store, step + 1) - x), 3);
+      context.fillRect(x, difference > 0 ? middle : middle - 3, Math.max(0.8, this.x(a, step + 1) - x), 3);
     }
   }
 
@@ -233,7 +238,7 @@ export class ComparePanel extends CanvasPanel {
     if (tokens) tokens.drawAxis(context, this.width, this.middle(this.rows.length) - 2, colours);
     this.rows.forEach((pair, row) => {
       const middle = this.middle(row);
-      requestLabel(context, theme, pair[0], LEFT - 8, middle);
+      requestLabel(context, theme, this.drawn(pair), LEFT - 8, middle);
       if (tokens) tokens.drawLane(context, row, this.width, middle, HALF, theme);
       else this.drawChunks(context, pair, middle);
       context.fillStyle = colours.hairline;
@@ -241,15 +246,21 @@ export class ComparePanel extends CanvasPanel {
     });
   }
 
+  /** Of the two requests of a row, that of the run which the other panels draw: its colour and number are theirs. */
+  drawn(pair) {
+    return pair[this.view.drawsSecond ? 1 : 0];
+  }
+
   drawChunks(context, [a, b], middle) {
     const { theme } = this, { colours } = theme, difference = firstDifference(a.tokens, b.tokens);
+    const own = this.drawn([a, b]).index;
     [a, b].forEach((request, run) => {
       const store = this.stores[run], origin = this.align.value === "arrival" ? request.arrival_step : 0;
       request.chunks.forEach((index, i) => {
         const chunk = store.chunk(index), step = request.chunkSteps[i], high = chunk.decode ? 4 : 8;
         const x = this.x(store, step, origin), wide = Math.max(0.8, this.x(store, step + 1, origin) - x);
         const y = run ? middle + 0.5 : middle - 0.5 - high;
-        context.fillStyle = chunk.decode ? theme.decode(a.index) : theme.prefill(a.index);
+        context.fillStyle = chunk.decode ? theme.decode(own) : theme.prefill(own);
         context.fillRect(x, y, wide, high);
         if (chunk.recomputed) hatch(context, x, y, wide, high, colours.background, 3);
       });
@@ -277,14 +288,14 @@ export class ComparePanel extends CanvasPanel {
     if (!this.comparable || !this.rows) return null;
     const row = Math.round((y - this.middle(0)) / ROW), pair = y > TOP + MIRROR + 18 ? this.rows[row] : null;
     if (!pair) return this.mirrorHit(x, y);
-    const [a, b] = pair, hover = { request: a.index };
+    const [a, b] = pair, request = this.drawn(pair), hover = { request: request.index };
     const token = this.tokens && x >= LEFT ? this.tokens.describe(row, this.tokens.at(x, this.width)) : null;
-    if (token) return { hover, request: a, ...token };
+    if (token) return { hover, request, ...token };
     const difference = firstDifference(a.tokens, b.tokens);
     const end = ({ tokens, chunkSteps }) =>
       `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
     const same = difference < 0 ? "the same tokens" : `the first difference is token ${difference}`;
-    return { hover, request: a, lines: [plain(a.id), `a: ${end(a)}`, `b: ${end(b)}`, same] };
+    return { hover, request, lines: [plain(a.id), `a: ${end(a)}`, `b: ${end(b)}`, same] };
   }
 
   mirrorHit(x, y) {

@@ -59,6 +59,9 @@ export class Controls {
     const tuneTitle = "Find the setting that meets a target";
     this.tune = button("Which setting?", tuneTitle, () => view.toggleTuning());
     this.compare = button("Compare", "Show or hide the comparison of two runs (C)", () => view.toggleCompare());
+    this.fold = button("Tools", "Show or hide the other tools", () => this.toggleTools(), { "aria-expanded": "false" });
+    this.fold.classList.add("wb-fold");
+    for (const rare of [this.into, this.breakpoints, this.tune]) rare.classList.add("wb-foldable");
     const title = h("div", { class: "wb-title" }, this.name, this.badge);
     return h(
       "div",
@@ -67,6 +70,7 @@ export class Controls {
       this.engine,
       this.tune,
       this.compare,
+      this.fold,
       h("div", { class: "wb-group wb-of-view" }, this.viewControls()),
     );
   }
@@ -85,12 +89,16 @@ export class Controls {
     this.level.title = "Switch between a sentence and the numbers of a step";
     this.level.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
+    const theme = button("◐", "Switch between light and dark", () => view.nextTheme());
+    for (const rare of [this.axis, this.level, theme, this.helpButton]) {
+      rare.classList.add("wb-foldable");
+    }
     return [
       this.tabs,
       this.search.element,
       this.axis,
       this.level,
-      button("◐", "Switch between light and dark", () => view.nextTheme()),
+      theme,
       this.helpButton,
     ];
   }
@@ -135,6 +143,13 @@ export class Controls {
     this.update();
   }
 
+  /** Show or hide what is folded on a phone and for followers. */
+  toggleTools() {
+    const { dataset } = this.view.root, shown = dataset.tools !== "true";
+    dataset.tools = String(shown);
+    this.fold.setAttribute("aria-expanded", String(shown));
+  }
+
   toggleAxis() {
     const { cursor } = this.view;
     cursor.axis = cursor.byTime ? "step" : "time";
@@ -148,6 +163,7 @@ export class Controls {
     setText(this.name, plain(status.name || store.facts.model?.name || "Trace", 40));
     setText(this.badge, this.badgeText());
     this.badge.dataset.state = live ? state || "recording" : "recording";
+    view.root.dataset.follows = String(live && !view.may("control"));
     this.engine.hidden = !view.may("control") && !view.can("fork");
     for (const element of [this.run, this.pause, this.stepEngine]) element.hidden = !view.may("control");
     this.add.hidden = !view.may("ask");

@@ -22,6 +22,7 @@ export class Cursor {
     this.rangeMode = "fit"; // "fit" all steps | "window" of the last ones | "manual"
     this.axis = "time"; // "step" | "time", which needs a trace with times
     this.live = false; // more steps are expected
+    this.beside = null; // the store of a run that is outlined over this one
     this.filter = "";
   }
 

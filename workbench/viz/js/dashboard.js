@@ -80,7 +80,8 @@ class View {
     const bold = (text) => h("b", {}, text);
     const legend = [bold("Solid"), " is prefill, ", bold("light with a dot"), " is decode, ", bold("hatched")];
     this.areas = new Areas();
-    controls.element.append(...this.popovers);
+    const title = this.options.page ? [h("h2", { class: "wb-announce" }, "The run")] : []; // above every h3
+    controls.element.append(...title, ...this.popovers);
     const skip = () => root.querySelector(".wb-panel canvas[tabindex]")?.focus();
     root.append(
       h("style", {}, STYLE),
@@ -192,7 +193,7 @@ class View {
   /** Another run has taken the place of the one on display: nothing of that one is left. */
   beginAnother() {
     const { cursor, store } = this;
-    this.other = null;
+    this.other = cursor.beside = null;
     this.showComparison(false);
     cursor.hover = {};
     if (cursor.selected >= store.requests.length) cursor.selected = null;
@@ -229,8 +230,9 @@ class View {
     if (!other.append(packet)) return;
     this.other = other;
     this.otherCount++;
+    this.cursor.beside = this.comparison?.refused ? null : other;
     this.changed("data");
-    this.whatIf.update(other.comparison || {});
+    this.whatIf.update(this.comparison || {});
     this.showComparison(true);
   }
 
@@ -387,10 +389,11 @@ class View {
     if (!close(this.tuningForm.element)) this.tuningForm.open(this.controls.tune);
   }
 
-  /** Simulate the run under another configuration from a step on, and show the result beside it. */
-  simulate(step, changes) {
+  /** Simulate the run under another configuration from a step on, and show the result beside it, or scroll to it. */
+  simulate(step, changes, { scroll = false } = {}) {
+    this.scrolls = scroll;
     // The same simulation as before arrives as the same packet, which changes nothing: show what is here.
-    const { fork, ...comparison } = this.other?.comparison || {};
+    const { fork, ...comparison } = this.comparison || {};
     const whole = fork?.up_to === this.store.label(this.cursor.last);
     if (whole && fork.at_step === step && JSON.stringify(fork.changes) === JSON.stringify(changes)) {
       this.whatIf.update(comparison);
@@ -404,6 +407,16 @@ class View {
     this.showComparison(!this.comparing);
   }
 
+  /** The findings about the two runs, a and b; they come with b. */
+  get comparison() {
+    return this.other ? this.other.comparison ?? this.store.comparison : undefined;
+  }
+
+  /** Whether the panels draw b, and a is the run beside it. */
+  get drawsSecond() {
+    return Boolean(this.other && !this.other.comparison);
+  }
+
   /** Whether two runs are shown beside each other. */
   get comparing() {
     return this.panel("compare")?.element.hidden === false;
@@ -413,6 +426,9 @@ class View {
     const panel = this.panel("compare");
     if (panel) panel.element.hidden = !shown;
     this.changed("status");
+    if (!shown || !panel || !this.scrolls) return;
+    this.scrolls = false; // the answer has come: a phone has it below its screen, or above
+    requestAnimationFrame(() => panel.element.scrollIntoView({ block: "start" }));
   }
 
   /** Close what is open: a dialog, the search, the drawer; when nothing is, follow the newest step. */

@@ -45,6 +45,11 @@ export function text(context, string, x, y, colour, font = FONT, align = "left")
   context.fillText(string, x, y);
 }
 
+/** The label of a tick, which begins at it and ends on the picture. */
+export function tickLabel(context, string, x, y, colour, width) {
+  text(context, string, Math.min(x, width - textWidth(context, string, SMALL) - 1), y, colour, SMALL);
+}
+
 /** A text that stays readable on a picture: it has an outline in the colour of the background. */
 export function outlinedText(context, string, x, y, colour, background, font = FONT) {
   setFont(context, font);

@@ -65,7 +65,7 @@ export class EndCard {
   }
 
   tryBudget() {
-    this.view.simulate(0, { max_num_batched_tokens: this.smaller });
+    this.view.simulate(0, { max_num_batched_tokens: this.smaller }, { scroll: true });
   }
 
   close() {

@@ -13,7 +13,7 @@ export class EventsPanel extends Panel {
     this.note = h("p", { class: "wb-note" });
     this.body.classList.add("wb-scroll");
     this.body.setAttribute("tabindex", "0");
-    const head = tableHead(["step", "", "event", "request", "why"]);
+    const head = tableHead(["step", "mark", "event", "request", "why"]);
     this.body.append(h("table", { class: "wb-table wb-events" }, head, this.rows), this.note);
   }
 

@@ -14,7 +14,7 @@ import {
   table,
   timeWords,
 } from "./dom.js";
-import { outlinedText, SMALL, text, ticks } from "./drawing.js";
+import { outlinedText, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { upperBound } from "./sorted.js";
@@ -24,6 +24,8 @@ const WHOLE = 40, AXIS = 18, ROW = 44, STRETCH = 6, MOST_SLOW = 8;
 
 /** Number of characters above which an id is shortened, as in pictures. */
 const LONG_NAME = 28;
+
+const HINT = "drag over a part of the run to see only that; a double click shows all";
 
 /** A drag over fewer pixels is a click. */
 const CLICK = 4;
@@ -76,7 +78,7 @@ export class IncidentPanel extends CanvasPanel {
     super(view, {
       id: "incident",
       title: "What happened",
-      hint: "drag over a part of the run to see only that; a double click shows all",
+      hint: HINT,
       height: WHOLE + AXIS + 6 * ROW,
     });
     this.numbers = h("p", { class: "wb-facts" });
@@ -154,6 +156,8 @@ export class IncidentPanel extends CanvasPanel {
     this.ask();
     this.shown = null;
     if (!store.numSteps || !store.timed()) return;
+    const idle = store.idleSeconds();
+    setText(this.hintElement, idle ? `${HINT}; the time with ${formatSeconds(idle)} of idle time` : HINT);
     const { x0, x1, from, to } = this.scale(true), count = Math.max(8, Math.floor((x1 - x0) / STRETCH));
     this.shown = binned(store, from, to, count);
     this.rows = ROWS.filter((row) => row.of(this.shown.whole) > 0);
@@ -234,7 +238,7 @@ export class IncidentPanel extends CanvasPanel {
     const unit = inMinutes(axis.to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
     const values = ticks(axis.from / unit, axis.to / unit, count).map((value) => value * unit);
     for (const tick of values) {
-      text(context, timeWords(tick, width, values[1] - values[0]), axis.x(tick), y, colours.muted, SMALL);
+      tickLabel(context, timeWords(tick, width, values[1] - values[0]), axis.x(tick), y, colours.muted, this.width);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
     }
@@ -256,7 +260,7 @@ export class IncidentPanel extends CanvasPanel {
 
   drawOverlay(context) {
     const { cursor, drag } = this, axis = this.scale(true), { colours } = this.theme;
-    const now = this.store.value("end", cursor.step);
+    const now = this.store.value("time", cursor.step);
     context.fillStyle = colours.cursor;
     const top = WHOLE + AXIS;
     if (now >= axis.from && now <= axis.to) context.fillRect(axis.x(now), top, 1.5, this.height - top);

@@ -11,6 +11,9 @@ import { groupOf } from "./words.js";
 
 const STATES = ["reserved", "free", "cached, evictable", "in use"];
 
+/** Sizes of a cell in pixels; a screen of this width has room for more columns of them. */
+const MOST_CELL = 16, LEAST_CELL = 12, WIDE = 2000;
+
 /** Space for the name and the numbers of a KV cache group. */
 const GROUP_WIDTH = 240, LINE = 18;
 
@@ -31,11 +34,14 @@ export class PoolPanel extends CanvasPanel {
   layout() {
     const { size } = this.store.pool;
     this.columns = poolColumns(size);
+    // A wide screen has more columns, of which each keeps its place as long as the width does.
+    const isWide = globalThis.innerWidth >= WIDE;
+    while (isWide && 2 * this.columns * LEAST_CELL <= this.width && this.columns < size) this.columns *= 2;
     this.rows = Math.ceil(size / this.columns);
     const { length: numGroups } = this.store.groups;
     this.groupsPerLine = Math.max(1, Math.floor(this.width / GROUP_WIDTH));
     this.top = numGroups > 1 ? 46 + LINE * Math.ceil(numGroups / this.groupsPerLine) : 46;
-    this.cell = Math.max(1, Math.min(16, (this.width - 2) / this.columns));
+    this.cell = Math.max(1, Math.min(isWide ? 2 * MOST_CELL : MOST_CELL, (this.width - 2) / this.columns));
     this.setHeight(this.top + Math.max(1, this.rows) * this.cell + 8);
   }
 

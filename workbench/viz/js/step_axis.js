@@ -25,10 +25,16 @@ export class StepAxis {
     this.x0 = margin.left;
     this.x1 = width - margin.right;
     this.byTime = cursor.byTime;
-    if (!this.byTime) return;
+    // An outlined run may be longer than this one: an axis that shows all of one shows all of both.
+    const beside = cursor.rangeMode === "fit" ? cursor.beside : null;
+    if (!this.byTime) {
+      this.to = Math.max(this.to, beside?.numSteps ?? 0);
+      return;
+    }
     const last = Math.min(store.numSteps, Math.ceil(this.to)) - 1;
     this.t0 = store.clockStart.data[Math.max(0, Math.floor(this.from))];
     this.t1 = Math.max(store.clockEnd.data[Math.max(0, last)], this.t0 + 1e-9);
+    if (beside?.timed()) this.t1 = Math.max(this.t1, beside.clockEnd.data[beside.numSteps - 1]);
     // While more steps are expected the axis has some room, so that it moves only now and then.
     if (cursor.growing) {
       const room = 2 ** (Math.floor(Math.log2(this.t1 - this.t0)) - 2);

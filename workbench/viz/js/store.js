@@ -75,9 +75,9 @@ export class Store {
       const { first_step, run } = header.facts;
       if (this.numSteps && (first_step !== this.facts.first_step || run !== this.facts.run)) this.reset();
       this.facts = header.facts;
+      this.comparison = header.comparison;
       if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
     }
-    if (header.comparison) this.comparison = header.comparison;
     if (this.misses(header)) return false;
     this.addRequests(header);
     this.strings.push(...header.strings.slice(this.strings.length - header.first_string));
@@ -371,15 +371,26 @@ export class Store {
     return this.tokensKnown || this.requests.some((request) => request.hasText);
   }
 
-  /** The text of an output token; a token without any, such as an end token, is named by its id. */
+  /** The text of an output token; one without any is named by its id, and as the end if the model ended with it. */
   tokenText(request, number) {
     const { text, id } = request.tokens[number];
+    const ends = request.finishReason === "stop" && number === request.tokens.length - 1;
+    if (!text && ends && this.requests.some(({ hasText }) => hasText)) return "⟨end of text⟩";
     return text || (this.tokensKnown ? `⟨token ${id}⟩` : "⟨not recorded⟩");
   }
 
   /** The id of an output token, or that it is unknown. */
   idWords(id) {
     return this.tokensKnown ? `id ${id}` : "its id is not recorded";
+  }
+
+  /** Seconds of the run that the clock of the step axis leaves out: before the first step, and in pauses; 0 if few. */
+  idleSeconds() {
+    if (!this.numSteps) return 0;
+    const begin = this.value("time", 0), arrival = this.requests[0]?.arrival_time ?? begin;
+    const first = this.label(0) ? begin : Math.min(begin, arrival);
+    const idle = this.pauses + begin - first;
+    return idle > 0.01 * (this.value("end", this.numSteps - 1) - first) ? idle : 0;
   }
 
   /** The reason for which a request finished, as words. */

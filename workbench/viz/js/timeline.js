@@ -1,13 +1,14 @@
 // Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
-import { counted, formatNumber, formatSeconds, plain, timeWords } from "./dom.js";
-import { dashes, dot, eventMark, hatch, SMALL, text, ticks } from "./drawing.js";
+import { counted, formatNumber, formatSeconds, plain, setText, timeWords } from "./dom.js";
+import { dashes, dot, eventMark, hatch, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 import { numbersOf } from "./words.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;
+const HINT = "tokens per step against the token budget";
 const BIN_ABOVE_STEPS = 2000;
 
 /** Width in pixels that the label of a time takes. */
@@ -24,7 +25,7 @@ export class TimelinePanel extends StepPanel {
     super(view, {
       id: "timeline",
       title: "Step timeline",
-      hint: "tokens per step against the token budget",
+      hint: HINT,
       height: 150,
     });
     this.legend = new LegendLines();
@@ -41,6 +42,11 @@ export class TimelinePanel extends StepPanel {
       const step = this.dragging ? this.axis().stepAt(event.offsetX) : -1;
       if (step >= 0 && step !== this.cursor.step) this.cursor.seek(step);
     });
+  }
+
+  /** The run that is outlined over this one. */
+  get other() {
+    return this.cursor.beside;
   }
 
   /** Zoom around the pointer with Ctrl, pan with Shift. */
@@ -61,7 +67,16 @@ export class TimelinePanel extends StepPanel {
       result.budget = Math.max(result.budget, store.value("token_budget", step));
       result.decodes = Math.max(result.decodes, store.value("decode_tokens", step));
     }
+    const { other } = this;
+    for (let step = 0; step < (other?.numSteps ?? 0); step++) {
+      result.tokens = Math.max(result.tokens, other.numTokens(step));
+    }
     return { ...result, ghosts: this.view.otherCount };
+  }
+
+  layout() {
+    const { store, cursor } = this, idle = cursor.byTime && store.idleSeconds();
+    setText(this.hintElement, idle ? `${HINT}; the time without ${formatSeconds(idle)} of idle time` : HINT);
   }
 
   draw(context, axis, from) {
@@ -82,6 +97,7 @@ export class TimelinePanel extends StepPanel {
       this.drawBudget(context, axis, y, axis.x(from));
       this.drawStalls(context, axis, base);
     });
+    if (!binned) this.drawMarks(context, axis, from);
     this.drawStepLabels(context, axis, height);
     this.drawLegend(context, axis, binned);
   }
@@ -105,7 +121,6 @@ export class TimelinePanel extends StepPanel {
       bar(decodes, store.numTokens(step), colours.prefill);
       if (theme.focus.size) this.drawFocused(step, decodes, bar);
       if (decodes) this.drawDecodes(context, x + width / 2, width, base, decodes / mostDecodes);
-      this.drawEvents(context, step, x + width / 2);
     }
   }
 
@@ -130,6 +145,15 @@ export class TimelinePanel extends StepPanel {
     context.fillStyle = this.theme.colours.prefill;
     if (radius < 2) context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
     else dot(context, x, y, radius);
+  }
+
+  /** The events of each step, above its middle; no edge of the axis cuts a mark. */
+  drawMarks(context, axis, from) {
+    for (let step = from; step < axis.last; step++) {
+      const x = axis.x(step), gap = axis.stepWidth > 4 || axis.byTime ? 1 : 0;
+      const middle = x + Math.max(1, axis.end(step) - x - gap) / 2;
+      if (middle >= axis.x0 && middle <= axis.x1 + 1) this.drawEvents(context, step, Math.max(middle, axis.x0 + 1));
+    }
   }
 
   drawEvents(context, step, x) {
@@ -174,10 +198,10 @@ export class TimelinePanel extends StepPanel {
     return { least, most, mean: sum / (to - from), meanDecodes: decodes / (to - from) };
   }
 
-  /** The bars of a simulated run beside this one, as outlines; narrow ones share one, so that it hides no bar. */
+  /** The bars of the run beside this one, as outlines; narrow ones share one, so that it hides no bar. */
   drawGhosts(context, axis, y, base) {
-    const { other } = this.view;
-    if (!other?.comparison || other.comparison.refused || axis.byTime !== (axis.byTime && other.timed())) return;
+    const { other } = this;
+    if (!other || axis.byTime !== (axis.byTime && other.timed())) return;
     context.strokeStyle = this.theme.colours.cursor;
     context.lineWidth = 1;
     context.beginPath();
@@ -228,7 +252,7 @@ export class TimelinePanel extends StepPanel {
       if (x === null || x > axis.x1 || x < room) continue;
       const label = axis.byTime ? timeWords(time, distance * 8, precision) : formatNumber(this.store.label(value));
       if (axis.byTime) room = x + LABEL;
-      text(context, label, x, height - 6, colours.muted, SMALL);
+      tickLabel(context, label, x, height - 6, colours.muted, this.width);
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);
     }
@@ -252,9 +276,10 @@ export class TimelinePanel extends StepPanel {
       ...(binned ? bins : bars),
       { name: "token budget", mark: dashed(colours.text, 12, [4, 2]) },
       { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
+      ...(this.other ? [{ name: `run ${this.view.drawsSecond ? "a" : "b"}`, mark: frame(colours.cursor, 12, 8) }] : []),
       ...(this.view.stalls.length ? [{ name: "stall", mark: box(theme.event("stall").colour, 2, 10) }] : []),
     ];
-    const events = ["admit", "preempt", "finish"].map((kind) => ({
+    const events = ["admit", "preempt", "finish", "resume"].map((kind) => ({
       name: kind,
       mark: (context, x) => eventMark(context, theme, kind, x + 5, 0, 3),
     }));
@@ -262,8 +287,10 @@ export class TimelinePanel extends StepPanel {
     this.legend.show(room ? [] : [...entries, ...events], this.width, colours.muted);
     if (!room) return;
     entries.forEach((entry, i) => legendEntry(context, entry, x, TOP + 4 + i * 15, x + 18, colours.muted));
-    const y = TOP + 6 + entries.length * 15, lefts = [0, 46, 104];
-    events.forEach((entry, i) => legendEntry(context, entry, x + lefts[i], y, x + lefts[i] + 13, colours.muted));
+    const y = TOP + 6 + entries.length * 15, lefts = [0, 46, 104, 0], tops = [0, 0, 0, 15];
+    events.forEach((entry, i) => {
+      legendEntry(context, entry, x + lefts[i], y + tops[i], x + lefts[i] + 13, colours.muted);
+    });
   }
 
   showsOverlay() {

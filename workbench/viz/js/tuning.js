@@ -1,9 +1,10 @@
 // The search for a setting that meets a target: the host simulates the run under many settings and answers with the
 // one to take, those after it, and a picture of all of them.
 
-import { h, plain, replace, setText } from "./dom.js";
+import { counted, formatNumber, h, plain, replace, setText } from "./dom.js";
 import { form, openBelow, place, popover, submitButton } from "./popovers.js";
 
+const SEARCHING = "Simulating the run under other settings…";
 const EXAMPLE = "ttft_p99=1s, itl_p99=100ms";
 
 export class TuningForm {
@@ -13,7 +14,11 @@ export class TuningForm {
     this.verdict = h("p", { class: "wb-verdict", role: "status" });
     this.answer = h("div", { class: "wb-tuning" });
     const hint = `The same requests under other settings, with times predicted from this run. A target: ${EXAMPLE}.`;
-    const search = form({ class: "wb-form" }, () => this.search(), this.slo, submitButton("Find a setting"));
+    this.progress = h("progress", { hidden: true, "aria-label": "Settings simulated" });
+    const end = { class: "wb-quiet", type: "button", hidden: true, onclick: () => this.view.send("end_tuning") };
+    this.cancel = h("button", { ...end, title: "End the search with the best setting so far" }, "Cancel");
+    const fields = [this.slo, submitButton("Find a setting"), this.progress, this.cancel];
+    const search = form({ class: "wb-form" }, () => this.search(), fields);
     const head = h("p", { class: "wb-hint" }, hint);
     this.element = popover("Which setting?", head, search, this.verdict, this.answer);
   }
@@ -25,12 +30,23 @@ export class TuningForm {
   search() {
     this.asked = this.slo.value;
     this.view.send("tune", { slo: this.asked });
-    setText(this.verdict, "Simulating the run under other settings…");
+    setText(this.verdict, SEARCHING);
     replace(this.answer);
   }
 
+  /** Show the progress of a search, and the button that ends it. */
+  showProgress(tuning) {
+    this.cancel.hidden = !tuning;
+    const [done, all] = tuning ?? [0, 0];
+    this.progress.hidden = !all;
+    this.progress.max = all || 1;
+    this.progress.value = done;
+    if (all) setText(this.verdict, `${SEARCHING} ${formatNumber(done)} of ${counted(all, "setting")}.`);
+  }
+
   /** Show the host's answer; see `tuning_facts` in pareto.py. */
-  update({ tuned }) {
+  update({ tuned, tuning }) {
+    if (tuning || !this.cancel.hidden) this.showProgress(tuning);
     if (!tuned || tuned === this.shown) return;
     this.shown = tuned;
     setText(this.verdict, plain(tuned.verdict, 400));
@@ -49,7 +65,7 @@ export class TuningForm {
     const picture = tuned.picture && { src: `data:image/svg+xml,${encodeURIComponent(tuned.picture)}` };
     replace(
       this.answer,
-      rows.length && h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)),
+      rows.length > 0 && h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)),
       tuned.losers && h("p", { class: "wb-hint" }, tuned.losers),
       picture && h("img", { ...picture, alt: tuned.alt }),
       tuned.notes.map((note) => h("p", { class: "wb-hint" }, note)),

@@ -62,8 +62,8 @@ export class WhatIf {
 
   open(button) {
     if (this.opened !== this.view.store.facts) this.reset();
-    this.showChanges(this.view.other?.comparison?.fork);
-    setText(this.verdict, this.view.other?.comparison?.verdict || "");
+    this.showChanges(this.view.comparison?.fork);
+    setText(this.verdict, this.view.comparison?.verdict || "");
     openBelow(this.element, button);
   }
 

@@ -15,6 +15,8 @@ const SLOW_MS = 1200;
 
 const { presets, policies, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
 
+const dataView = ({ buffer, byteOffset, byteLength }) => new DataView(buffer, byteOffset, byteLength);
+
 class Playground {
   /** @param {(host: object) => any} render The dashboard's. */
   constructor(render) {
@@ -226,8 +228,10 @@ class Playground {
 
   show({ facts, packet, other }) {
     this.facts = facts;
-    if (packet) this.set("packet", new DataView(packet.buffer, packet.byteOffset, packet.byteLength));
-    if (other) this.set("other", new DataView(other.buffer, other.byteOffset, other.byteLength));
+    if (packet) this.first = packet;
+    // The newest run is drawn, and the pinned one (or the recording) outlined over it.
+    this.set("packet", dataView(other ?? packet));
+    if (other) this.set("other", dataView(this.first));
     at("verdict").hidden = !facts.verdict;
     at("verdict").textContent = facts.verdict;
     const before = at("request").value;

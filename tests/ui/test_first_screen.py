@@ -1,0 +1,129 @@
+"""The first screen at every width: pictures before tools, labels that are whole, names for marks and ends."""
+
+from itertools import pairwise
+
+import pytest
+
+from workbench import simulate
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.viz.export_html import to_html
+
+
+@pytest.fixture
+def trace():
+    requests = [{"id": f"r{n}", "prompt": {"len": 60 + n}, "max_tokens": 12, "arrival_time": 0.7 * n} for n in range(9)]
+    config = {"max_num_batched_tokens": 64, "num_blocks": 512}
+    return simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.2))
+
+
+@pytest.fixture
+def open_trace(open_page, tmp_path, trace):
+    def open_(width, view="story"):
+        to_html(trace, tmp_path / "page.html")
+        page = open_page(f"file://{tmp_path}/page.html#{view}", width=width, height=1000)
+        page.wait(f"view.store.numSteps === {len(trace)}")
+        page.frame()
+        return page
+
+    return open_
+
+
+def test_tools_are_folded_on_a_phone_and_open_with_one_button(open_trace):
+    page = open_trace(390)
+    fold = page.root.get_by_role("button", name="Tools")
+    theme, help_ = (
+        page.root.locator("button[title^='Switch between light']"),
+        page.root.get_by_role("button", name="Keyboard shortcuts"),
+    )
+    assert fold.is_visible() and not theme.is_visible() and not help_.is_visible()
+    assert fold.get_attribute("aria-expanded") == "false"
+    below = page.root.locator(".wb-controls").evaluate("(bar) => bar.getBoundingClientRect().bottom")
+    assert below < 320, "the pictures begin in the first third of a phone's screen"
+    fold.click()
+    assert theme.is_visible() and help_.is_visible() and fold.get_attribute("aria-expanded") == "true"
+    fold.click()
+    assert not theme.is_visible()
+
+
+def test_tools_are_open_on_a_desk_and_folded_for_a_follower(open_trace):
+    page = open_trace(1440)
+    fold, theme = (
+        page.root.get_by_role("button", name="Tools"),
+        page.root.locator("button[title^='Switch between light']"),
+    )
+    assert fold.is_hidden() and theme.is_visible()
+    page.view("view.root.setAttribute('data-follows', 'true')")
+    assert fold.is_visible() and theme.is_hidden()
+
+
+@pytest.mark.parametrize("width", (390, 620, 1100, 1440))
+def test_no_label_of_an_axis_is_cut(open_page, tmp_path, width):
+    """Every text of the timeline ends inside the picture, also that of a tick at its end: 20 steps of a second."""
+    request = {"id": "a", "prompt": {"len": 5}, "max_tokens": 20}
+    to_html(simulate({"requests": [request]}, cost_model=CostModel(fixed=1.0)), tmp_path / "page.html")
+    page = open_page(f"file://{tmp_path}/page.html#all", width=width, height=1000)
+    page.wait("view.store.numSteps === 20")
+    page.frame()
+    found = page.view("""(() => {
+        const panel = view.panel('timeline'), real = document.createElement('canvas').getContext('2d'), ends = [];
+        const context = new Proxy(real, {
+            get(target, key) {
+                const value = target[key];
+                if (key !== 'fillText') return typeof value === 'function' ? value.bind(target) : value;
+                return (words, x) => {
+                    const { width } = target.measureText(words);
+                    ends.push([words, x + (target.textAlign === 'right' ? 0 : width)]);
+                };
+            },
+            set(target, key, value) { target[key] = value; return true; },
+        });
+        panel.cursor.axis = 'time';
+        panel.draw(context, panel.axis(), 0);
+        return { ends, width: panel.width };
+    })()""")
+    assert len(found["ends"]) > 6
+    assert [words for words, end in found["ends"] if end > found["width"]] == []
+
+
+def test_a_wide_screen_is_used_by_the_pool(open_trace):
+    page = open_trace(2560, "scheduler")
+    columns, cell, width = page.view("[view.panel('pool').columns, view.panel('pool').cell, view.panel('pool').width]")
+    assert columns * cell > 0.8 * width
+
+
+def test_headings_have_no_gap_and_every_column_a_name(open_trace):
+    page = open_trace(1280, "all")
+    levels = [
+        int(name[1]) for name in page.root.locator("h1, h2, h3, h4").evaluate_all("(all) => all.map((h) => h.tagName)")
+    ]
+    assert levels[0] == 1 and 2 in levels
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
+    heads = page.root.locator("[data-panel=events] thead th").all_inner_texts()
+    assert heads == ["step", "mark", "event", "request", "why"]
+
+
+def test_the_end_of_a_text_is_named(open_trace):
+    page = open_trace(1280)
+    words = page.view("""(() => {
+        const { store } = view, request = store.requests[0], last = request.tokens.at(-1);
+        const named = () => store.tokenText(request, request.tokens.length - 1);
+        last.text = "";
+        request.finishReason = "stop";
+        const alone = named();
+        request.hasText = true;
+        const end = named();
+        request.finishReason = "length";
+        return [alone, end, named()];
+    })()""")
+    assert words[1] == "⟨end of text⟩" and words[0] == words[2] and words[0].startswith("⟨token ")
+
+
+@pytest.mark.parametrize(("size", "said"), [(134_515_008, "135 million weights"), (7_000_000_000, "")])
+def test_a_small_model_is_said_to_get_facts_wrong(open_trace, size, said):
+    page = open_trace(1280)
+    words = page.view(
+        "(() => { view.store.facts.model = { num_parameters: argument }; view.question.ask.update(view.status); "
+        "const { small } = view.question.ask; return small.hidden ? '' : small.textContent; })()",
+        size,
+    )
+    assert said in words and bool(words) == bool(said) and ("gets many facts wrong" in words) == bool(said)
