@@ -34,6 +34,7 @@ class PagedLayerCache(LayerCache):
         self.start_position = 0
         self._options: AttentionOptions | None = None
         self._fetched: tuple[Fetched, Fetched] | None = None
+        self._shapes: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
 
     def end_step(self) -> None:
         """Drop everything that belongs to the step."""
@@ -42,14 +43,18 @@ class PagedLayerCache(LayerCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Return the new keys and values, which know their layer; attention writes them before it reads."""
+        self._shapes = keys.shape, values.shape
         self._fetched = Fetched(keys, self, True), Fetched(values, self, False)
         return self._fetched
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """The result of `update_and_fetch` in this step, for a layer that shares it."""
-        if self._fetched is None:
+        """Keys and values of this layer in this step, for a layer that shares them; written ones have no rows."""
+        if self._fetched is None and not self.num_reads:
             raise RuntimeError("a layer reads keys and values of another one that has not run in this step")
-        return self._fetched
+        if self._fetched is not None:
+            return self._fetched
+        keys, values = (mx.broadcast_to(mx.zeros(1), shape) for shape in self._shapes)
+        return Fetched(keys, self, True), Fetched(values, self, False)
 
     def make_mask(self, *_args: object, **_kwargs: object) -> None:
         """No mask: the backend knows every row's causal range and window."""
@@ -103,13 +108,13 @@ class PagedLayerCache(LayerCache):
         if self.layer.latent:
             raise NotImplementedError("the model's attention is not over latents in all calls of a layer")
         options = self._options_for(softmax_scale, softcap, sinks)
-        if not own or not isinstance(keys, Fetched) or self._fetched is None:
+        if not own or not isinstance(keys, Fetched):
             return self.attend(queries, keys, values, options)
         if keys.transposed or not keys.are_keys or not isinstance(values, Fetched) or values.are_keys:
             raise NotImplementedError("the model's attention does not take a layer's keys as keys and values as values")
         if keys.tiles != values.tiles or (keys.tiles > 1 and sinks is not None):
             raise NotImplementedError("the model repeats the heads of keys and values in a way that a kernel cannot")
-        out = self.attend(_with_neighbours(queries, keys.tiles), *self._fetched, options)
+        out = self.attend(_with_neighbours(queries, keys.tiles), *(self._fetched or (keys, values)), options)
         return out if keys.tiles == 1 else _with_neighbours(out, out.shape[1] // keys.tiles)
 
     def _attend_to_latents(
@@ -137,6 +142,7 @@ class PagedLayerCache(LayerCache):
         self.num_heads = queries.shape[1]
         rows = queries.squeeze(2), keys.squeeze(2), values.squeeze(2)
         out = self.backend.write_and_attend(*rows, self.k_cache, self.v_cache, self.metadata, options)
+        self._fetched = None  # the rows are in the pool: a step must not hold those of all layers
         if self.taps:
             value_rows = rows[2][..., : self.layer.value_dim]
             call = AttentionCall(*rows[:2], value_rows, out, self.k_cache, self.v_cache, self.metadata, options)

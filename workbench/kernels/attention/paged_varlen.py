@@ -25,6 +25,8 @@ def paged_varlen_attention(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     sinks: mx.array | np.ndarray | None = None,
+    chunk_size: int = 0,
+    value_dim: int = 0,
     backend: str = "auto",
 ) -> mx.array:
     """Causal attention of a packed batch over a paged KV cache that is already filled.
@@ -47,10 +49,13 @@ def paged_varlen_attention(
             Attention is causal, so right is 0 or -1 and both mean the same.
         softcap: Scores become ``softcap * tanh(score / softcap)``; 0 turns it off.
         sinks: Attention sinks, [num_heads]: a score per head that takes part in the softmax but has no value.
+        chunk_size: Chunked attention: a row at position p sees [p - p % chunk_size, p]; 0 turns it off.
+        value_dim: Latent attention: a value is the first value_dim elements of its key, and ``v_cache`` is ``k_cache``;
+            0 if values are stored by themselves.
         backend: One of `workbench.kernels.attention.BACKEND_NAMES`.
 
     Returns:
-        [T, num_heads, head_dim] in q's dtype.
+        [T, num_heads, head_dim] in q's dtype; of latents, [T, num_heads, value_dim].
 
     Raises:
         ValueError: Malformed arguments; the message names the sequence and the value. Nothing is computed.
@@ -62,6 +67,8 @@ def paged_varlen_attention(
         window_size=window_size,
         softcap=softcap,
         sinks=None if sinks is None else mx.array(sinks),
+        chunk_size=chunk_size,
+        value_dim=value_dim,
     )
     metadata = AttentionMetadata(
         cu_seqlens_q=int32_array("cu_seqlens_q", cu_seqlens_q, 1),

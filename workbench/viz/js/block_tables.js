@@ -16,9 +16,9 @@ function tablesOf(store, step, chunk) {
   return store.groups.map((group, index) => {
     const isState = group.kind === "mamba", slots = isState ? 1 : group.block_size;
     const filled = (logical) => isState ? 1 : Math.max(0, Math.min(slots, chunk.end - logical * slots));
-    const places = store.blockTable(chunk.request, step, index)
-      .map((block, logical) => ({ logical, block, slots, filled: block ? filled(logical) : 0 }));
-    return { chunk, group, index, places, name: store.groups.length > 1 ? groupOf(group) : "" };
+    const blocks = store.blockTable(chunk.request, step, index);
+    const places = blocks.map((block, logical) => ({ logical, block, slots, filled: block ? filled(logical) : 0 }));
+    return { chunk, group, index, blocks, places, name: store.groups.length > 1 ? groupOf(group) : "" };
   });
 }
 
@@ -45,7 +45,7 @@ export class BlockTablesPanel extends CanvasPanel {
     }
     this.rows = chunks.flatMap((chunk) => tablesOf(store, cursor.step, chunk));
     this.setHeight(TOP + Math.max(2, this.rows.length) * ROW + (this.hidden ? 18 : 6));
-    const longest = Math.max(1, ...this.rows.map((row) => row.places.length));
+    const longest = Math.max(1, ...this.rows.map((row) => row.blocks.length));
     const space = this.width - LEFT - (longest * 4 > this.width - LEFT - 54 ? 84 : 54) - (numGroups > 1 ? 80 : 0);
     this.cell = Math.max(4, Math.min(30, space / longest));
     this.fits = Math.max(1, Math.floor(space / this.cell + 1e-6));

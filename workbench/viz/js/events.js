@@ -58,9 +58,9 @@ export class EventsPanel extends Panel {
   }
 
   /** The reason of an event; of an admission also why it found no more in the prefix cache. */
-  why({ kind, request, step, reason }) {
+  why({ kind, request, step, words }) {
     const miss = kind === "admit" || kind === "resume" ? this.store.chunkIn(request, step)?.miss : "";
-    return plain([reason, miss].filter(Boolean).join("; "), 200);
+    return plain([words, miss].filter(Boolean).join("; "), 200);
   }
 
   waitingNote() {

@@ -74,7 +74,7 @@ function eventAnswers(view, kind) {
   for (let step = 0; step < store.numSteps && found.length < MOST; step++) {
     for (const event of store.events(step)) {
       if (event.kind !== kind || found.length === MOST) continue;
-      const why = event.reason ? `: ${plain(event.reason, 80)}` : "";
+      const why = event.words ? `: ${plain(event.words, 80)}` : "";
       found.push({ words: `step ${store.label(step)}: ${plain(event.request.id)}${why}`, go: () => cursor.seek(step) });
     }
   }

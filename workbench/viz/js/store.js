@@ -313,9 +313,9 @@ export class Store {
     const get = (name, e) => this.column(`event.${name}`)[e];
     for (let e = from; e < to; e++) {
       const kind = this.facts.codes.events[get("kind", e)], index = get("reason", e);
-      const why = kind === "preempt" ? this.reasons[index]?.sentence : this.strings[index];
-      const reason = kind === "finish" ? endOf(why || "") : why || "";
-      result.push({ step, kind, request: this.requests[get("request", e)], reason });
+      const reason = (kind === "preempt" ? this.reasons[index]?.sentence : this.strings[index]) || "";
+      const words = kind === "finish" ? endOf(reason) : reason;
+      result.push({ step, kind, request: this.requests[get("request", e)], reason, words });
     }
     return result;
   }
@@ -384,13 +384,17 @@ export class Store {
     return this.tokensKnown ? `id ${id}` : "its id is not recorded";
   }
 
+  /** Seconds from the beginning of the first step to the end of the last. */
+  runDuration() {
+    return this.numSteps ? this.value("end", this.numSteps - 1) - this.value("time", 0) : 0;
+  }
+
   /** Seconds of the run that the clock of the step axis leaves out: before the first step, and in pauses; 0 if few. */
   idleSeconds() {
     if (!this.numSteps) return 0;
     const begin = this.value("time", 0), arrival = this.requests[0]?.arrival_time ?? begin;
-    const first = this.label(0) ? begin : Math.min(begin, arrival);
-    const idle = this.pauses + begin - first;
-    return idle > 0.01 * (this.value("end", this.numSteps - 1) - first) ? idle : 0;
+    const before = this.label(0) ? 0 : Math.max(0, begin - arrival), idle = this.pauses + before;
+    return idle > 0.01 * (this.runDuration() + before) ? idle : 0;
   }
 
   /** The reason for which a request finished, as words. */

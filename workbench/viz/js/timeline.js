@@ -312,8 +312,8 @@ export class TimelinePanel extends StepPanel {
     const { store } = this;
     const lines = [store.sentences[step] || `step ${formatNumber(store.label(step))}`, ...numbersOf(store, step)];
     for (const stall of this.view.stalls) if (stall.step === step) lines.push(`stall: ${plain(stall.words, 200)}`);
-    for (const { kind, request, reason } of store.events(step).slice(0, 6)) {
-      lines.push(`${kind} ${plain(request.id)}${reason ? `: ${plain(reason, 80)}` : ""}`);
+    for (const { kind, request, words } of store.events(step).slice(0, 6)) {
+      lines.push(`${kind} ${plain(request.id)}${words ? `: ${plain(words, 80)}` : ""}`);
     }
     return lines;
   }
