@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,34 +79,35 @@ def _watch(options: argparse.Namespace) -> int:
                 fleet.traces = parts_of(fleet.traces, options)
             else:
                 fleet.start()
-            session = make_fleet_app(fleet)
+            serve = partial(app.serve_session, make_fleet_app(fleet))
 
             def traces() -> dict[str, Trace]:
                 return dict(fleet.traces)
 
         elif has_window(options):
             trace = load_trace(path, options)
-            session = app.make_app(trace)
+            serve = partial(app.serve, trace)
 
             def traces() -> dict[str, Trace]:
                 return {"": trace}
 
         else:
             follower = stack.enter_context(TraceFollower(path))
-            path, session = follower.path, app.make_app(follower.trace)
+            path, serve = follower.path, partial(app.serve, follower.trace)
 
             def traces() -> dict[str, Trace]:
                 return {"": follower.trace}
 
         if options.metrics_port is not None:
             stack.enter_context(serve_causes(traces, options.metrics_port))
-        _serve(options, session, path.name)
+        _serve(options, serve, path.name)
     return 0
 
 
 def _watch_server(options: argparse.Namespace) -> int:
     from workbench.trace.formats.kv_events.live import LiveEvents
     from workbench.trace.formats.live_scrapes import ServerFollower
+    from workbench.viz import app
     from workbench.viz.server_page import ONLY_A_RECORDING, make_server_app
 
     if options.metrics_port is not None:
@@ -118,14 +120,12 @@ def _watch_server(options: argparse.Namespace) -> int:
             follower.events = stack.enter_context(LiveEvents(options.kv_events))
         stack.enter_context(follower)
         print(ONLY_A_RECORDING, flush=True)
-        _serve(options, make_server_app(follower), options.trace)
+        _serve(options, partial(app.serve_session, make_server_app(follower)), options.trace)
     return 0
 
 
-def _serve(options: argparse.Namespace, session: Callable[[], Any], title: str) -> None:
-    from workbench.viz import app
-
+def _serve(options: argparse.Namespace, serve: Callable[..., Any], title: str) -> None:
     def say() -> None:
         print(f"{title} at http://127.0.0.1:{options.port} (Ctrl-C ends it)", flush=True)
 
-    app.serve_session(session, port=options.port, title=title, on_listening=say, allow_hosts=allow_hosts(options))
+    serve(port=options.port, title=title, on_listening=say, allow_hosts=allow_hosts(options))
