@@ -152,6 +152,7 @@ ATTACHED.update(
         "Trace.stalls": "workbench.simulation.costs.stalls:stalls",
         "Trace.to_chrome_trace": "workbench.trace.formats.export:to_chrome_trace",
         "Trace.to_html": "workbench.viz.export_html:to_html",
+        "Trace.to_link": "workbench.viz.link:link_to",
         "Trace.to_pandas": "workbench.trace.formats.export:to_pandas",
         "Trace.tune": "workbench.analysis.tune:tune",
         "Trace.view": "workbench.viz.widget:view",

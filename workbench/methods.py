@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from workbench.trace.readings import metrics as measuring
     from workbench.trace.readings import metrics_collector
     from workbench.trace.readings import pool_state as pool
-    from workbench.viz import export_html, figures, widget
+    from workbench.viz import export_html, figures, link, widget
 
     P = ParamSpec("P")
     First = TypeVar("First")
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         stalls = stalling.stalls
         to_chrome_trace = export.to_chrome_trace
         to_html = export_html.to_html
+        to_link = link.link_to
         to_pandas = export.to_pandas
         tune = tuning.tune
         view = widget.view

@@ -1,9 +1,11 @@
 """The playground in a real browser, served below another page's address, without a network."""
 
+import base64
 import hashlib
 import json
 import random
 import threading
+import zlib
 
 import feature_workloads
 import pytest
@@ -416,3 +418,66 @@ def test_axe_has_no_serious_finding(axe_findings, open_playground, scheme):
     page = open_playground(color_scheme=scheme)
     for state in states_of(page):
         assert axe_findings(page.page) == [], state
+
+
+COLUMNS = (
+    "Object.fromEntries([...store.columns].map(([name, column]) => "
+    "[name, [...column.data.subarray(0, column.length)].map(String).join()]))"
+)
+
+
+def test_a_link_opens_a_run_at_its_step_as_a_saved_page_shows_it(open_playground, browser, tmp_path):
+    trace = random_trace(11)
+    step, request = trace[len(trace) // 2].step, list(trace.requests)[1]
+    link = trace.to_link(step=step, request_id=request)
+    page = open_playground(link[link.index("#") :])
+    assert page.text("recording-name").startswith(f"the run of the link: {len(trace)} steps")
+    view = "document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench"
+    assert page.page.evaluate(f"() => {view}.store.label({view}.cursor.step)") == step
+    assert page.page.evaluate(f"() => {view}.store.requests[{view}.cursor.selected].id") == request
+    trace.to_html(tmp_path / "run.html")
+    saved = browser.new_page()
+    saved.goto((tmp_path / "run.html").as_uri())
+    saved.wait_for_function("() => document.querySelector('.wb-root')?.workbench?.store.numSteps > 0")
+    columns = saved.evaluate(
+        f"() => {{ const store = document.querySelector('.wb-root').workbench.store; return {COLUMNS}; }}"
+    )
+    assert page.store(COLUMNS) == columns and len(columns) > 10
+    saved.close()
+    page.page.reload()
+    page.settle()
+    assert page.store(COLUMNS) == columns
+    page.slide("max_num_seqs", 1)  # what if: a fork of the linked run
+    assert page.decodes("other") != page.decodes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "letters", "bomb"])
+def test_a_damaged_link_says_so_and_the_page_works(open_playground, damage):
+    link = random_trace(11).to_link()
+    fragment = link[link.index("#") :]
+    packer = zlib.compressobj(9, wbits=-15)
+    bomb = packer.compress(bytes(80 * 2**20)) + packer.flush()
+    damaged = {
+        "cut": fragment[: len(fragment) // 2],
+        "letters": "#run=%FF%FE!!",
+        "bomb": "#run=" + base64.urlsafe_b64encode(bomb).decode().rstrip("="),
+    }
+    page = open_playground(damaged[damage])
+    words = page.text("error")
+    assert "cannot be read" in words and ("64 MB" in words) == (damage == "bomb")
+    assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
+
+
+def test_a_link_to_settings_keeps_the_step_at_the_cursor(open_playground):
+    page = open_playground("#preset=bursts&max_num_seqs=4")
+    view = "document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench"
+    page.page.evaluate(f"() => {view}.cursor.seek(37)")
+    page.page.wait_for_function("() => playground.place?.step === 37")
+    before = page.page.evaluate("() => playground.shared")
+    page.page.click("#link")
+    page.page.wait_for_function("(before) => playground.shared !== before", arg=before)
+    link = page.page.evaluate("() => location.hash")
+    assert len(link) < 300
+    other = open_playground(link)
+    assert other.decodes() == page.decodes()
+    other.page.wait_for_function(f"() => {view}.cursor.step === 37")

@@ -27,9 +27,8 @@ from workbench.base.text import shown
 
 ROLES = ("visitor", "follower", "teacher")
 
-READING = frozenset(
-    ("class", "resend", "explain", "look", "tune", "end_tuning", "fork", "save_html", "forget_capture", "show_weights")
-)
+_ASKING = ("class", "resend", "explain", "look", "tune", "end_tuning", "fork")
+READING = frozenset((*_ASKING, "link", "save_html", "forget_capture", "show_weights"))
 """Commands of a view whose results only its page sees. Every other one, a new one too, needs the right to control."""
 
 VIEWS = ("story", "scheduler", "kernel", "all")

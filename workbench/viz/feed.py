@@ -25,6 +25,7 @@ from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
+from workbench.viz.link import link_to
 from workbench.viz.pareto import tuning_facts
 from workbench.viz.visible_step import VisibleStep
 
@@ -41,6 +42,9 @@ MAX_ASKED = 32
 
 ASKED_CHARACTERS = 2_000
 """Maximum number of characters of such a question."""
+
+LINK = "link"
+"""The name under which a download is a link to copy instead of a file to save."""
 
 REPEAT_STEPS = 64
 """Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
@@ -423,6 +427,14 @@ class Feed:
             self._download = f"{name}\n{page}".encode("utf-8", "replace")
 
         self._in_background(save)
+
+    def _do_link(self, step: int | None = None, request: str | None = None) -> None:
+        """Send a link that opens the run in the playground, at a step and a request."""
+
+        def link() -> None:
+            self._download = f"{LINK}\n{link_to(self._newest_trace(), step=step, request_id=request)}".encode()
+
+        self._in_background(link)
 
     def _do_capture(self, layer: int) -> None:
         self._visible.show_layer(self._engine("capture").capture(layer))

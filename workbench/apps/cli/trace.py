@@ -57,6 +57,14 @@ def add_parser(commands: Commands) -> None:
     html.add_argument("trace", type=Path, help=TRACE_FILE)
     add_out_option(html, "PAGE", "page to write (default: beside the trace, .html)", is_last_word=True)
 
+    help = "print a link that opens the trace in the playground: the trace is in the link, nothing is uploaded"
+    link = add_command(actions, "link", _link, help)
+    link.add_argument("trace", type=Path, help=TRACE_FILE)
+    link.add_argument("--step", type=int, metavar="N", help="open it at this step")
+    link.add_argument("--request", metavar="ID", help="select this request")
+    help = "address of the playground (default: WORKBENCH_PLAYGROUND, else that of workbench playground here)"
+    link.add_argument("--playground", metavar="URL", help=help)
+
     help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
     perfetto = add_command(actions, "perfetto", _perfetto, help)
     perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
@@ -86,7 +94,7 @@ def add_parser(commands: Commands) -> None:
     diff.add_argument("b", type=Path, help="trace file")
 
     trace_decide.add_parsers(actions)
-    for parser in (info, story, html, perfetto, otlp, diff):
+    for parser in (info, story, html, link, perfetto, otlp, diff):
         add_window_options(parser)
 
 
@@ -195,6 +203,14 @@ def _html(options: argparse.Namespace) -> int:
     out = options.out or _beside(options.trace, ".html")
     to_html(load_trace(options.trace, options), out)
     print(f"wrote {out}")
+    return 0
+
+
+def _link(options: argparse.Namespace) -> int:
+    from workbench.viz.link import link_to
+
+    trace = load_trace(options.trace, options)
+    print(link_to(trace, step=options.step, request_id=options.request, playground=options.playground))
     return 0
 
 

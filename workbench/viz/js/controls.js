@@ -90,7 +90,8 @@ export class Controls {
     this.level.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
     const theme = button("◐", "Switch between light and dark", () => view.nextTheme());
-    for (const rare of [this.axis, this.level, theme, this.helpButton]) {
+    this.link = view.linkBox.button();
+    for (const rare of [this.axis, this.level, this.link, theme, this.helpButton]) {
       rare.classList.add("wb-foldable");
     }
     return [
@@ -98,6 +99,7 @@ export class Controls {
       this.search.element,
       this.axis,
       this.level,
+      this.link,
       theme,
       this.helpButton,
     ];
@@ -180,6 +182,7 @@ export class Controls {
       element.hidden = VIEWS[i][0] === "incident" && !view.isIncident;
     });
     this.tabs.hidden = !view.whole;
+    this.link.hidden = !status.explains || !store.numSteps;
     this.axis.hidden = !store.timed();
     setText(this.axis, cursor.byTime ? "x: time" : "x: step");
     setText(this.play, cursor.playing ? "❚❚" : "▶");

@@ -6,11 +6,12 @@ import { Classroom } from "./classroom.js";
 import { Areas, isLayout, makePanels } from "./areas.js";
 import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
-import { h, offerDownload } from "./dom.js";
+import { downloaded, h, offerFile } from "./dom.js";
 import { EndCard } from "./end_card.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Inspector } from "./inspector.js";
 import { bindKeys, keyList } from "./keys.js";
+import { LinkBox } from "./link_box.js";
 import { Place } from "./place.js";
 import { PhaseBox } from "./phase_box.js";
 import { BreakpointsForm, close, openBelow } from "./popovers.js";
@@ -55,6 +56,7 @@ class View {
     /** Whether all panels are here, to be shown in views; a choice of panels is shown as it is. */
     this.whole = !this.options.panels?.length;
     this.inspector = new Inspector(this);
+    this.linkBox = new LinkBox(this);
     this.controls = new Controls(this);
     this.help = keyList(Boolean(model.get("still")));
     this.breakpointsForm = new BreakpointsForm(this);
@@ -64,7 +66,13 @@ class View {
     this.classroom = new Classroom(this);
     this.question = new Question(this);
     this.endCard = new EndCard(this);
-    this.popovers = [this.help, this.breakpointsForm.element, this.whatIf.element, this.tuningForm.element];
+    this.popovers = [
+      this.help,
+      this.breakpointsForm.element,
+      this.whatIf.element,
+      this.tuningForm.element,
+      this.linkBox.element,
+    ];
     this.otherCount = 0;
     this.build();
     this.show(this.whole ? this.firstView() : "all");
@@ -245,6 +253,14 @@ class View {
     this.waiting = setTimeout(() => {
       if (this.live && (this.status.handled ?? 0) < id) this.say(UNHEARD);
     }, PATIENCE_MS);
+  }
+
+  /** Take what the host has made for this page: a link to copy, or a page to save. */
+  takeDownload(bytes) {
+    if (!bytes?.byteLength) return;
+    const { name, content } = downloaded(bytes);
+    if (name === "link") this.linkBox.take(new TextDecoder().decode(content));
+    else offerFile(new Blob([content], { type: "text/html" }), name);
   }
 
   statusChanged() {
@@ -468,7 +484,7 @@ export function render({ model, el }) {
     "change:other": () => view.receiveOther(model.get("other")),
     "change:cursor": () => view.place.take(model.get("cursor")),
     "change:step": () => view.place.takeStep(model.get("step")),
-    "change:download": () => offerDownload(model.get("download")),
+    "change:download": () => view.takeDownload(model.get("download")),
   };
   // Of ipywidgets alone: the channel to the kernel, open until now.
   if (model.get("still")) listeners.comm_live_update = () => view.lose();

@@ -132,11 +132,10 @@ export function timeWords(time, span, distance = span / 1000) {
   return hours ? `${hours}:${pad(minutes)}:${pad(seconds % 60)} h` : `${minutes}:${pad(seconds % 60)} min`;
 }
 
-/** Let the browser save a page that the host has made: its name in one line, then its content. */
-export function offerDownload(bytes) {
-  if (!bytes?.byteLength) return;
+/** Name and content of what the host has made for this page: the name is the first line. */
+export function downloaded(bytes) {
   const data = new Uint8Array(bytes.buffer, bytes.byteOffset, bytes.byteLength), end = data.indexOf(10);
-  offerFile(new Blob([data.slice(end + 1)], { type: "text/html" }), new TextDecoder().decode(data.slice(0, end)));
+  return { name: new TextDecoder().decode(data.slice(0, end)), content: data.slice(end + 1) };
 }
 
 /** Let the browser save a file. */

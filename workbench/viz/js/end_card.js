@@ -14,9 +14,10 @@ export class EndCard {
     this.budget = button("", "Simulate the same requests with a smaller token budget", () => this.tryBudget());
     this.ask = button("Ask your own", "Ask the model something (A)", () => view.ask());
     this.save = button("Save HTML", "Save the whole run as one page that opens offline", () => view.send("save_html"));
+    this.link = view.linkBox.button();
     const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.close() }, "Close");
     const replay = button("Replay", "Play the run from its first step", () => this.replay());
-    const buttons = h("div", { class: "wb-bar" }, replay, this.ask, this.budget, this.save, close);
+    const buttons = h("div", { class: "wb-bar" }, replay, this.ask, this.budget, this.save, this.link, close);
     const props = { class: "wb-end-card", hidden: true, "aria-label": "The run is over" };
     this.element = h("section", props, h("h3", {}, "Every request is finished."), this.totals, buttons);
   }

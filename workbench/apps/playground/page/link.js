@@ -1,8 +1,27 @@
-// Everything a person has set, in the part of the address after "#", which browsers do not send to servers: JSON,
-// compressed, in the base64 of addresses.
+// Everything a person has set, or a whole run, in the part of the address after "#", which browsers do not send to
+// servers: JSON, or the lines of a trace file (workbench/viz/link.py), compressed, in the base64 of addresses.
 
+/** Maximum size of what a link holds, unpacked, in bytes: a short link can unpack to anything. */
+export const MAX_BYTES = 64 * 2 ** 20;
+
+/** @throws {RangeError} More than MAX_BYTES come out of the stream. */
 async function through(bytes, stream) {
-  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer());
+  const parts = [], reader = new Blob([bytes]).stream().pipeThrough(stream).getReader();
+  for (let size = 0;;) {
+    const { done, value } = await reader.read();
+    if (done) return new Uint8Array(await new Blob(parts).arrayBuffer());
+    parts.push(value);
+    size += value.byteLength;
+    if (size > MAX_BYTES) {
+      await reader.cancel();
+      throw new RangeError(`the link unpacks to more than ${MAX_BYTES / 2 ** 20} MB`);
+    }
+  }
+}
+
+async function unpack(text) {
+  const packed = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+  return await through(Uint8Array.from(packed, (c) => c.charCodeAt(0)), new DecompressionStream("deflate-raw"));
 }
 
 /** The state as the text of a link. */
@@ -23,15 +42,28 @@ export async function decodeState(text) {
     return { preset, config: Object.fromEntries(Object.entries(config).map(([name, value]) => [name, read(value)])) };
   }
   try {
-    const packed = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
-    const bytes = await through(
-      Uint8Array.from(packed, (c) => c.charCodeAt(0)),
-      new DecompressionStream("deflate-raw"),
-    );
-    const state = JSON.parse(new TextDecoder().decode(bytes));
+    const state = JSON.parse(new TextDecoder().decode(await unpack(text)));
     return state && typeof state === "object" ? state : null;
   } catch {
     return null;
+  }
+}
+
+/**
+ * The run of a link such as #step=12&request=sky&run=pVfb...: the bytes of its trace file, and the place to open it at.
+ * @returns {Promise<{ run: ArrayBuffer, place: object } | null>} Null if the text does not hold a run.
+ * @throws {Error} It holds one that cannot be read; the message says why.
+ */
+export async function decodeRun(text) {
+  const given = new URLSearchParams(text), run = given.get("run");
+  if (!run) return null;
+  const step = given.has("step") ? Number(given.get("step")) : null;
+  const place = { step: Number.isInteger(step) ? step : null, follow: false, request: given.get("request") };
+  try {
+    return { run: (await unpack(run)).buffer, place };
+  } catch (problem) {
+    const why = problem instanceof RangeError ? problem.message : "it is cut off or damaged";
+    throw new Error(`The run of this link cannot be read: ${why}. Ask for the whole link, or for the trace file.`);
   }
 }
 

@@ -4,7 +4,7 @@
 import { Arrivals, canBeDrawn } from "./arrivals.js";
 import { at, options } from "./elements.js";
 import { Engine } from "./engine.js";
-import { decodeState, encodeState } from "./link.js";
+import { decodeRun, decodeState, encodeState } from "./link.js";
 import { showNumbers } from "./numbers.js";
 import { Settings } from "./settings.js";
 
@@ -168,7 +168,7 @@ class Playground {
     at("reset").hidden = !Object.keys(this.settings.config).length;
     this.stale = true;
     this.share();
-    this.run();
+    return this.run();
   }
 
   /** Run the newest state; changes that come meanwhile are run afterwards, the newest only. */
@@ -182,6 +182,8 @@ class Playground {
     this.running = false;
     if (this.stale) this.run();
     else this.showNumbers();
+    this.goTo(this.later);
+    this.later = null;
   }
 
   /** Ask the worker, and show its answer. Returns the facts; null for none or an error, which is shown. */
@@ -202,8 +204,7 @@ class Playground {
       if (facts.requests) this.show(answer);
       return facts;
     } catch (problem) {
-      at("error").hidden = false;
-      at("error").textContent = `Python could not be started: ${problem.message}. Reload the page to try again.`;
+      this.fail(`Python could not be started: ${problem.message}. Reload the page to try again.`);
       this.say("");
       return null;
     } finally {
@@ -245,6 +246,11 @@ class Playground {
     this.explain();
   }
 
+  fail(words) {
+    at("error").hidden = false;
+    at("error").textContent = words;
+  }
+
   say(words) {
     at("status").textContent = words;
   }
@@ -255,7 +261,9 @@ class Playground {
     if (!this.view) {
       const model = {
         get: (key) => this.values[key],
-        set() {},
+        set: (key, value) => {
+          if (key === "cursor") this.place = value; // a person has moved it
+        },
         save_changes() {},
         on: (event, listener) => this.listeners.set(event, listener),
         off: (event) => this.listeners.delete(event),
@@ -280,8 +288,7 @@ class Playground {
       await this.ask({ command: "pin" });
       this.pinned = pinned;
     }
-    at("error").hidden = false;
-    at("error").textContent = "The run was cancelled. Change something to run again.";
+    this.fail("The run was cancelled. Change something to run again.");
   }
 
   // -- comparing, sharing ----------------------------------------------------------------------------------------
@@ -293,9 +300,10 @@ class Playground {
     this.share();
   }
 
-  async share() {
+  /** Put what is set into the address, and for a link to send the place of the cursor. */
+  async share(at) {
     if (this.recording) return;
-    const state = this.pinned ? { ...this.state, a: this.pinned } : this.state;
+    const state = { ...this.state, ...this.pinned && { a: this.pinned }, ...at?.step >= 0 && { at } };
     const shared = await encodeState(state);
     this.shared = shared;
     history.replaceState(null, "", `#${shared}`);
@@ -303,8 +311,36 @@ class Playground {
 
   async readLink() {
     this.busy++;
-    await this.openState(await decodeState(location.hash.slice(1)) ?? {});
-    this.busy--;
+    const text = location.hash.slice(1);
+    try {
+      const linked = await decodeRun(text);
+      if (linked) await this.openRun(linked);
+      else {
+        const state = await decodeState(text);
+        await this.openState(state ?? {});
+        if (text && !state) this.fail("This link cannot be read: it is cut off or damaged. Ask for the whole link.");
+      }
+    } catch (problem) {
+      await this.openState({});
+      this.fail(problem.message);
+    } finally {
+      this.busy--;
+    }
+  }
+
+  /** Open the run of a link, which stays in the address. */
+  async openRun({ run, place }) {
+    const { hash } = location;
+    this.take({});
+    if (!await this.openRecording({ name: "the run of the link", arrayBuffer: () => run })) return;
+    this.shared = hash.slice(1);
+    history.replaceState(null, "", hash);
+    this.goTo(place);
+  }
+
+  /** Put the cursor at a step and a request. */
+  goTo(place) {
+    if (place && this.view) this.set("cursor", { step: null, follow: false, request: null, ...place });
   }
 
   async openState(state) {
@@ -317,11 +353,12 @@ class Playground {
       }
     } else if (this.view) await this.ask({ command: "unpin" });
     this.take(state);
-    this.changed();
+    this.later = state.at;
+    await this.changed();
   }
 
   async copyLink() {
-    await this.share();
+    await this.share(this.place);
     await this.copy(location.href, "The link is copied: it holds the workload, the settings and the policy.");
   }
 
@@ -353,7 +390,7 @@ class Playground {
   async openRecording(file) {
     const content = await file.arrayBuffer();
     const facts = await this.ask({ command: "open", name: file.name }, content);
-    if (!facts) return;
+    if (!facts) return false;
     this.recording = file.name;
     this.pinned = null;
     at("recording-name").textContent = `${file.name}: ${facts.num_steps.toLocaleString("en")} steps, ` +
@@ -365,6 +402,7 @@ class Playground {
     at("recording").hidden = false;
     at("pin").hidden = true;
     history.replaceState(null, "", location.pathname + location.search);
+    return true;
   }
 
   forgetRecording() {

@@ -1,0 +1,116 @@
+"""Links that hold a run: what is in them, what is refused, and the command of a view that makes them."""
+
+import base64
+import json
+import random
+import zlib
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from serve_helpers import wait_for
+from viz_traces import ReplayingController, hostile_trace, random_trace
+
+from workbench import simulate
+from workbench.apps.cli import main
+from workbench.apps.playground.session import Session
+from workbench.trace import Trace, TraceMeta
+from workbench.viz.feed import Feed
+from workbench.viz.layout.columns import columns_of
+from workbench.viz.layout.packet import decode_packet, encode_packet
+from workbench.viz.link import LOCAL_PLAYGROUND, MAX_CHARACTERS, link_to
+
+
+def read_link(link, folder):
+    """The place and the trace of a link, read without the code that writes it."""
+    given = parse_qs(urlsplit(link).fragment)
+    packed = given.pop("run")[0]
+    lines = zlib.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), -15)
+    (folder / "linked.jsonl").write_bytes(lines)
+    return {name: values[0] for name, values in given.items()}, Trace.load(folder / "linked.jsonl")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_link_holds_the_whole_run_and_its_place(tmp_path, seed):
+    random_trace(seed).save(tmp_path / "run.jsonl")
+    trace = Trace.load(tmp_path / "run.jsonl")
+    request = random.Random(seed).choice(list(trace.requests))
+    place, linked = read_link(trace.to_link(step=trace[len(trace) // 2].step, request_id=request), tmp_path)
+    assert place == {"step": str(trace[len(trace) // 2].step), "request": request}
+    assert linked.to_dict() == trace.to_dict()
+    answer = Session().handle(json.dumps({"command": "open", "name": "x"}), (tmp_path / "linked.jsonl").read_bytes())
+    (_, arrays), (_, expected) = (decode_packet(each) for each in (answer.packet, encode_packet(columns_of(trace))))
+    assert arrays.keys() == expected.keys()
+    assert all(arrays[name].tobytes() == expected[name].tobytes() for name in arrays)
+
+
+def test_hostile_names_survive_a_link(tmp_path):
+    trace = hostile_trace()
+    for request in trace.requests:
+        place, linked = read_link(link_to(trace, request_id=request), tmp_path)
+        assert place == {"request": request} and linked.to_dict() == trace.to_dict()
+
+
+def test_a_part_of_a_run_is_a_run(tmp_path):
+    trace = random_trace(3)
+    part = trace[2:5]
+    place, linked = read_link(part.to_link(step=3), tmp_path)
+    assert place == {"step": "3"} and [record.step for record in linked] == [2, 3, 4]
+
+
+def test_the_address_of_the_playground(monkeypatch):
+    trace = random_trace(1)
+    monkeypatch.delenv("WORKBENCH_PLAYGROUND", raising=False)
+    assert link_to(trace).startswith(f"{LOCAL_PLAYGROUND}#run=")
+    monkeypatch.setenv("WORKBENCH_PLAYGROUND", "https://example.org/play/?theme=dark#old")
+    assert link_to(trace).startswith("https://example.org/play/?theme=dark#run=")
+    assert link_to(trace, playground="http://[::1]:9/p/").startswith("http://[::1]:9/p/#run=")
+
+
+def test_what_cannot_be_linked_is_refused_by_name():
+    trace = random_trace(2)
+    with pytest.raises(ValueError, match="no steps yet"):
+        link_to(Trace(TraceMeta(source="test")))
+    for step in (-1, trace[-1].step + 1):
+        with pytest.raises(ValueError, match=f"step must be from 0 to {trace[-1].step}, got {step}"):
+            link_to(trace, step=step)
+    with pytest.raises(ValueError, match="request_id must be a request of the run, got 'nobody'"):
+        link_to(trace, request_id="nobody")
+    for address in ("javascript:alert(1)", "file:///tmp/x", "example.org", "http://"):
+        with pytest.raises(ValueError, match="playground must be an http or https address"):
+            link_to(trace, playground=address)
+
+
+def test_a_run_that_is_too_long_offers_the_file_and_its_parts_fit():
+    requests = [
+        {"id": f"r{i}", "prompt": [random.Random(i).randrange(9999) for _ in range(900)], "max_tokens": 60}
+        for i in range(120)
+    ]
+    trace = simulate({"config": {"num_blocks": 9000}, "requests": requests})
+    with pytest.raises(ValueError, match=f"limit is {MAX_CHARACTERS:,}: send a page .Save HTML, trace.to_html."):
+        link_to(trace)
+    assert len(link_to(trace[-3:])) <= MAX_CHARACTERS
+
+
+def test_a_view_sends_the_link_and_a_problem_as_its_message():
+    trace = random_trace(4)
+    feed = Feed(ReplayingController(trace))
+    while feed.controller.step():
+        pass
+    feed.handle({"id": 1, "name": "link", "args": {"step": trace[0].step, "request": next(iter(trace.requests))}})
+    wait_for(lambda: feed._download is not None)
+    name, link = feed._download.decode().split("\n")
+    linked = link_to(feed.controller.trace, step=trace[0].step, request_id=next(iter(trace.requests)))
+    assert name == "link" and link == linked
+    feed.handle({"id": 2, "name": "link", "args": {"step": 10**6}})
+    wait_for(lambda: feed.status()["message"])
+    assert "step must be from" in feed.status()["message"]
+
+
+def test_the_command_line_prints_the_link(tmp_path, capsys):
+    trace = random_trace(5)
+    trace.save(tmp_path / "run.jsonl")
+    file = str(tmp_path / "run.jsonl")
+    assert main(["trace", "link", file, "--step", "1", "--playground", "https://a.example/"]) == 0
+    assert capsys.readouterr().out.strip() == link_to(trace, step=1, playground="https://a.example/")
+    assert main(["trace", "link", file, "--step", "999"]) == 2
+    assert "step must be from 0" in capsys.readouterr().err
