@@ -120,6 +120,7 @@ export class Controls {
     this.follow = button("Follow", "Go to the newest step and follow it (Esc)", () => cursor.toLive());
     this.follow.classList.add("wb-live");
     this.follow.removeAttribute("aria-label"); // its words change
+    this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
     return h(
       "div",
       { class: "wb-bar wb-transport", role: "group", "aria-label": "Cursor" },
@@ -132,6 +133,7 @@ export class Controls {
       this.position,
       this.speed,
       this.follow,
+      this.explain,
       button("Colour running requests", focusTitle, () => this.view.focusScheduled(), {
         class: "wb-button wb-wide-only",
       }),

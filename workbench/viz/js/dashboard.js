@@ -9,6 +9,7 @@ import { Cursor } from "./cursor.js";
 import { downloaded, h, offerFile } from "./dom.js";
 import { EndCard } from "./end_card.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
+import { Film } from "./film.js";
 import { Inspector } from "./inspector.js";
 import { bindKeys, keyList } from "./keys.js";
 import { LinkBox } from "./link_box.js";
@@ -65,6 +66,7 @@ class View {
     this.phaseBox = new PhaseBox(this);
     this.classroom = new Classroom(this);
     this.question = new Question(this);
+    this.film = new Film(this);
     this.endCard = new EndCard(this);
     this.popovers = [
       this.help,
@@ -97,6 +99,7 @@ class View {
       controls.element,
       this.classroom.element,
       this.phaseBox.element,
+      this.film.element,
       this.question.element,
       ...this.areas.elements,
       h("p", { class: "wb-reading" }, "Colours mark the requests in focus. ", legend, " is recomputed."),
@@ -297,6 +300,7 @@ class View {
       this.phaseBox.update(this.status);
       this.classroom.update();
       this.question.update();
+      this.film.update();
       this.endCard.update();
       this.inspector.update();
       this.controls.announceStep();

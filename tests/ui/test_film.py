@@ -1,0 +1,65 @@
+"""A step explained in a browser: it plays by itself, and the browser records it as a film."""
+
+import pytest
+from viz_traces import random_trace
+
+
+@pytest.fixture
+def page_of_a_run(browser, tmp_path):
+    random_trace(11).to_html(tmp_path / "run.html")
+    context = browser.new_context(viewport={"width": 1100, "height": 900}, accept_downloads=True)
+    page = context.new_page()
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((tmp_path / "run.html").as_uri())
+    page.wait_for_function("() => document.querySelector('.wb-root')?.workbench?.store.numSteps > 0")
+    yield page
+    context.close()
+    assert not problems
+
+
+FILM = "document.querySelector('.wb-root').workbench.film"
+
+
+def test_a_step_plays_in_five_scenes(page_of_a_run):
+    page = page_of_a_run
+    page.get_by_role("button", name="Explain this step").click()
+    seen = []
+    for at in range(5):
+        page.wait_for_function(f"(at) => {FILM}.time >= 4 * at", arg=at, timeout=60_000)
+        pressed = page.locator(".wb-film .wb-tab[aria-pressed=true]")
+        seen.append((pressed.get_attribute("data-scene"), page.locator(".wb-film .wb-sentence").text_content()))
+    assert [name for name, _ in seen] == ["schedule", "blocks", "mask", "attention", "sample"]
+    assert len({sentence for _, sentence in seen}) == 5
+    page.wait_for_function(f"() => !{FILM}.playing", timeout=60_000)
+    painted = page.evaluate(f"() => new Set({FILM}.canvas.getContext('2d').getImageData(0, 140, 960, 360).data).size")
+    assert painted > 3, "the last scene is painted"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"() => {FILM}.playing && {FILM}.time < 4")  # another step, from its first scene
+    page.locator(".wb-film button", has_text="Close").click()
+    assert not page.locator(".wb-film").is_visible()
+
+
+def test_the_browser_records_the_film(page_of_a_run, tmp_path):
+    page = page_of_a_run
+    page.keyboard.press("e")
+    with page.expect_download(timeout=90_000) as download:
+        page.locator(".wb-film button", has_text="Save film").click()
+    download.value.save_as(tmp_path / "step.webm")
+    film = (tmp_path / "step.webm").read_bytes()
+    assert download.value.suggested_filename.startswith("step-") and film[:4] == b"\x1a\x45\xdf\xa3"  # EBML
+    player = page.context.new_page()  # of its own: a saved page may load no media
+    size = player.evaluate(
+        """async (bytes) => {
+            const video = document.createElement("video");
+            video.muted = true;
+            video.src = URL.createObjectURL(new Blob([new Uint8Array(bytes)], { type: "video/webm" }));
+            const seen = new Promise((resolve) => video.onerror = () => resolve(["refused", video.error?.message]));
+            const read = new Promise((resolve) => {
+                video.onloadeddata = () => resolve([video.videoWidth, video.videoHeight]);
+            });
+            return await Promise.race([seen, read]);
+        }""",
+        list(film),
+    )
+    assert size == [960, 540] and len(film) > 20_000

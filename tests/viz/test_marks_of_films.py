@@ -1,0 +1,147 @@
+"""The scenes of a step explained: every mark is a fact of the record, and the sentences count them."""
+
+import pytest
+from painted import counted, grouped
+from runs_to_draw import RUNS, run, steps_of
+
+FILMED = [*RUNS, "many 5", "crowd 0"]
+
+
+def scenes_at(page, step):
+    page("view.cursor.seek(argument)", step)
+    page("view.film.show()")
+    return {scene["name"]: scene for scene in page("view.film.scenes")}
+
+
+@pytest.fixture
+def filmed(drawn):
+    """A function that opens a run and gives the scenes of its steps, each with the facts before and after it."""
+
+    def filmed_(name):
+        page, facts, _ = drawn(name)
+        for step in steps_of(facts):
+            yield facts, step, facts.records[step], scenes_at(page, step)
+
+    return filmed_
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_schedule(filmed, name):
+    for facts, step, record, scenes in filmed(name):
+        scene, row = scenes["schedule"], 0
+        assert scene["budget"] == record.token_budget
+        for bar, chunk in zip(scene["bars"], record.chunks, strict=True):
+            assert facts.order[bar["request"]] == chunk.request_id
+            assert (bar["from"], bar["to"]) == (row, row + chunk.num_tokens)
+            assert bar["decode"] == (chunk.arm == "decode")
+            row += chunk.num_tokens
+        scheduled = {chunk.request_id for chunk in record.chunks}
+        waiting = [who for who in facts.order if facts[step].states.get(who) in ("waiting", "preempted")]
+        left = {facts.order[wait["request"]]: wait["why"] for wait in scene["waits"]}
+        assert list(left) == [who for who in waiting if who not in scheduled]
+        for who, why in left.items():
+            reason = record.passed_over.get(who, record.waiting_reason)
+            assert why == (reason.sentence if hasattr(reason, "sentence") else str(reason or ""))
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_blocks(filmed, name):
+    for facts, step, record, scenes in filmed(name):
+        scene, group = scenes["blocks"], facts.shown_group
+        size, taken, found = facts.groups[group].block_size, 0, 0
+        for row, chunk in zip(scene["rows"], record.chunks, strict=True):
+            assert facts.order[row["request"]] == chunk.request_id
+            table = facts[step].tables[chunk.request_id][group]
+            before = facts[step - 1].tables.get(chunk.request_id, [[]] * 9)[group] if step else []
+            ended = step and chunk.request_id in facts.records[step - 1].finished
+            assert not ended
+            if chunk.request_id in record.resumed:
+                before = []
+            assert [place["block"] for place in row["places"]] == table
+            for at, (place, block) in enumerate(zip(row["places"], table, strict=True)):
+                fresh = bool(block) and (at >= len(before) or before[at] != block)
+                hit = fresh and (at + 1) * size <= chunk.num_cached_tokens
+                assert (place["fresh"], place["found"]) == (fresh, hit), (step, chunk.request_id, at)
+                taken, found = taken + (fresh and not hit), found + hit
+        words = scene["sentence"]
+        assert f"{counted(taken, 'block')} taken for new tokens" in words
+        assert (f"{counted(found, 'block')} found in the prefix cache" in words) == (found > 0)
+        assert f"{grouped(record.free_blocks)} of {grouped(facts.num_blocks)} are free." in words
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_mask(filmed, name):
+    for facts, _, record, scenes in filmed(name):
+        scene, window = scenes["mask"], 0
+        if record.kernel and record.kernel.windows:
+            window = max(0, record.kernel.windows[0])
+        assert scene["window"] == window
+        assert scene["rows"] == record.num_tokens
+        starts = [chunk.start - chunk.ahead for chunk in record.chunks]  # rejected drafts leave no KV
+        assert scene["columns"] == sum(starts) + record.num_tokens
+        row = 0
+        for band, chunk, start in zip(scene["bands"], record.chunks, starts, strict=True):
+            assert facts.order[band["request"]] == chunk.request_id
+            assert (band["q0"], band["q1"]) == (row, row + chunk.num_tokens)
+            assert (band["start"], band["end"]) == (start, start + chunk.num_tokens)
+            row += chunk.num_tokens
+        assert f"{counted(row, 'query row')} of {counted(len(record.chunks), 'request')} stand" in scene["sentence"]
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_attention(filmed, name):
+    for facts, _, record, scenes in filmed(name):
+        scene = scenes["attention"]
+        if record.kernel is None or not record.kernel.work_items:
+            assert ("planned" in scene["sentence"]) and sum(
+                item["rows"] for item in scene["items"]
+            ) == record.num_tokens
+            continue
+        items = record.kernel.work_items
+        expected = [(record.chunks[item.seq].request_id, item.num_rows, item.kv_start, item.kv_end) for item in items]
+        shown = [(facts.order[i["request"]], i["rows"], i["from"], i["to"]) for i in scene["items"]]
+        assert shown == expected
+        read = sum(item.kv_end - item.kv_start for item in items)
+        assert scene["sentence"].startswith(f"{counted(len(items), 'work item')} read {counted(read, 'KV position')} ")
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_sample(filmed, name):
+    total = 0
+    for facts, step, record, scenes in filmed(name):
+        scene, num = scenes["sample"], 0
+        for row, chunk in zip(scene["rows"], record.chunks, strict=True):
+            assert facts.order[row["request"]] == chunk.request_id
+            given = [token for token in facts[step].tokens[chunk.request_id] if token.step == record.step]
+            assert len(row["tokens"]) == len(given) == (chunk.sampled is not None) * (1 + len(chunk.sampled_before))
+            for words, token in zip(row["tokens"], given, strict=True):
+                assert words in (token.text, f"⟨token {token.id}⟩", "⟨end of text⟩")
+            num += len(given)
+        assert scene["sentence"].startswith(f"{counted(num, 'token')} {'is' if num == 1 else 'are'} sampled.")
+        total += num
+    assert total
+
+
+def test_the_painter_paints_the_scene_and_says_it_in_words(drawn):
+    page, facts, _ = drawn("timed 3")
+    for step in steps_of(facts, 4):
+        scenes_at(page, step)
+        for at, (_name, title) in enumerate(page("view.film.scenes.map((s) => [s.name, s.title])")):
+            page("(view.film.time = argument * 4 + 3.9, view.film.draw())", at)
+            label = page("view.film.canvas.attributes['aria-label']")
+            assert label.startswith(f"{title}. ")
+            assert page("view.film.sentence.textContent") == page(f"view.film.scenes[{at}].sentence")
+
+
+def test_the_film_follows_the_cursor_and_closes(drawn):
+    page, facts, _ = drawn("plain 1")
+    scenes_at(page, 3)
+    page("view.film.playing = false")
+    page("view.cursor.seek(5)")
+    page("view.draw()")
+    assert page("view.film.step") == 5
+    page("view.film.close()")
+    page("view.cursor.seek(6)")
+    page("view.draw()")
+    assert page("view.film.step") == 5 and page("view.film.element.hidden")
+    assert run("plain 1")[1] is facts
