@@ -7,6 +7,7 @@ import zxingcpp
 from PIL import Image
 from viz_traces import ReplayingController
 
+from workbench import Engine, EngineConfig
 from workbench.viz import app
 from workbench.viz.classroom import Classroom
 
@@ -135,3 +136,60 @@ def test_a_camera_reads_the_followers_link_from_the_teachers_page(open_page, add
     follower.wait("view.status.class?.role === 'follower'")
     teacher.root.get_by_role("button", name="Hide the QR code").click()
     code.wait_for(state="detached")
+
+
+def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_llama, monkeypatch):
+    room = Classroom()
+    monkeypatch.setattr(app, "Classroom", lambda: room)
+    with Engine(tiny_llama, EngineConfig(max_num_batched_tokens=32, block_size=4, num_blocks=128)) as engine:
+        for i in range(3):
+            engine.add_request(list(range(5 + i, 45 + i)), request_id=f"r{i}", max_tokens=8)
+        engine.run(progress=False)
+        url = serve(engine).rstrip("/")
+        teacher = open_page(f"{url}/#teach={room.key}")
+        follower = open_page(f"{url}/#follow")
+        teacher.wait("view.status.class?.followers === 1 && view.status.state === 'idle'")
+        teacher.root.get_by_role("button", name="What if").click()
+        teacher.root.get_by_role("spinbutton", name="max_num_batched_tokens").fill("16")
+        teacher.root.get_by_role("button", name="Let the class bet").click()
+        follower.wait("view.status.class.question")
+        teacher.wait("view.status.class.question")
+        teacher.frame()
+        for page in (teacher, follower):
+            assert not page.root.locator("[data-panel=timeline]").is_visible(), "no picture before the bets"
+        follower.root.get_by_role("region", name="Class").get_by_role("button", name="A", exact=True).click()
+        teacher.wait("view.status.class.spread[0][1] === 1")
+        lesson = teacher.root.get_by_role("region", name="Class")
+        lesson.get_by_role("button", name="Settle the duel").click()
+        follower.wait("view.status.class.score")
+        follower.frame()
+        told = follower.root.get_by_role("region", name="Class").text_content()
+        score = follower.view("view.status.class.score")
+        assert score["sentence"] in told and f"You bet on A: {'right' if score['winner'] == 'A' else 'wrong'}." in told
+        teacher.wait("view.comparing")
+        teacher.root.locator("[data-panel=compare]").wait_for()
+
+
+def test_a_question_survives_a_reload_in_a_colour_of_its_own(open_page, serve, tiny_llama):
+    with Engine(tiny_llama, EngineConfig(max_num_batched_tokens=64, block_size=4, num_blocks=256)) as engine:
+        for i in range(7):
+            engine.add_request(list(range(5 + i, 15 + i)), request_id=f"r{i}", max_tokens=4)
+        engine.run(progress=False)
+        url = serve(engine).rstrip("/") + "/#story"
+        page, other = open_page(url), open_page(url)
+        page.wait("view.status.state === 'idle' && view.store.requests.length === 7")
+        before = page.view("view.store.requests.map(({ index }) => view.theme.hue(index))")
+        box = page.root.get_by_role("textbox", name="Prompt")
+        box.fill("w7 w8 w9")
+        box.press("Enter")
+        page.wait("view.store.requests.length === 8 && view.store.requests[7].own")
+        mine = page.view("view.theme.hue(7)")
+        assert page.view("view.store.requests.slice(0, 7).map(({ index }) => view.theme.hue(index))") == before
+        assert mine and mine not in before
+        other.wait("view.store.requests.length === 8")
+        assert other.view("view.theme.hue(7)") is None, "it is the question of one page"
+        page.page.reload()
+        page.wait("view.store.requests.length === 8 && view.store.requests[7].own", timeout=60_000)
+        assert page.view("view.theme.hue(7)") == mine
+        page.frame()
+        assert page.root.locator(".wb-own-prompt").text_content() == "w7 w8 w9"

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, ink_on, luminance, mix
+from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, OWN_HUE, ink_on, luminance, mix
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
 # severity 1.0, on linear RGB.
@@ -45,7 +45,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("vision", VISION)
 def test_focus_hues_differ(vision):
-    least = min(difference(a, b, vision) for a, b in itertools.combinations(FOCUS_HUES, 2))
+    least = min(difference(a, b, vision) for a, b in itertools.combinations((*FOCUS_HUES, OWN_HUE), 2))
     assert least >= 15, f"two focus hues differ by only {least:.1f} for {vision} vision"
 
 
@@ -57,7 +57,7 @@ def test_the_measure_sees_a_bad_palette():
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_focus_hues_differ_from_the_greys_of_the_pool(theme, vision):
-    for hue in FOCUS_HUES:
+    for hue in (*FOCUS_HUES, OWN_HUE):
         assert min(difference(hue, grey, vision) for grey in (theme.free, theme.cached)) >= 15
 
 
@@ -76,7 +76,7 @@ def test_text_can_be_read(theme):
     assert contrast(theme.muted, theme.surface) >= 4.5
     for mark in (theme.prefill, theme.owned, theme.outline, theme.cursor):
         assert contrast(mark, theme.background) >= 3
-    for fill in (*FOCUS_HUES, theme.prefill, theme.decode, theme.owned):
+    for fill in (*FOCUS_HUES, OWN_HUE, theme.prefill, theme.decode, theme.owned):
         assert contrast(ink_on(fill), fill) >= 4.5
 
 

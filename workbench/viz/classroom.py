@@ -24,6 +24,7 @@ from workbench.base.field_checks import choice
 from workbench.base.field_checks import number as number_field
 from workbench.base.on_demand import extra_for
 from workbench.base.text import shown
+from workbench.viz.duel import SIDES, question
 
 ROLES = ("visitor", "follower", "teacher")
 
@@ -61,12 +62,14 @@ class Visitor:
     Attributes:
         role: One of ROLES.
         answer: The answer to the question that is open: a number, a choice, or None.
+        bet: The bet on the duel that was settled last; None for none.
         code: Rows of the QR code of the followers' link, "1" for a dark module; empty while it is not shown.
     """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.role = "visitor"
         self.answer: float | str | None = None
+        self.bet: float | str | None = None
         self.code: list[str] = []
         self.on_news = on_news
 
@@ -88,6 +91,7 @@ class Classroom:
         self._visitors: WeakKeyDictionary[Any, Visitor] = WeakKeyDictionary()
         self._lead: dict[str, Any] = {}
         self._question: dict[str, Any] | None = None
+        self._score: dict[str, Any] | None = None
         self._number = 0
         self._followers: list[Visitor] = []
         self._teachers: list[Visitor] = []
@@ -102,7 +106,7 @@ class Classroom:
         """A page closes."""
         visitor = self._visitors.pop(page, None)
         if visitor is not None and self._teachers == [visitor]:
-            self._question, self._lead, self._may_ask = None, {}, False
+            self._question, self._score, self._lead, self._may_ask = None, None, {}, False
         self._tell()
 
     def refusal(self, page: Any, command: str) -> str:
@@ -116,7 +120,7 @@ class Classroom:
         return "only the teacher controls the engine: a page of the class reads"
 
     def take(self, page: Any, what: str, **values: Any) -> None:
-        """Carry out a command of a page: join, lead, code, questions, ask, answer or end.
+        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet or end.
 
         Raises:
             ValueError: The page may not do this, or a value is out of range.
@@ -128,6 +132,7 @@ class Classroom:
             "questions": self._let_ask,
             "ask": self._ask,
             "answer": self._answer,
+            "bet": self._bet,
             "end": self._end,
         }
         commands[choice("what", what, tuple(commands))](self._visitors[page], **values)
@@ -139,6 +144,8 @@ class Classroom:
         if visitor is None:
             return {}
         facts: dict[str, Any] = {"role": visitor.role, "taught": bool(self._teachers)}
+        if visitor.role != "visitor":
+            facts["score"] = self._score and self._score | {"mine": visitor.bet}
         if visitor.role == "follower":
             facts |= {"lead": self._lead, "question": self._question, "answered": visitor.answer is not None}
         if visitor.role == "teacher":
@@ -187,10 +194,36 @@ class Classroom:
             raise ValueError(f"the question must have from 1 to {MAX_TEXT} characters")
         if len(options) == 1 or len(options) > MAX_CHOICES:
             raise ValueError(f"choices must be from 2 to {MAX_CHOICES}, with commas between them, or none for a number")
+        self._put({"text": str(text).strip(), "choices": options})
+
+    def _bet(self, visitor: Visitor, changes: dict[str, Any], measure: str) -> None:
+        """Let the class bet on a duel: this run, or the same requests with changes; `settle` ends it."""
+        self._teacher(visitor)
+        duel = {"changes": changes, "measure": measure}
+        self._put({"text": question(changes, measure), "choices": list(SIDES), "duel": duel})
+
+    def _put(self, asked: dict[str, Any]) -> None:
+        """Put a question to the class."""
         self._number += 1
-        self._question = {"number": self._number, "text": str(text).strip(), "choices": options}
+        self._question, self._score = {"number": self._number, **asked}, None
         for each in self._visitors.values():
-            each.answer = None
+            each.answer = each.bet = None
+
+    @property
+    def duel(self) -> dict[str, Any] | None:
+        """The changes and the measure of the duel on which the class bets; None for none."""
+        return self._question and self._question.get("duel")
+
+    def settle(self, winner: str, sentence: str) -> None:
+        """End the bets on a duel, and tell everybody who has won and how many were right."""
+        if self.duel is None:
+            return
+        bets = [visitor.answer for visitor in self._followers if visitor.answer is not None]
+        for visitor in self._followers:
+            visitor.bet = visitor.answer
+        self._question = None
+        self._score = {"sentence": sentence, "winner": winner, "right": bets.count(winner), "bets": len(bets)}
+        self._tell()
 
     def _answer(self, visitor: Visitor, number: int, value: float | str) -> None:
         question = self._question

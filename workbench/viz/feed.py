@@ -15,10 +15,12 @@ from typing import Any
 
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.breakpoints import Breakpoints
+from workbench.trace.readings.compare import compare
 from workbench.trace.trace import Trace
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
 from workbench.viz.classroom import Classroom
+from workbench.viz.duel import outcome
 from workbench.viz.export_html import html_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
@@ -57,6 +59,10 @@ _IN_STEPS = (
     "no setting can be chosen by a target. Use What if, which answers in steps and KV blocks, or record a longer run "
     "with less else running."
 )
+
+
+def _first_step(trace: Trace) -> int:
+    return trace[0].step if len(trace) else 0
 
 
 def _next_step(trace: Trace) -> int:
@@ -105,6 +111,7 @@ class Feed:
         self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
+        self._settled: tuple[str, str] | None = None  # the winner of a duel and the sentence, on their way to the class
         self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
@@ -160,6 +167,9 @@ class Feed:
             view.packet = packet
         if (other := self.other_packet()) is not None:
             view.other = other
+        if (settled := self._settled) is not None and self.room is not None:  # the class is of this thread
+            self._settled = None
+            self.room.settle(*settled)
         if (download := self._download) is not None:
             self._download = None
             view.download = download
@@ -295,6 +305,20 @@ class Feed:
         self.room.enter(self, self.on_news)
         self.room.take(self, **values)
 
+    def _do_settle(self) -> None:
+        """Simulate the other side of the duel, show it beside the run, and tell the class who has won."""
+        if self.room is None or (duel := self.room.duel) is None:
+            raise ValueError("there is no duel to settle: let the class bet on one first")
+        engine, changes = self._engine("fork"), duel["changes"]
+
+        def settle() -> None:
+            trace = self._newest_trace()
+            self._show_fork(trace, engine, _first_step(trace), changes)
+            assert self._other is not None
+            self._settled = outcome(compare(trace, self._other), duel["measure"])
+
+        self._in_background(settle)
+
     def _do_resend(self) -> None:
         self._resend = True
         self._other_sent = None
@@ -337,14 +361,19 @@ class Feed:
         def fork() -> None:
             if number != self._forks:  # a slider has moved on since
                 return
-            trace = self._newest_trace()
-            up_to = trace[-1].step if len(trace) else -1
-            simulated, facts = changed_run(trace, engine, at_step, changes)
-            if number == self._forks:
-                self._fork_facts = {"at_step": at_step, "changes": changes, "up_to": up_to, **facts}
-                self._other = simulated
+            self._show_fork(self._newest_trace(), engine, at_step, changes, number)
 
         self._in_background(fork)
+
+    def _show_fork(
+        self, trace: Trace, engine: Any, at_step: int, changes: dict[str, Any], number: int | None = None
+    ) -> None:
+        """Simulate a run with changes and show it beside the run, unless a newer simulation was asked for."""
+        up_to = trace[-1].step if len(trace) else -1
+        simulated, facts = changed_run(trace, engine, at_step, changes)
+        if number in (None, self._forks):
+            self._fork_facts = {"at_step": at_step, "changes": changes, "up_to": up_to, **facts}
+            self._other = simulated
 
     def _do_explain(self, request_id: str) -> None:
         def explain() -> None:

@@ -1,8 +1,9 @@
 """The colours of all views and their meanings. No colour is chosen anywhere else.
 
 One rule holds in every plot: **a hue means a request; nothing else has a hue, except events.** At most six requests
-are in focus and have a hue; the others are grey and identified by their labels. The fill of a chunk shows its phase:
-prefill is solid, decode light with a dot, recomputed tokens hatched.
+are in focus and have a hue, and those asked for in this view have one of their own; the others are grey and identified
+by their labels. The fill of a chunk shows its phase: prefill is solid, decode light with a dot, recomputed tokens
+hatched.
 
 The focus hues are the Okabe-Ito set without yellow and black (Okabe and Ito, "Color Universal Design", 2008);
 ``tests/viz/test_viz_palette.py`` computes their differences for three kinds of colour vision deficiency.
@@ -14,6 +15,9 @@ from dataclasses import asdict, dataclass
 
 FOCUS_HUES: tuple[str, ...] = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 """Hues of the requests in focus, by slot. Two of them are pale on white, so marks have a thin dark outline."""
+
+OWN_HUE = "#9900FF"
+"""Hue of what was asked for in a view itself: the colour farthest from all others, whatever the colour vision."""
 
 EVENT_MARKS: dict[str, tuple[str, str]] = {
     "arrive": ("bar", "#6B7280"),
@@ -112,6 +116,7 @@ def as_dict() -> dict[str, object]:
     """All colours as plain data, for the ES modules."""
     return {
         "focus": list(FOCUS_HUES),
+        "own": OWN_HUE,
         "events": {kind: list(mark) for kind, mark in EVENT_MARKS.items()},
         "light": asdict(LIGHT),
         "dark": asdict(DARK),

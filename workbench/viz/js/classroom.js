@@ -33,6 +33,8 @@ export class Classroom {
     this.code = h("div", { class: "wb-code" });
     this.prompt = h("input", {
       type: "text",
+      required: true,
+      maxlength: 240,
       placeholder: "Ask for a prediction…",
       "aria-label": "Question",
       size: 38,
@@ -97,10 +99,10 @@ export class Classroom {
   }
 
   update() {
-    const { role, taught, visitors, followers, question, answered, spread, lead, code } = this.facts;
+    const { role, taught, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
     const teaches = role === "teacher", follows = role === "follower";
     this.element.hidden = !teaches && !follows && !taught;
-    this.view.root.toggleAttribute("data-predicting", Boolean(follows && question && !answered));
+    this.view.root.toggleAttribute("data-predicting", Boolean(question && (teaches || (follows && !answered))));
     if (this.element.hidden) return;
     const count = teaches &&
       `You teach: ${followers} of ${counted(visitors, "visitor")} ${followers === 1 ? "follows" : "follow"}.`;
@@ -117,12 +119,12 @@ export class Classroom {
     setText(this.show, code?.length ? "Hide the QR code" : "Show its QR code");
     this.draw(code || []);
     if (follows) this.take(lead);
-    const signature = JSON.stringify([role, question, answered, spread, followers]);
+    const signature = JSON.stringify([role, question, answered, spread, followers, score]);
     if (signature === this.signature) return;
     this.signature = signature;
     replace(
       this.question,
-      question && (teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered)),
+      question ? teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered) : scoreOf(score),
     );
   }
 
@@ -144,18 +146,25 @@ export class Classroom {
   }
 
   /** The answers so far, and the button that shows the picture to everybody. */
-  spreadOf({ text }, spread, followers) {
+  spreadOf({ text, duel }, spread, followers) {
     const given = spread.reduce((sum, [, n]) => sum + n, 0), most = Math.max(1, ...spread.map(([, n]) => n));
     const row = ([words, n]) => [
       h("dt", {}, plain(words, 60)),
       h("dd", {}, h("i", { style: `width:${(100 * n) / most}%` }), h("span", {}, String(n))),
     ];
-    const end = () => this.view.send("class", { what: "end" });
+    const end = () => duel ? this.settle() : this.view.send("class", { what: "end" });
+    const words = duel ? "Settle the duel" : "Show the picture";
     return [
       h("p", {}, h("b", {}, plain(text, 240)), ` ${given} of ${counted(followers, "follower")} answered.`),
       h("dl", { class: "wb-spread" }, spread.map(row)),
-      h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, "Show the picture"),
+      h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, words),
     ];
+  }
+
+  /** Simulate the other side of the duel; the comparison comes into sight when it is there. */
+  settle() {
+    this.view.scrolls = true;
+    this.view.send("settle");
   }
 
   /** The question to a follower, who sees the pictures after answering. */
@@ -170,4 +179,17 @@ export class Classroom {
       : form({ class: "wb-form" }, () => answer(Number(field.value)), field, submitButton("Predict"));
     return [title, box, h("p", { class: "wb-hint" }, "The pictures are shown after your answer. It has no name.")];
   }
+}
+
+/** The end of a duel: the winner, and how many bet on it. */
+function scoreOf(score) {
+  if (!score) return null;
+  const { sentence, winner, mine, right, bets } = score;
+  const own = mine ? `You bet on ${mine}: ${mine === winner ? "right" : "wrong"}. ` : "";
+  return h(
+    "p",
+    {},
+    h("b", {}, sentence),
+    ` ${own}${right} of ${counted(bets, "bet")} ${right === 1 ? "was" : "were"} right.`,
+  );
 }

@@ -90,8 +90,7 @@ export class Controls {
     this.level.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
     const theme = button("◐", "Switch between light and dark", () => view.nextTheme());
-    this.link = view.linkBox.button();
-    for (const rare of [this.axis, this.level, this.link, theme, this.helpButton]) {
+    for (const rare of [this.axis, this.level, theme, this.helpButton]) {
       rare.classList.add("wb-foldable");
     }
     return [
@@ -99,7 +98,6 @@ export class Controls {
       this.search.element,
       this.axis,
       this.level,
-      this.link,
       theme,
       this.helpButton,
     ];
@@ -120,7 +118,9 @@ export class Controls {
     this.follow = button("Follow", "Go to the newest step and follow it (Esc)", () => cursor.toLive());
     this.follow.classList.add("wb-live");
     this.follow.removeAttribute("aria-label"); // its words change
+    this.link = this.view.linkBox.button();
     this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
+    for (const rare of [this.explain, this.link]) rare.classList.add("wb-foldable");
     return h(
       "div",
       { class: "wb-bar wb-transport", role: "group", "aria-label": "Cursor" },
@@ -134,6 +134,7 @@ export class Controls {
       this.speed,
       this.follow,
       this.explain,
+      this.link,
       button("Colour running requests", focusTitle, () => this.view.focusScheduled(), {
         class: "wb-button wb-wide-only",
       }),

@@ -13,6 +13,7 @@ import { Film } from "./film.js";
 import { Inspector } from "./inspector.js";
 import { bindKeys, keyList } from "./keys.js";
 import { LinkBox } from "./link_box.js";
+import { OwnQuestions } from "./own_questions.js";
 import { Place } from "./place.js";
 import { PhaseBox } from "./phase_box.js";
 import { BreakpointsForm, close, openBelow } from "./popovers.js";
@@ -65,6 +66,7 @@ class View {
     this.tuningForm = new TuningForm(this);
     this.phaseBox = new PhaseBox(this);
     this.classroom = new Classroom(this);
+    this.own = new OwnQuestions(this);
     this.question = new Question(this);
     this.film = new Film(this);
     this.endCard = new EndCard(this);
@@ -211,17 +213,17 @@ class View {
     cursor.step = Math.min(cursor.step, cursor.last);
   }
 
-  /** Mark the requests that were asked for here; each gets a colour, also when all colours are taken. */
+  /** Mark the requests that were asked for here; they have a colour of their own. */
   claimOwn() {
-    const { store, theme, cursor } = this;
+    const { store, theme } = this;
     let claimed = false;
-    for (const [id] of this.status.asked || []) {
+    this.own.keep();
+    for (const [id] of this.own.all) {
       const request = store.byId.get(id);
       if (!request || request.own) continue;
       request.own = true;
       store.nameInPictures(request);
-      const over = ({ index }) => ["finished", "aborted"].includes(store.stateOf(store.requests[index], cursor.last));
-      theme.claim(request, over);
+      theme.claim(request);
       claimed = true;
     }
     return claimed;

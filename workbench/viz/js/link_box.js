@@ -9,7 +9,7 @@ const SELECTED = "Copy the selected text";
 export class LinkBox {
   constructor(view) {
     this.view = view;
-    this.text = h("textarea", { class: "wb-long-link", rows: 3, readonly: true, "aria-label": "The link" });
+    this.text = h("input", { class: "wb-long-link", type: "text", readonly: true, "aria-label": "The link" });
     this.words = h("p", { class: "wb-hint", role: "status" });
     this.element = popover("A link to this run", this.text, this.words);
   }

@@ -31,7 +31,7 @@ export class Question {
 
   /** The questions of this view that no step has seen yet, as [id, prompt]. */
   get queued() {
-    return (this.view.status.asked || []).filter(([id]) => !this.view.store.byId.has(id));
+    return this.view.own.all.filter(([id]) => !this.view.store.byId.has(id));
   }
 
   get request() {
@@ -53,12 +53,12 @@ export class Question {
     this.element.hidden = !view.may("ask") || !view.panel("texts") || (whole && shown !== "story" && shown !== "all");
     if (this.element.hidden) return;
     this.ask.update(status);
-    const [id, prompt] = status.asked?.at(-1) || [];
+    const [id, prompt] = view.own.all.at(-1) || [];
     this.own.hidden = !id || id === this.closed;
     if (this.own.hidden) return;
     this.id = id;
     const { request } = this, { theme } = view;
-    const hue = (request && theme.hue(request.index)) || theme.freeHues()[0] || theme.colours.owned;
+    const hue = (request && theme.hue(request.index)) || theme.ownHue;
     this.own.style.setProperty("--wb-hue", hue);
     setText(this.name.lastChild, nameOf({ id, own: true }));
     setText(this.prompt, prompt);

@@ -122,9 +122,8 @@ export class TextsPanel extends Panel {
     if (signature === this.queuedAre) return;
     this.queuedAre = signature;
     for (const element of this.list.querySelectorAll("[data-queued]")) element.remove();
-    const hues = theme.freeHues();
     for (const [id, prompt] of queued) {
-      const hue = `--wb-hue:${hues.shift() || theme.colours.owned}`,
+      const hue = `--wb-hue:${theme.ownHue}`,
         name = h("span", { class: "wb-chip" }, h("i"), nameOf({ id, own: true }));
       const head = h("header", {}, name, h("span", { class: "wb-state" }, "queued"));
       const text = h("bdi", { class: "wb-prompt" }, bothEnds(prompt, PROMPT_CHARACTERS));

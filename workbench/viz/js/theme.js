@@ -15,6 +15,10 @@ export function detectTheme() {
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 
+/** The slot of requests asked for in this view, whose hue no other request has. */
+const OWN = PALETTE.focus.length;
+const HUES = [...PALETTE.focus, PALETTE.own];
+
 export class Theme {
   constructor(choice = "auto") {
     this.choice = choice; // "auto" | "light" | "dark"
@@ -48,27 +52,19 @@ export class Theme {
 
   focusFirst(requests) {
     if (!this.automatic) return;
-    for (const request of requests.slice(0, PALETTE.focus.length)) this.focus.set(request.index, request.index);
-  }
-
-  /** The hues that no request has. */
-  freeHues() {
-    const taken = new Set(this.focus.values());
-    return PALETTE.focus.filter((_, slot) => !taken.has(slot));
-  }
-
-  /** Give a request a hue: a free one, else that of the first request in focus that is over, else the first. */
-  claim(request, isOver) {
-    if (this.focus.has(request.index)) return;
-    this.automatic = false;
-    const taken = [...this.focus].map(([index, slot]) => ({ index, slot }));
-    let slot = PALETTE.focus.findIndex((_, i) => !taken.some((other) => other.slot === i));
-    if (slot < 0) {
-      const loser = taken.find(isOver) || taken[0];
-      this.focus.delete(loser.index);
-      ({ slot } = loser);
+    for (const { index } of requests.slice(0, PALETTE.focus.length)) {
+      if (this.focus.get(index) !== OWN) this.focus.set(index, index);
     }
-    this.focus.set(request.index, slot);
+  }
+
+  /** The hue of a question of this view that no step has seen yet. */
+  get ownHue() {
+    return PALETTE.own;
+  }
+
+  /** Give a request the hue of this view's own. */
+  claim(request) {
+    this.focus.set(request.index, OWN);
   }
 
   /** The requests have changed: begin again with the first ones. */
@@ -79,14 +75,19 @@ export class Theme {
 
   focusOnly(requests) {
     this.automatic = false;
-    this.focus.clear();
-    requests.slice(0, PALETTE.focus.length).forEach((request, slot) => this.focus.set(request.index, slot));
+    const own = [...this.focus].filter(([, slot]) => slot === OWN), others = requests.filter(({ own }) => !own);
+    this.focus = new Map(own);
+    others.slice(0, PALETTE.focus.length).forEach(({ index }, slot) => this.focus.set(index, slot));
   }
 
   /** Put a request in focus, or take it out of focus. Returns false when all hues are taken. */
   toggle(request) {
     this.automatic = false;
     if (this.focus.delete(request.index)) return true;
+    if (request.own) {
+      this.claim(request);
+      return true;
+    }
     const taken = new Set(this.focus.values());
     const slot = PALETTE.focus.findIndex((_, i) => !taken.has(i));
     if (slot < 0) return false;
@@ -96,7 +97,7 @@ export class Theme {
 
   hue(index) {
     const slot = this.focus.get(index);
-    return slot === undefined ? null : PALETTE.focus[slot];
+    return slot === undefined ? null : HUES[slot];
   }
 
   /** Solid colour, for the prefill tokens of a request. */

@@ -2,7 +2,7 @@
 // fraction of a second; the result appears beside the run, and one sentence says what has changed.
 
 import { formatNumber, h, replace, select, setText } from "./dom.js";
-import { form, openBelow, popover, submitButton } from "./popovers.js";
+import { close, form, openBelow, popover, submitButton } from "./popovers.js";
 
 /**
  * The fields: name, words, and the values between which a slider moves. 0 turns a cap off.
@@ -16,6 +16,13 @@ const FIELDS = [
 ];
 
 const POLICIES = [["fcfs", "first come, first served"], ["priority", "priority"]];
+
+/** The measures of a duel, as workbench/viz/duel.py names them. */
+const MEASURES = [
+  "median time to first token",
+  "longest pause between two tokens",
+  "time until all are finished",
+];
 
 /** Milliseconds without a movement after which a simulation is asked for. */
 const REST_MS = 120;
@@ -31,9 +38,13 @@ export class WhatIf {
     const policy = h("label", { class: "wb-slider" }, h("span", {}, "policy"), this.policy);
     const from = h("label", { class: "wb-slider" }, h("span", {}, "begin"), this.from);
     const again = h("button", { class: "wb-button", type: "button", onclick: () => this.reset() }, "As it was");
+    this.measure = select("Measure", MEASURES.map((measure) => [measure, measure]), () => {});
+    const bet = h("button", { class: "wb-button", type: "button", onclick: () => this.bet() }, "Let the class bet");
+    bet.title = "A duel: the class bets on this run or the other configuration before it is simulated";
+    this.duel = h("div", { class: "wb-bar", hidden: true }, this.measure, bet);
     const bar = h("div", { class: "wb-bar" }, submitButton("Simulate"), again);
     const fields = [this.sliders.map((slider) => slider.element), policy, from];
-    const fork = form({ class: "wb-form wb-column" }, () => this.ask(), fields, bar, this.verdict);
+    const fork = form({ class: "wb-form wb-column" }, () => this.ask(), fields, bar, this.duel, this.verdict);
     const hint = "The same arrivals and sampled tokens under another configuration, simulated.";
     this.element = popover("What if", h("p", { class: "wb-hint" }, hint), fork);
   }
@@ -63,6 +74,7 @@ export class WhatIf {
   open(button) {
     if (this.opened !== this.view.store.facts) this.reset();
     this.showChanges(this.view.comparison?.fork);
+    this.duel.hidden = this.view.classroom.facts.role !== "teacher";
     setText(this.verdict, this.view.comparison?.verdict || "");
     openBelow(this.element, button);
   }
@@ -95,9 +107,11 @@ export class WhatIf {
     }
   }
 
+  /** A slider has moved. A teacher's class may bet on the result, so it is not shown by itself. */
   changed() {
-    setText(this.verdict, "…");
     clearTimeout(this.timer);
+    if (!this.duel.hidden) return;
+    setText(this.verdict, "…");
     this.timer = setTimeout(() => this.ask(), REST_MS);
   }
 
@@ -118,6 +132,14 @@ export class WhatIf {
     const { store, cursor } = this.view;
     const at = this.from.value === "first" ? 0 : store.label(cursor.step);
     this.view.simulate(at, this.changes());
+  }
+
+  /** Put the duel to the class; nothing is simulated before the bets are made. */
+  bet() {
+    clearTimeout(this.timer);
+    setText(this.verdict, "");
+    this.view.send("class", { what: "bet", changes: this.changes(), measure: this.measure.value });
+    close(this.element);
   }
 
   /** The simulation has arrived, or was refused. */

@@ -66,13 +66,13 @@ def verdict(found: Comparison) -> str:
         if before == after:
             parts.append("no first token moves")
         else:
-            parts.append(f"first token of {name} {_time(before, found.unit)} -> {_time(after, found.unit)}")
+            parts.append(f"first token of {name} {time_words(before, found.unit)} -> {time_words(after, found.unit)}")
     pauses = [
         max((gap for metrics in side for gap in metrics.gaps(found.unit)), default=None)
         for side in ([request.a for request in found.requests], [request.b for request in found.requests])
     ]
     if pauses[0] is not None and pauses[1] is not None and (found.unit == "s" or pauses[0] != pauses[1]):
-        parts.append(f"longest pause {_time(pauses[0], found.unit)} -> {_time(pauses[1], found.unit)}")
+        parts.append(f"longest pause {time_words(pauses[0], found.unit)} -> {time_words(pauses[1], found.unit)}")
     if found.unit == "steps":
         blocks = [_most_blocks(trace) for trace in (found.a, found.b)]
         if None not in blocks:
@@ -87,7 +87,7 @@ def _most_blocks(trace: Trace) -> int | None:
     return trace.num_blocks - 1 - min((record.free_blocks for record in trace), default=trace.num_blocks - 1)
 
 
-def _time(value: float, unit: str) -> str:
+def time_words(value: float, unit: str) -> str:
     """A time as the views write it."""
     if unit != "s":
         return f"{value:g} step{'' if value == 1 else 's'}"
