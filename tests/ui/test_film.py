@@ -48,7 +48,7 @@ def test_the_browser_records_the_film(page_of_a_run, tmp_path):
     download.value.save_as(tmp_path / "step.webm")
     film = (tmp_path / "step.webm").read_bytes()
     assert download.value.suggested_filename.startswith("step-") and film[:4] == b"\x1a\x45\xdf\xa3"  # EBML
-    player = page.context.new_page()  # of its own: a saved page may load no media
+    player = page.context.new_page()  # a saved page may load no media
     size = player.evaluate(
         """async (bytes) => {
             const video = document.createElement("video");

@@ -90,7 +90,7 @@ def lesson(monkeypatch):
 
 
 class View:
-    """What a feed sets."""
+    """The values that a feed sets."""
 
     packet = other = download = status = None
 

@@ -1,7 +1,7 @@
 """The colours of all views and their meanings. No colour is chosen anywhere else.
 
 One rule holds in every plot: **a hue means a request; nothing else has a hue, except events.** At most six requests
-are in focus and have a hue, and those asked for in this view have one of their own; the others are grey and identified
+are in focus and have a hue, and those asked for in this view have another one; the others are grey and identified
 by their labels. The fill of a chunk shows its phase: prefill is solid, decode light with a dot, recomputed tokens
 hatched.
 

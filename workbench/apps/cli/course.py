@@ -1,4 +1,4 @@
-"""``workbench course grade``: the points of every exercise in copies of the course, with the reasons."""
+"""``workbench course``: the points of every exercise in copies of the course, and notebooks as slides."""
 
 from __future__ import annotations
 
@@ -30,13 +30,37 @@ EXAMPLES = """\
 
 def add_parser(commands: Commands) -> None:
     """Add ``course`` to the commands."""
-    parser = commands.add_parser("course", help="grade copies of the course")
+    parser = commands.add_parser("course", help="grade copies of the course, and make slides of it")
     inner = parser.add_subparsers(dest="course_command", required=True, metavar="COMMAND")
     grade = add_command(inner, "grade", run, "grade the exercises", examples=EXAMPLES, extra="notebook")
     grade.add_argument("folder", type=Path, metavar="FOLDER", help="a copy of the course, or a folder of copies")
     add_out_option(grade, "FILE.csv", "write a row for every exercise of every copy", before=["--csv"])
     add_number(grade, "--jobs", 2, "answers that run at the same time")
     add_number(grade, "--timeout", 120, "seconds that an answer may take")
+    help = "slides of a notebook, in one page that opens without a network"
+    slides = add_command(inner, "slides", run_slides, help, extra="notebook")
+    slides.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a notebook of the course, or a copy")
+    add_out_option(slides, "PAGE", "page to write (default: beside the notebook, .html)")
+    slides.add_argument("--saved", action="store_true", help="show the saved outputs instead of running the notebook")
+
+
+def run_slides(options: argparse.Namespace) -> int:
+    """Write the slides of a notebook.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ValueError: The file is not a notebook with slides, or does not run.
+        OSError: The page cannot be written.
+    """
+    from workbench.apps.course.slides import slides_page
+
+    out = options.out or options.notebook.with_suffix(".html")
+    page = slides_page(options.notebook, run=not options.saved)
+    out.write_text(page, encoding="utf-8")
+    print(f"wrote {out}: the arrow keys turn the slides")
+    return 0
 
 
 def run(options: argparse.Namespace) -> int:

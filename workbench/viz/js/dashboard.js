@@ -213,7 +213,7 @@ class View {
     cursor.step = Math.min(cursor.step, cursor.last);
   }
 
-  /** Mark the requests that were asked for here; they have a colour of their own. */
+  /** Mark the requests that were asked for here; they have a colour that no other has. */
   claimOwn() {
     const { store, theme } = this;
     let claimed = false;

@@ -16,7 +16,7 @@ export class Film {
     this.view = view;
     const button = (label, title, onclick) =>
       h("button", { class: "wb-button", type: "button", title, "aria-label": `${label}: ${title}`, onclick }, label);
-    this.play = button("Pause", "Stop and go on", () => this.toggle());
+    this.play = button("Pause", "Stop, or continue", () => this.toggle());
     this.save = button(
       "Save film",
       "Record the five scenes as a WebM film, which takes twenty seconds",
