@@ -43,6 +43,28 @@ def allows(tokenizer, schema, text):
         ({"type": "integer", "maximum": EXACT + 1}, [str(EXACT)], [str(EXACT + 2)]),
         ({"type": "integer", "maximum": EXACT - 1}, [str(EXACT - 1)], [str(EXACT)]),
         ({"const": EXACT}, [str(EXACT)], [str(EXACT + 1)]),
+        ({"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "null"], ["0", "0.6"]),
+        ({"type": ["integer", "string"], "minimum": EXACT + 1}, [str(EXACT + 2), '"a"'], [str(EXACT)]),
+        ({"type": "number", "allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}, ["0.1", "0.5"], ["0", "0.6"]),
+        (
+            {"$ref": "#/$defs/p", "maximum": 0.5, "$defs": {"p": {"type": "number", "exclusiveMinimum": 0}}},
+            ["0.1", "0.5"],
+            ["0", "0.6"],
+        ),
+        (
+            {
+                "anyOf": [{"$ref": "#/$defs/p"}, {"type": "null"}],
+                "maximum": 0.5,
+                "$defs": {"p": {"type": "number", "exclusiveMinimum": 0}},
+            },
+            ["0.1", "null"],
+            ["0", "0.6"],
+        ),
+        (
+            {"oneOf": [{"type": "number", "maximum": 0.5}, {"type": "string"}], "exclusiveMinimum": 0},
+            ["0.1", '"a"'],
+            ["0", "0.6"],
+        ),
     ],
     ids=str,
 )
@@ -68,12 +90,36 @@ def random_bounds(draw):
     return schema
 
 
-def test_no_number_beyond_a_bound_is_allowed(tokenizer):
+def scattered(draw, schema):
+    """The schema with its words in several places that hold together: allOf, $ref, and beside anyOf and oneOf."""
+    parts, definitions = {}, {}
+    for word, value in schema.items():
+        place = draw.choice(["here", "all", "all", "ref", "any", "deep"])
+        parts.setdefault(place, {})[word] = value
+    made = parts.get("here", {})
+    if "all" in parts:
+        made["allOf"] = [{word: value} for word, value in parts["all"].items()]
+    if "ref" in parts:
+        definitions["small"] = parts["ref"]
+        reference = {"$ref": "#/$defs/small"}
+        made = {**made, **reference} if draw.random() < 0.5 else {**made, "allOf": [*made.get("allOf", []), reference]}
+    if "any" in parts:
+        made[draw.choice(["anyOf", "oneOf"])] = [parts["any"], {"type": "string"}]
+    if "deep" in parts:
+        definitions["deep"] = {"allOf": [{"$ref": "#/$defs/deeper"}]}
+        definitions["deeper"] = {"anyOf": [parts["deep"]]}
+        made["allOf"] = [*made.get("allOf", []), {"$ref": "#/$defs/deep"}]
+    return {**made, "$defs": definitions} if definitions else made
+
+
+@pytest.mark.parametrize("scatters", [False, True])
+def test_no_number_beyond_a_bound_is_allowed(tokenizer, scatters):
     draw = random.Random(50)
-    for _ in range(examples(150)):
+    for _ in range(examples(300 if scatters else 150)):
         schema = random_bounds(draw)
-        judge, bounds = jsonschema.Draft202012Validator(schema), [value for value in schema.values() if value != "type"]
-        bounds = [bound for bound in bounds if not isinstance(bound, str)]
+        bounds = [bound for bound in schema.values() if not isinstance(bound, str)]
+        schema = scattered(draw, schema) if scatters else schema
+        judge = jsonschema.Draft202012Validator(schema)
         texts = {str(int(bound) + step) for bound in bounds for step in range(-2, 3)} | {"0", "-0", "0.0", "-0.0"}
         texts |= {f"{bound + step:.3f}" for bound in bounds if abs(bound) < 9 for step in (-0.5, -0.001, 0, 0.001, 0.5)}
         for text in sorted(texts):

@@ -2,32 +2,65 @@
 
 llguidance reads every number as a double, and lets a number be an excluded whole number if the other bound is within 1
 of it and further from 0. Such bounds are moved inwards, by as little as a double can tell, or by a millionth of the
-range.
+range. Bounds meet from several places: a schema, the parts of its ``allOf``, what ``$ref`` leads to, and what stands
+beside an ``anyOf``.
 """
 
 from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 _EXACT = 2**53
 _MARGIN = 2.0**-20
 """Part of the range next to an excluded whole number that is left out."""
 
 
-def with_kept_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema with bounds that llguidance keeps; the same object if they are kept as they are."""
-    words = "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"
-    bounds = {word: schema[word] for word in words if _is_number(schema.get(word))}
-    if not bounds or schema.get("type", "number") not in ("number", "integer", ["number"], ["integer"]):
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+
+class Bounds(NamedTuple):
+    """The bounds that hold for a number together.
+
+    Attributes:
+        words: The strictest value of each word.
+        kind: "number", "integer", or "" if the value cannot be a number.
+    """
+
+    words: dict[str, Any]
+    kind: str
+
+    def also(self, schema: dict[str, Any]) -> Bounds:
+        """These bounds and those that a schema has itself."""
+        words, kinds = dict(self.words), schema.get("type", "number")
+        for word, strictest in (*((word, max) for word in _LOWER), *((word, min) for word in _UPPER)):
+            if _is_number(schema.get(word)):
+                words[word] = strictest(words.get(word, schema[word]), schema[word])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        kind = "number" if "number" in kinds else "integer" if "integer" in kinds else ""
+        return Bounds(words, min(self.kind, kind))  # "" before "integer" before "number"
+
+
+UNBOUND = Bounds({}, "number")
+
+
+def with_kept_bounds(schema: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
+    """A schema with bounds that llguidance keeps; the same object if they are kept as they are.
+
+    Args:
+        schema: The schema.
+        bounds: All bounds for its values, those of its parts and of the schemas around it included.
+    """
+    words, kind = bounds
+    if not words or not kind:
         return schema
-    kept = dict(bounds)
-    for word, value in bounds.items():
+    kept = dict(words)
+    for word, value in words.items():
         if isinstance(value, int) and abs(value) >= _EXACT:
-            is_lower, is_open = word.endswith("inimum"), word.startswith("exclusive")
+            is_lower, is_open = word in _LOWER, word.startswith("exclusive")
             step = math.inf if is_lower else -math.inf
-            if is_open and schema.get("type") in ("integer", ["integer"]):
+            if is_open and kind == "integer":
                 value, is_open = value + (1 if is_lower else -1), False
             moved = _moved(value, step)
             if is_open and moved == value:
@@ -36,10 +69,10 @@ def with_kept_bounds(schema: dict[str, Any]) -> dict[str, Any]:
             name = "minimum" if is_lower else "maximum"
             others = [kept[name]] if name in kept else []
             kept[name] = (max if is_lower else min)([int(moved) if math.isfinite(moved) else value, *others])
-    if schema.get("type", "number") in ("number", ["number"]):
-        _open(kept, "exclusiveMinimum", "minimum", [kept[w] for w in words[2:] if w in kept], 1)
-        _open(kept, "exclusiveMaximum", "maximum", [kept[w] for w in words[:2] if w in kept], -1)
-    return schema if kept == bounds else {**{w: v for w, v in schema.items() if w not in bounds}, **kept}
+    if kind == "number":
+        _open(kept, "exclusiveMinimum", "minimum", [kept[w] for w in _UPPER if w in kept], 1)
+        _open(kept, "exclusiveMaximum", "maximum", [kept[w] for w in _LOWER if w in kept], -1)
+    return schema if kept == words else {**{w: v for w, v in schema.items() if w not in words}, **kept}
 
 
 def _open(bounds: dict[str, Any], excluded: str, included: str, others: list[Any], sign: int) -> None:

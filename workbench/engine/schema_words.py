@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from workbench.engine.schema_numbers import is_exact, with_kept_bounds
+from workbench.engine.schema_numbers import UNBOUND, Bounds, is_exact, with_kept_bounds
 
 FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"]
@@ -70,13 +70,14 @@ def served(schema: Any) -> tuple[Any, list[Unserved]]:
     """
     found: list[Unserved] = []
     try:
-        kept = _served(schema, "#", schema, found)
+        kept = _served(schema, "#", schema, found, UNBOUND)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
     return (schema if kept == schema else kept), found
 
 
-def _served(part: Any, place: str, root: Any, found: list[Unserved]) -> Any:
+def _served(part: Any, place: str, root: Any, found: list[Unserved], around: Bounds = UNBOUND) -> Any:
+    """A part without its words that are not served; ``around`` bounds its values, too."""
     if not isinstance(part, dict):
         return part
     dropped = set()
@@ -84,13 +85,15 @@ def _served(part: Any, place: str, root: Any, found: list[Unserved]) -> Any:
         dropped |= {word, *_PARTS.get(word, ())}
         if because:
             found.append(Unserved(f"{place}/{quote(word, safe='$')}", because))
-    kept = with_kept_bounds({word: value for word, value in part.items() if word not in dropped})
+    bounds = _bounds(part, root, around, frozenset())
+    kept = with_kept_bounds({word: value for word, value in part.items() if word not in dropped}, bounds)
     for word, value in kept.items():
         below = f"{place}/{quote(word, safe='$')}"
         if word in _ONE and isinstance(value, dict):
             kept[word] = _served(value, below, root, found)
         elif word in _LISTS and isinstance(value, list):
-            kept[word] = [_served(each, f"{below}/{index}", root, found) for index, each in enumerate(value)]
+            outer = bounds if word in ("anyOf", "oneOf") else UNBOUND
+            kept[word] = [_served(each, f"{below}/{index}", root, found, outer) for index, each in enumerate(value)]
         elif word in _MAPS and isinstance(value, dict):
             kept[word] = {}
             for name, each in value.items():
@@ -122,14 +125,27 @@ def _unserved(part: dict[str, Any], root: Any) -> Iterator[tuple[str, str]]:
         yield "format", ""
     if isinstance(pattern := part.get("pattern"), str) and _PATTERN.search(pattern):
         yield "pattern", _LOOKS
-    if isinstance(reference := part.get("$ref"), str) and not _leads_somewhere(reference, root):
+    if isinstance(reference := part.get("$ref"), str) and _target(reference, root) is None:
         yield "$ref", "it leads to no place of this schema"
 
 
-def _leads_somewhere(reference: str, root: Any) -> bool:
-    """Whether a reference is a JSON pointer to a place of the schema; llguidance reads no others."""
-    if not reference.startswith("#"):
-        return False
+def _bounds(part: Any, root: Any, around: Bounds, seen: frozenset[str]) -> Bounds:
+    """The bounds of a schema together with those of its allOf, of what it refers to, and with those around it."""
+    if not isinstance(part, dict):
+        return around
+    bounds = around.also(part)
+    for each in part["allOf"] if isinstance(part.get("allOf"), list) else ():
+        bounds = _bounds(each, root, bounds, seen)
+    reference = part.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        bounds = _bounds(_target(reference, root), root, bounds, seen | {reference})
+    return bounds
+
+
+def _target(reference: str, root: Any) -> Any:
+    """The schema to which a JSON pointer leads, None if to none; llguidance reads no other references."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
     place = root
     for name in unquote(reference[1:]).split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")
@@ -138,5 +154,5 @@ def _leads_somewhere(reference: str, root: Any) -> bool:
         elif isinstance(place, list) and name.isdigit() and int(name) < len(place):
             place = place[int(name)]
         else:
-            return False
-    return reference == "#" or reference.startswith("#/")
+            return None
+    return place
