@@ -137,6 +137,10 @@ ANSWER = {"role": "assistant", "content": "b"}
             ).model_dump(),
             '{"name": "go", "arguments": {"x": 1}}',
         ),
+        (
+            {**ANSWER, "tool_calls": [{**CALL, "function": {"name": "go", "arguments": '{"x":1E999,"y":2.5}'}}]},
+            '{"name": "go", "arguments": {"x": "1E999", "y": 2.5}}',
+        ),
         ({"role": "assistant", "tool_calls": [{**CALL, "index": 0}]}, '{"name": "go", "arguments": {}}'),
         (
             {**ANSWER, "tool_calls": [{**CALL, "type": None, "function": {"name": "go", "arguments": None}}]},

@@ -7,9 +7,19 @@ are null.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
+
+
+def _number(literal: str) -> float | str:
+    """A number of a call; one that no double holds stays the text that the model wrote."""
+    value = float(literal)
+    return value if math.isfinite(value) else literal
+
+
+_ARGUMENTS = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles of OpenAI's, and the roles of the same meaning that chat templates know."""
@@ -56,7 +66,7 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             ValueError: The arguments are not a JSON object.
         """
         try:
-            arguments = msgspec.json.decode(self.function.arguments or "{}", type=dict[str, Any])
+            arguments = _ARGUMENTS.decode(self.function.arguments or "{}")
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
             raise ValueError(
                 f"messages: the arguments of a call of {self.function.name[:40]!r} are not a JSON object"
