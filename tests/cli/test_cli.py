@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -264,5 +265,9 @@ def test_the_demo_of_a_class_prints_its_links_and_gives_control_to_the_teacher(
     assert ("warning: everybody who reaches" in printed) is not is_open
 
 
-def test_own_addresses_are_those_of_other_machines():
+def test_own_addresses_are_those_of_other_machines(monkeypatch):
     assert all(not address.startswith("127.") for address in own_addresses())
+    here = [SimpleNamespace(family=socket.AF_INET, address="10.42.0.1"), SimpleNamespace(family=-1, address="aa:bb")]
+    loop = [SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"hotspot": here, "lo": loop})
+    assert "10.42.0.1" in own_addresses() and "127.0.0.1" not in own_addresses(), "a hotspot's, which has no name"

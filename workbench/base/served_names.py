@@ -45,12 +45,18 @@ def is_any(host: str) -> bool:
 def own_addresses() -> list[str]:
     """The IPv4 addresses by which other machines may reach this one, the one towards the gateway first.
 
-    Nothing is sent: connecting a datagram socket only asks the routing table.
+    Nothing is sent: connecting a datagram socket only asks the routing table. Without psutil the others are those of
+    this machine's name, which leaves out a hotspot's.
     """
     found = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # an address of no machine
         found.append(probe.getsockname()[0])
+    with contextlib.suppress(ImportError, OSError):
+        import psutil
+
+        interfaces = psutil.net_if_addrs().values()
+        found += [each.address for interface in interfaces for each in interface if each.family == socket.AF_INET]
     with contextlib.suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     return [address for address in dict.fromkeys(map(str, found)) if not is_loopback(address)]
