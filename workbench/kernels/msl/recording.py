@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from workbench.base.on_demand import find, picture
 from workbench.kernels.msl.source_lines import SourceLine, line_table
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ class KernelRun:
             text += f"; {self.num_left_out} later events had no room"
         return text + (f"; fault: {self.fault.kind} at {self.fault.file}:{self.fault.line}" if self.fault else "")
 
+    def _repr_html_(self) -> str | None:
+        return picture("KernelRun", self)
+
     @cached_property
     def instructions(self) -> Instructions:
         """The events with the lanes of each simdgroup side by side."""
@@ -210,6 +214,31 @@ class KernelRun:
         from workbench.kernels.msl.recording_file import encode
 
         Path(path).write_bytes(encode(self))
+
+    def watch(self) -> Any:
+        """A view for a notebook: the source, the lanes and memory at every moment, forwards and backwards.
+
+        Raises:
+            ModuleNotFoundError: The extra notebook is not installed; the message says how to install it.
+        """
+        return find("KernelRun.watch")(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the same view as one file that needs no network.
+
+        Args:
+            path: The HTML file; replaced if it exists.
+
+        Raises:
+            OSError: The file cannot be written; an earlier file of that name is left unchanged.
+        """
+        find("KernelRun.save_html")(self, path)
+
+    def packet(self) -> bytes:
+        """The bytes that a page reads."""
+        from workbench.kernels.msl.recording_file import page_packet
+
+        return page_packet(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KernelRun:

@@ -35,13 +35,24 @@ MEETING_COLUMNS = 5
 """Up to three inputs, the results and the source lanes of a simd function."""
 
 _PLAIN = ("kind", "bytes", "has_value", "thread", "group", "array", "place", "name", "site", "detail", "offset")
-_HEADER = ("kernel", "texts", "grid", "threadgroup", "arrays", "threadgroups", "places", "names", "fault")
-_COUNTS = ("num_threadgroups", "num_left_out")
 MAX_BYTES = 1 << 32
 
 
 def encode(run: KernelRun) -> bytes:
     """The bytes of a file."""
+    return gzip.compress(_joined(*_contents(run)), 6, mtime=0)
+
+
+def page_packet(run: KernelRun) -> bytes:
+    """The bytes that a page reads: those of a file before they are compressed, with instructions and numbers."""
+    header, columns = _contents(run)
+    instructions = run.instructions
+    for name in ("order", "starts", "active", "alive"):
+        columns[name] = getattr(instructions, name).astype(np.uint32)
+    return _joined(header | {"numbers": run.numbers}, columns)
+
+
+def _contents(run: KernelRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     events = run.events
     columns = {name: np.ascontiguousarray(events[name]) for name in _PLAIN}
     is_meeting = events["kind"] == SIMD_FUNCTION
@@ -54,15 +65,19 @@ def encode(run: KernelRun) -> bytes:
     header = {
         "format": FORMAT,
         "version": VERSION,
-        **{name: getattr(run, name) for name in (*_HEADER, *_COUNTS)},
-        "columns": [[name, column.dtype.str, len(column)] for name, column in columns.items()],
+        **{name: getattr(run, name) for name in _TYPES},
     }
-    line = msgspec.json.encode(header)
+    return header, columns
+
+
+def _joined(header: dict[str, Any], columns: dict[str, np.ndarray]) -> bytes:
+    described = [[name, column.dtype.str, len(column)] for name, column in columns.items()]
+    line = msgspec.json.encode(header | {"columns": described})
     parts = [line + b" " * (-(len(line) + 1) % 8) + b"\n"]
     for column in columns.values():
         data = column.tobytes()
         parts.append(data + bytes(-len(data) % 8))
-    return gzip.compress(b"".join(parts), 6, mtime=0)
+    return b"".join(parts)
 
 
 def _meetings(run: KernelRun, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
