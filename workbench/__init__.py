@@ -160,6 +160,7 @@ ATTACHED.update(
         "Trace.why": "workbench.analysis.why:why",
         "Trace.why_missed": "workbench.analysis.misses:why_missed",
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
+        "StepRecord.kernel_run": "workbench.engine.kernel_run:of_step",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
         "Crossover.to_svg": "workbench.viz.lines:lines_svg",
         "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",

@@ -13,7 +13,7 @@ from test_msl_faults import FAULTS
 
 from workbench import msl
 from workbench.kernels.attention.metal.launch import PagedVarlenKernels
-from workbench.kernels.msl.recording import (
+from workbench.kernels.msl.recorded import (
     BARRIER_PASSED,
     BARRIER_WAIT,
     FAULT,

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from workbench.kernels.msl import KernelRun
-from workbench.kernels.msl.recording import (
+from workbench.kernels.msl.recorded import (
     ATOMIC_UPDATE,
     BARRIER_PASSED,
     BARRIER_WAIT,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.kernels.msl.recording import (
+from workbench.kernels.msl.recorded import (
     BARRIER_PASSED,
     BARRIER_WAIT,
     FAULT,
@@ -24,7 +24,7 @@ from workbench.kernels.msl.recording import (
 )
 
 if TYPE_CHECKING:
-    from workbench.kernels.msl.recording import KernelRun
+    from workbench.kernels.msl.recorded import RecordedLaunch
 
 MEETINGS = (SIMDGROUP_BARRIER, SIMD_FUNCTION)
 
@@ -53,7 +53,7 @@ class Instructions:
         return self.order[self.starts[instruction] : self.starts[instruction + 1]]
 
 
-def instructions_of(run: KernelRun) -> Instructions:
+def instructions_of(run: RecordedLaunch) -> Instructions:
     """Put the lanes of a recording side by side."""
     kinds, threads, sites, groups = (run.events[name].tolist() for name in ("kind", "thread", "site", "group"))
     maker = _Maker(sites, kinds, threads)
@@ -82,7 +82,7 @@ def instructions_of(run: KernelRun) -> Instructions:
     )
 
 
-def _num_threads(run: KernelRun, group: int) -> int:
+def _num_threads(run: RecordedLaunch, group: int) -> int:
     """Threads of a recorded threadgroup, which is cut at the far edges of the grid."""
     sizes = zip(run.threadgroups[group], run.threadgroup, run.grid)
     return int(np.prod([min(per_group, whole - at * per_group) for at, per_group, whole in sizes]))

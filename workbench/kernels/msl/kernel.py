@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NotRequired, TypedDict, Unpack
 
 import mlx.core as mx
 import numpy as np
@@ -14,11 +15,12 @@ import numpy as np
 from workbench.kernels.msl import report
 from workbench.kernels.msl.arrays import bits_of, filled, memory_of, to_array, view_of
 from workbench.kernels.msl.compiler import INCLUDE_FOLDER, MATH_MODES, CompilerFailed, compile_kernel
-from workbench.kernels.msl.diagnostics import Finding, compile_error, findings_of
+from workbench.kernels.msl.diagnostics import Finding, compile_error, findings_of, texts_by_file
 from workbench.kernels.msl.errors import MslError
 from workbench.kernels.msl.launch import MAX_THREADS, Binding, Finished, ToRecord, position_of, run_library
 from workbench.kernels.msl.lint import lint_text, lint_tree
-from workbench.kernels.msl.recording import KernelRun, RecordedArray, chosen_threadgroups, run_of
+from workbench.kernels.msl.recorded import RecordedArray
+from workbench.kernels.msl.recording import KernelRun, chosen_threadgroups, run_of
 from workbench.kernels.msl.rewrite import translation_unit
 from workbench.kernels.msl.signature import DTYPE_NAMES, MAX_BUFFERS, KernelText, TemplateArgument, write_kernel
 from workbench.kernels.msl.statistics import LaunchStatistics, statistics_of
@@ -26,6 +28,18 @@ from workbench.kernels.msl.watching import with_watches
 
 TIME_LIMIT_SECONDS = 600.0
 MAX_RECORDED_BYTES = 256 << 20
+
+
+class LaunchArguments(TypedDict):
+    """The arguments of a launch that a kernel of MLX has, see `MetalKernel.__call__`."""
+
+    inputs: Sequence[mx.array | bool | int | float]
+    output_shapes: Sequence[Sequence[int]]
+    output_dtypes: Sequence[mx.Dtype]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    template: NotRequired[Sequence[tuple[str, TemplateArgument]] | None]
+    init_value: NotRequired[float | None]
 
 
 @dataclass(frozen=True)
@@ -218,7 +232,16 @@ class MetalKernel:
             if row_bytes < 1:
                 raise ValueError(f"trace_buffers[{buffer!r}] is {row_bytes}: a row has at least 1 byte")
 
-        asked = self._asked(inputs, output_shapes, output_dtypes, grid, threadgroup, template, init_value, order)
+        asked = self._asked(
+            inputs=inputs,
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+            grid=grid,
+            threadgroup=threadgroup,
+            template=template,
+            init_value=init_value,
+            order=order,
+        )
         if verbose:
             print(f"Generated source code for `{self.name}`:\n```\n{asked.text.text}\n```")
         if 0 in grid:
@@ -235,31 +258,18 @@ class MetalKernel:
     def record(
         self,
         *,
-        inputs: Sequence[mx.array | bool | int | float],
-        output_shapes: Sequence[Sequence[int]],
-        output_dtypes: Sequence[mx.Dtype],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-        template: Sequence[tuple[str, TemplateArgument]] | None = None,
-        init_value: float | None = None,
         threadgroups: int | Sequence[int | Sequence[int]] = 1,
         watch: Sequence[str] = (),
         max_bytes: int = MAX_RECORDED_BYTES,
         order: int = 0,
         time_limit: float = TIME_LIMIT_SECONDS,
+        **launch: Unpack[LaunchArguments],
     ) -> KernelRun:
         """Run the kernel with all checks, and record what some threadgroups do.
 
         A fault ends the launch as always, and is the recording's ``fault`` instead of an error.
 
         Args:
-            inputs: See `__call__`, as for all arguments that are not described here.
-            output_shapes: One shape per output name.
-            output_dtypes: One dtype per output name.
-            grid: Number of threads.
-            threadgroup: Threads per threadgroup.
-            template: Values of template parameters.
-            init_value: Initial value of the outputs.
             threadgroups: The threadgroups to record: a number of them, the first ones to run, or a list of indices or
                 positions (x, y, z).
             watch: Names of variables whose values are recorded after every assignment. A kernel may also contain
@@ -267,6 +277,8 @@ class MetalKernel:
             max_bytes: Largest size of the recording in memory; later events are left out, and counted.
             order: 0 runs threads in ascending order, 1 in descending order.
             time_limit: Seconds after which the launch ends with a fault.
+            **launch: The arguments of a launch: ``inputs``, ``output_shapes``, ``output_dtypes``, ``grid``,
+                ``threadgroup``, ``template`` and ``init_value``.
 
         Returns:
             The recording, with the outputs if there was no fault.
@@ -275,13 +287,22 @@ class MetalKernel:
             ValueError: An argument is not allowed.
             MslCompileError: The kernel does not compile.
             MslCompilerMissing: There is no compiler.
+
+        Example:
+            >>> import mlx.core as mx
+            >>> from workbench import msl
+            >>> kernel = msl.metal_kernel("twice", ["x"], ["y"], "uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+            >>> x = mx.arange(64)
+            >>> kernel.record(inputs=[x], output_shapes=[x.shape], output_dtypes=[x.dtype], grid=(64, 1, 1),
+            ...               threadgroup=(32, 1, 1))
+            kernel twice: 96 events of 1 of 2 threadgroups
         """
-        if 0 in grid:
-            raise ValueError(f"grid is {tuple(grid)}: a launch without threads has nothing to record")
+        if 0 in launch["grid"]:
+            raise ValueError(f"grid is {tuple(launch['grid'])}: a launch without threads has nothing to record")
         if max_bytes < 1:
             raise ValueError(f"max_bytes is {max_bytes}: a recording takes at least 1 byte")
-        asked = self._asked(inputs, output_shapes, output_dtypes, grid, threadgroup, template, init_value, order)
-        counts = [-(-size // per_group) for size, per_group in zip(grid, asked.threadgroup)]
+        asked = self._asked(order=order, **launch)
+        counts = [-(-size // per_group) for size, per_group in zip(asked.grid, asked.threadgroup)]
         chosen = chosen_threadgroups(threadgroups, counts, order)
         watched = replace(asked, text=with_watches(asked.text, watch))
         ended = self._run(watched, to_record=ToRecord(chosen, max_bytes), time_limit=time_limit)
@@ -292,7 +313,7 @@ class MetalKernel:
             asked.recorded_arrays,
             ended.library,
             kernel=self.name,
-            texts=self._texts,
+            texts=texts_by_file(self._texts),
             grid=asked.grid,
             threadgroup=asked.threadgroup,
             threadgroups=tuple(position_of(int(index), ended.finished.launch) for index in ran),
@@ -305,21 +326,12 @@ class MetalKernel:
     def _texts(self) -> dict[str, str]:
         return {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
 
-    def _asked(
-        self,
-        inputs: Sequence[mx.array | bool | int | float],
-        output_shapes: Sequence[Sequence[int]],
-        output_dtypes: Sequence[mx.Dtype],
-        grid: tuple[int, int, int],
-        threadgroup: tuple[int, int, int],
-        template: Sequence[tuple[str, TemplateArgument]] | None,
-        init_value: float | None,
-        order: int,
-    ) -> _AskedLaunch:
+    def _asked(self, *, order: int, **launch: Unpack[LaunchArguments]) -> _AskedLaunch:
         """The launch that the arguments describe, once they have been checked."""
-        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
-        template = list(template or [])
-        self._validate(arrays, output_shapes, output_dtypes, grid, threadgroup, template, order)
+        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in launch["inputs"]]
+        output_dtypes, template = launch["output_dtypes"], list(launch.get("template") or [])
+        grid, threadgroup, shapes = launch["grid"], launch["threadgroup"], launch["output_shapes"]
+        self._validate(arrays, shapes, output_dtypes, grid, threadgroup, template, order)
         text = write_kernel(
             self.name,
             self.input_names,
@@ -337,10 +349,10 @@ class MetalKernel:
                 f"most {MAX_BUFFERS}"
             )
         cut = (min(threadgroup[0], grid[0]), min(threadgroup[1], grid[1]), min(threadgroup[2], grid[2]))
-        shapes = [tuple(shape) for shape in output_shapes]
-        return _AskedLaunch(
-            text, arrays, shapes, list(output_dtypes), (grid[0], grid[1], grid[2]), cut, init_value, order
-        )
+        whole = (grid[0], grid[1], grid[2])
+        init_value = launch.get("init_value")
+        rows = [tuple(shape) for shape in shapes]
+        return _AskedLaunch(text, arrays, rows, list(output_dtypes), whole, cut, init_value, order)
 
     def _run(
         self,
@@ -365,13 +377,13 @@ class MetalKernel:
             time_limit=time_limit,
             to_record=to_record,
         )
-        error = report.fault_of(finished, bindings, library, self.name, self._texts)
+        error = report.fault_of(finished, bindings, library, self.name, texts_by_file(self._texts))
         return _EndedLaunch(library, bindings, finished, error)
 
     def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
         def reject(findings: list[Finding]) -> None:
             if findings:
-                raise compile_error(self.name, findings, texts)
+                raise compile_error(self.name, findings, texts_by_file(texts))
 
         def examine(syntax_tree: str) -> None:
             reject(lint_text(text, self.name) + lint_tree(syntax_tree))

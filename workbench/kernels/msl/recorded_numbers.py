@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workbench.kernels.msl.recording import (
+from workbench.kernels.msl.recorded import (
     BARRIER_PASSED,
     MULTIPLY_ACCUMULATE,
     NO_ARRAY,
@@ -21,7 +21,8 @@ from workbench.kernels.msl.recording import (
 )
 
 if TYPE_CHECKING:
-    from workbench.kernels.msl.recording import KernelRun
+    from workbench.kernels.msl.instructions import Instructions
+    from workbench.kernels.msl.recorded import RecordedLaunch
 
 LINE_BYTES = 128
 BANKS = 32
@@ -69,9 +70,9 @@ DEFINITIONS = {
 """Names of the numbers, and what each of them counts."""
 
 
-def numbers_of(run: KernelRun) -> list[Number]:
+def numbers_of(run: RecordedLaunch, instructions: Instructions) -> list[Number]:
     """The numbers of a recording: of each array, then of the whole."""
-    return [*_of_arrays(run), *_of_all(run)]
+    return [*_of_arrays(run, instructions), *_of_all(run, instructions)]
 
 
 def lines_touched(offsets: np.ndarray, num_bytes: np.ndarray) -> tuple[int, int]:
@@ -95,7 +96,7 @@ def _number(name: str, value: float, array: str = "", best: float | None = None)
     return Number(name, array, value, best, DEFINITIONS[name])
 
 
-def _of_arrays(run: KernelRun) -> Iterator[Number]:
+def _of_arrays(run: RecordedLaunch, instructions: Instructions) -> Iterator[Number]:
     events = run.events
     is_access = (events["array"] != NO_ARRAY) & (events["has_value"] == 1)
     for index, array in enumerate(run.arrays):
@@ -116,13 +117,13 @@ def _of_arrays(run: KernelRun) -> Iterator[Number]:
         if len(written):
             yield _number("bytes written", float(written["bytes"].sum(dtype=np.int64)), array.name)
         name = "bank conflicts" if array.role == "threadgroup" else "lines per access"
-        needed, least_needed = np.mean(_of_instructions(run, index), axis=0).tolist()
+        needed, least_needed = np.mean(_of_instructions(run, instructions, index), axis=0).tolist()
         yield _number(name, needed, array.name, least_needed)
 
 
-def _of_instructions(run: KernelRun, array: int) -> list[tuple[int, int]]:
+def _of_instructions(run: RecordedLaunch, instructions: Instructions, array: int) -> list[tuple[int, int]]:
     """Of each instruction that loads from or stores to an array: lines or words needed, and the fewest possible."""
-    instructions, events = run.instructions, run.events
+    events = run.events
     needed = []
     first = instructions.order[instructions.starts[:-1]]
     for number in np.flatnonzero((events["array"][first] == array) & (events["has_value"][first] == 1)).tolist():
@@ -133,8 +134,8 @@ def _of_instructions(run: KernelRun, array: int) -> list[tuple[int, int]]:
     return needed
 
 
-def _of_all(run: KernelRun) -> Iterator[Number]:
-    instructions, kinds = run.instructions, run.events["kind"]
+def _of_all(run: RecordedLaunch, instructions: Instructions) -> Iterator[Number]:
+    kinds = run.events["kind"]
     per_lane = instructions.active != 0
     if per_lane.any():
         active = np.bitwise_count(instructions.active[per_lane]).astype(float)

@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from workbench.kernels.msl.recording import (
+from workbench.kernels.msl.recorded import (
     EVENT,
     MEETING_PLACE,
     SIMD_FUNCTION,
     SIMD_WIDTH,
     VALUE_BYTES,
-    KernelRun,
     RecordedArray,
     RecordedFault,
+    RecordedLaunch,
 )
 from workbench.kernels.msl.source_lines import SourceLine
+
+if TYPE_CHECKING:
+    from workbench.kernels.msl.instructions import Instructions
+    from workbench.kernels.msl.recorded_numbers import Number
 
 FORMAT = "workbench kernel run"
 VERSION = 1
@@ -38,21 +42,20 @@ _PLAIN = ("kind", "bytes", "has_value", "thread", "group", "array", "place", "na
 MAX_BYTES = 1 << 32
 
 
-def encode(run: KernelRun) -> bytes:
+def encode(run: RecordedLaunch) -> bytes:
     """The bytes of a file."""
     return gzip.compress(_joined(*_contents(run)), 6, mtime=0)
 
 
-def page_packet(run: KernelRun) -> bytes:
+def page_packet(run: RecordedLaunch, instructions: Instructions, numbers: list[Number]) -> bytes:
     """The bytes that a page reads: those of a file before they are compressed, with instructions and numbers."""
     header, columns = _contents(run)
-    instructions = run.instructions
     for name in ("order", "starts", "active", "alive"):
         columns[name] = getattr(instructions, name).astype(np.uint32)
-    return _joined(header | {"numbers": run.numbers}, columns)
+    return _joined(header | {"numbers": numbers}, columns)
 
 
-def _contents(run: KernelRun) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _contents(run: RecordedLaunch) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     events = run.events
     columns = {name: np.ascontiguousarray(events[name]) for name in _PLAIN}
     is_meeting = events["kind"] == SIMD_FUNCTION
@@ -80,7 +83,7 @@ def _joined(header: dict[str, Any], columns: dict[str, np.ndarray]) -> bytes:
     return b"".join(parts)
 
 
-def _meetings(run: KernelRun, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _meetings(run: RecordedLaunch, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each simd function the bytes per lane of inputs and results and the numbers of its columns; the columns."""
     found: dict[bytes, int] = {b"": 0}
     rows = np.zeros((len(at), 2 + MEETING_COLUMNS), np.uint32)
@@ -98,8 +101,8 @@ def _meetings(run: KernelRun, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, np.frombuffer(table, np.uint8)
 
 
-def decode(data: bytes, name: str) -> KernelRun:
-    """The recording in the bytes of a file.
+def decode(data: bytes, name: str) -> dict[str, Any]:
+    """The fields of the recording in the bytes of a file.
 
     Args:
         data: The bytes.
@@ -124,12 +127,12 @@ def decode(data: bytes, name: str) -> KernelRun:
             "record the launch again, or install a newer Workbench"
         )
     try:
-        return _run(header, unpacked[len(line) + 1 :])
+        return _fields(header, unpacked[len(line) + 1 :])
     except (KeyError, TypeError, ValueError, IndexError, msgspec.ValidationError) as problem:
         raise ValueError(f"{name} is damaged: {problem}") from problem
 
 
-def _run(header: dict[str, Any], data: bytes) -> KernelRun:
+def _fields(header: dict[str, Any], data: bytes) -> dict[str, Any]:
     columns, start = {}, 0
     for name, dtype, count in header["columns"]:
         columns[name] = np.frombuffer(data, dtype, count, start)
@@ -141,7 +144,7 @@ def _run(header: dict[str, Any], data: bytes) -> KernelRun:
     at = np.flatnonzero(events["kind"] == SIMD_FUNCTION)
     payload = _payload(events, at, columns["meetings"].reshape(-1, 2 + MEETING_COLUMNS), columns["lanes"])
     facts = {name: msgspec.convert(header[name], kind) for name, kind in _TYPES.items()}
-    return KernelRun(events=events, payload=payload, **facts)
+    return {"events": events, "payload": payload, **facts}
 
 
 _TYPES: dict[str, Any] = {
@@ -156,6 +159,7 @@ _TYPES: dict[str, Any] = {
     "fault": RecordedFault | None,
     "num_threadgroups": int,
     "num_left_out": int,
+    "about": str,
 }
 
 

@@ -105,6 +105,7 @@ class KernelView {
             `${header.threadgroups.length} of ${header.num_threadgroups}, ` +
             `${this.run.numEvents.toLocaleString("en-US")} events${left}`,
         ),
+        header.about && h("span", {}, header.about),
         faultButton,
       ),
       h(
