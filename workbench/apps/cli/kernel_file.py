@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.apps.cli.options import Commands, add_command, add_list, add_number
 
 if TYPE_CHECKING:
+    from workbench.kernels.msl import KernelRun
     from workbench.kernels.msl.kernel import MetalKernel
     from workbench.kernels.msl.recorded_numbers import Number
 
@@ -63,9 +64,8 @@ def check_file(options: argparse.Namespace) -> int:
     kernel, launch = read_launch(options)
     results = []
     for order in (0, 1):
-        run = kernel.record(**launch, threadgroups=_all_of(launch), order=order)
-        if run.error is not None:
-            print(run.error)
+        run = _recorded(kernel, **launch, threadgroups=_all_of(launch), order=order)
+        if run is None or run.error is not None:
             return 1
         results.append(run)
     first, second = (run.outputs or [] for run in results)
@@ -82,16 +82,29 @@ def _record(options: argparse.Namespace) -> int:
     if suffix not in (".html", ".kernelrun"):
         raise ValueError(f"--out {options.out} must end in .html or .kernelrun")
     kernel, launch = read_launch(options)
-    run = kernel.record(**launch, threadgroups=_threadgroups(options.threadgroups), watch=options.watch)
+    run = _recorded(kernel, **launch, threadgroups=_threadgroups(options.threadgroups), watch=options.watch)
+    if run is None:
+        return 1
     if suffix == ".html":
         run.save_html(options.out)
     else:
         run.save(options.out)
     print(f"{run}\nwritten to {options.out}")
+    return int(run.error is not None)
+
+
+def _recorded(kernel: MetalKernel, **launch: Any) -> KernelRun | None:
+    """The recording of a launch, or None if the kernel does not compile; its faults are printed."""
+    from workbench.kernels.msl import MslCompileError
+
+    try:
+        run = kernel.record(**launch)
+    except MslCompileError as problem:
+        print(problem)
+        return None
     if run.error is not None:
         print(run.error)
-        return 1
-    return 0
+    return run
 
 
 def read_launch(options: argparse.Namespace) -> tuple[MetalKernel, dict[str, Any]]:

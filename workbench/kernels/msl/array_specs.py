@@ -91,6 +91,8 @@ def array_of(name: str, word: str, seed: int, variables: Mapping[str, Any] | Non
         value = text == "true" if text in ("true", "false") else float(text)
         default = "bool" if text in ("true", "false") else "int32" if re.fullmatch(r"[-+]?\d+", text) else "float32"
         return mx.array(value).astype(dtype_named(number["dtype"] or default, option))
+    if variables is not None and word.isidentifier():
+        raise ValueError(f"{option}: the notebook has no variable {word}; define it, or write {name}=DTYPE[SHAPE]")
     return _from_file(word, option)
 
 

@@ -81,8 +81,8 @@ def compile_error(kernel: str, findings: list[Finding], texts: Mapping[str, str]
     lines = [f"kernel {kernel} does not compile:"]
     for finding in findings[:_MOST_SHOWN]:
         lines.append(f"{finding.file}:{finding.line}: {finding.text}")
-        if quoted := quote(texts, finding.file, finding.line):
-            lines.append(f"    {quoted}")
+        if quoted := underlined(texts, finding.file, finding.line):
+            lines.append(quoted)
     if len(findings) > _MOST_SHOWN:
         lines.append(f"and {len(findings) - _MOST_SHOWN} more")
     return MslCompileError(
@@ -117,3 +117,15 @@ def quote(texts: Mapping[str, str], file: str, line: int) -> str:
     """A line of the caller's text, or "" if it is not known."""
     lines = texts.get(file, "").split("\n")
     return lines[line - 1].strip() if 1 <= line <= len(lines) else ""
+
+
+def underlined(texts: Mapping[str, str], file: str, line: int) -> str:
+    """A line of the caller's text with a caret under its first letter, or "" if it is not known."""
+    quoted = quote(texts, file, line)
+    return f"    {quoted}\n{carets(f'    {quoted}', quoted)}" if quoted else ""
+
+
+def carets(message: str, quoted: str) -> str:
+    """A line of marks below the quotation that ends a message."""
+    last = message.rpartition("\n")[2]
+    return " " * (len(last) - len(quoted)) + "^" + "~" * (len(quoted) - 1)

@@ -27,7 +27,7 @@ from workbench.kernels.msl.recorded import (
     RecordedFault,
     RecordedLaunch,
 )
-from workbench.kernels.msl.recorded_numbers import Number, numbers_of
+from workbench.kernels.msl.recorded_numbers import DEFINITIONS, Number, numbers_of
 from workbench.kernels.msl.recording_file import decode, encode, page_packet
 from workbench.kernels.msl.source_lines import SourceLine, line_table
 
@@ -52,6 +52,16 @@ class KernelRun(RecordedLaunch):
     def numbers(self) -> list[Number]:
         """What the recording adds up to, each number with its definition."""
         return numbers_of(self, self.instructions)
+
+    def number(self, name: str, array: str = "") -> float:
+        """The value of one of `numbers`, such as ``run.number("bytes read", "x")``; 0 for an array never touched.
+
+        Raises:
+            KeyError: There is no number of this name.
+        """
+        if name not in DEFINITIONS:
+            raise KeyError(f"{name!r}: the numbers are {', '.join(DEFINITIONS)}")
+        return next((one.value for one in self.numbers if (one.name, one.array) == (name, array)), 0.0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recording to a file, see `workbench.kernels.msl.recording_file`."""
