@@ -255,3 +255,24 @@ def test_a_kernel_of_mlx_lm_computes_what_it_stands_for(metal_on_cpu, name, dtyp
     assert metal_on_cpu.runs
     for run in metal_on_cpu.runs:
         assert len(run.events) and (run.fault is None) == (name not in FOUND)
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_the_losses_with_barriers_have_no_fault(metal_on_cpu, monkeypatch, order):
+    """The control: a barrier before threadgroup memory is used again, and barriers that order it."""
+    make = mx.fast.metal_kernel
+    changes = {
+        "// Share the sum_exp across the threadgroup": "threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "mem_flags::mem_none": "mem_flags::mem_threadgroup",
+    }
+
+    def mended(*, source, **kernel):
+        for old, new in changes.items():
+            assert old in source or "backward" in kernel["name"]
+            source = source.replace(old, new)
+        return make(source=source, **kernel)
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", mended)
+    metal_on_cpu.order = order
+    losses(metal_on_cpu, mx.float32)
+    assert len(metal_on_cpu.runs) == 6 and all(run.fault is None for run in metal_on_cpu.runs)
