@@ -102,7 +102,7 @@ def test_watched_variables_are_recorded_at_every_assignment():
     ],
 )
 def test_watching_changes_no_statement(statement, values):
-    """Only assignments in a line of their own are watched, and what they belong to stays as it is."""
+    """Only assignments that fill a line are watched, and the statements around them stay as they are."""
     source = f"float m = x[i];\n{statement}\ny[i] = m;"
     plain, watched = record(source), record(source, watch=["m"])
     assert np.array_equal(np.array(plain.outputs[0]), np.array(watched.outputs[0]))
@@ -296,7 +296,7 @@ def test_attention_follows_from_recorded_loads(seed):
 
 
 def check_attention(run, batch):
-    """What a threadgroup has stored is attention over what it has loaded."""
+    """The stores of a threadgroup are attention over its loads."""
     stored = as_stored(run, "out")
     with np.errstate(invalid="ignore"):
         expected = reference_attention(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MetalOnCpu:
-    """What a test sees of the kernels that it launches.
+    """The kernels that a test launches.
 
     Attributes:
         runs: The recording of every launch so far, in order; its first ``threadgroups`` threadgroups.
@@ -60,7 +60,7 @@ class MetalOnCpu:
         return min(self.threadgroups, total)
 
     def imported(self, name: str) -> ModuleType:
-        """A module, imported anew, so that the kernels that it makes on import run here; undone after the test."""
+        """A module, imported again, so that the kernels that it makes on import run here; undone after the test."""
         self._replaced.setdefault(name, sys.modules.pop(name, None))
         return importlib.import_module(name)
 

@@ -89,8 +89,8 @@ def offline_page(*, title: str, summary: str, packets: Mapping[str, bytes], modu
 
     Args:
         title: Title of the page.
-        summary: What a browser without JavaScript shows.
-        packets: What the page's module reads, by name; "packet" is one of them.
+        summary: Text for a browser without JavaScript.
+        packets: Input of the page's module, by name; "packet" is one of them.
         module: The ES module that draws it.
     """
     return _PAGE.format(

@@ -31,7 +31,7 @@ class Number(Protocol):
 
 
 class Recording(Protocol):
-    """What is drawn of a `workbench.msl.KernelRun`."""
+    """The drawn part of a `workbench.msl.KernelRun`."""
 
     kernel: str
     fault: Any

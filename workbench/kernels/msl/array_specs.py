@@ -1,4 +1,4 @@
-"""Arrays in words, for a command line and a notebook cell: ``x=float32[64,128]``, ``n=7``, ``x=weights.npy``."""
+"""Arrays as text, for a command line and a notebook cell: ``x=float32[64,128]``, ``n=7``, ``x=weights.npy``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shaped(word: str, option: str) -> tuple[tuple[int, ...], mx.Dtype]:
     """Shape and dtype of a word such as "float32[64,128]".
 
     Raises:
-        ValueError: It is no such word.
+        ValueError: The word has another form.
     """
     match = _SHAPED.fullmatch(word)
     if match is None:
@@ -137,7 +137,7 @@ def three(word: str, option: str) -> tuple[int, int, int]:
     """Up to three sizes such as "64", "64,2" or "64,2,1".
 
     Raises:
-        ValueError: They are no sizes.
+        ValueError: There are too many, or one is not a number.
     """
     parts = word.split(",")
     if len(parts) > 3 or not all(re.fullmatch(r"\s*\d+\s*", part) for part in parts):

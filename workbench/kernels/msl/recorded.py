@@ -1,4 +1,4 @@
-"""What a recording of a launch holds: events, arrays, values, and the fault."""
+"""The contents of a recorded launch: events, arrays, values, and the fault."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RecordedFault:
 
 @dataclass(eq=False, repr=False)
 class RecordedLaunch:
-    """What chosen threadgroups of a launch did, in the order in which they did it.
+    """The events of chosen threadgroups of a launch, in the order in which they happened.
 
     Threadgroups run one after the other, and so do the lanes of a simdgroup between two points where they meet;
     `workbench.kernels.msl.instructions` puts the lanes side by side again. Loads and stores are those of the compiled
@@ -131,7 +131,7 @@ class RecordedLaunch:
         fault: The fault that ended the launch, or None.
         num_threadgroups: Number of threadgroups of the launch.
         num_left_out: Number of events that had no room in the recording; they are the last ones.
-        about: What the launch belongs to, such as a step of an engine; "" if nothing is known.
+        about: Origin of the launch, such as a step of an engine; "" if nothing is known.
         outputs: The launch's outputs; None if it ended with a fault, or if the recording comes from a file.
         error: The fault as the error that the launch would have raised; None without one, or from a file.
     """

@@ -1,4 +1,4 @@
-"""What a recording adds up to: each number with its definition beside it.
+"""Sums and averages over a recording, each with its definition.
 
 All are counts of the recorded threadgroups. None is a time on a GPU.
 """
@@ -37,8 +37,8 @@ class Number:
         name: Its name, such as "bytes read".
         array: The buffer or variable that it belongs to; "" for the whole recording.
         value: Its value.
-        best: The value of a kernel that wastes nothing, None where there is no such value.
-        definition: What is counted.
+        best: The value of a kernel that wastes nothing, None if there is no such value.
+        definition: Meaning of the value.
     """
 
     name: str

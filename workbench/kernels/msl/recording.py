@@ -50,7 +50,7 @@ class KernelRun(RecordedLaunch):
 
     @cached_property
     def numbers(self) -> list[Number]:
-        """What the recording adds up to, each number with its definition."""
+        """Sums and averages over the recording, each with its definition."""
         return numbers_of(self, self.instructions)
 
     def number(self, name: str, array: str = "") -> float:

@@ -109,7 +109,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
         name: Name of the file, for messages.
 
     Raises:
-        ValueError: They are no recording, damaged, or of a newer version.
+        ValueError: They are not a recording, damaged, or of a newer version.
     """
     try:
         unpacked = zlib.decompressobj(wbits=31).decompress(data, MAX_BYTES)

@@ -22,7 +22,7 @@ def with_watches(text: KernelText, names: Sequence[str]) -> KernelText:
         names: Variables, such as ``total``, ``row.maximum`` or ``sums[2]``, as they are written in the kernel.
 
     Raises:
-        ValueError: A name is not a variable's, or nothing is assigned to it in a line of its own.
+        ValueError: A name is not a variable's, or no line consists of an assignment to it.
     """
     header, source = text.header, text.source
     for name in names:

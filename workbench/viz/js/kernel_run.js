@@ -367,7 +367,7 @@ class KernelView {
     return { cells: [...cells, place.line ? `${place.file}:${place.line}` : ""], instruction };
   }
 
-  /** Who read and wrote elements [from, to) of an array. */
+  /** Show the first and last readers and writers of elements [from, to) of an array. */
   showCell(array, from, to, words) {
     const found = ends(this.run, array, from, to), rows = [];
     const add = (label, entry) => {

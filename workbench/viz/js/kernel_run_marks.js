@@ -1,5 +1,5 @@
-// What a recording shows at a moment: the lanes, the cells of memory, watched values, and the history of a cell. All of
-// it is read from the events; the painter and the tables show the same marks.
+// The marks of a recording at a moment: the lanes, the cells of memory, watched values, and the history of a cell. All of
+// them are read from the events; the painter and the tables show the same marks.
 //
 // A moment is the number of an instruction that has just taken place: the events of the lanes of a simdgroup that did
 // the same at the same place.
@@ -27,7 +27,7 @@ export function numThreads(run, event) {
 }
 
 /**
- * What every thread of the threadgroup does at a moment.
+ * The action of every thread of the threadgroup at a moment.
  * @returns A list of { thread, simdgroup, lane, action, event }; `event` is that of the present instruction, or -1.
  *   Actions: those of ACTIONS; "diverged", alive while other lanes of its simdgroup act; "elsewhere", in a simdgroup
  *   whose turn it is not.

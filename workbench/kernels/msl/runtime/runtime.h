@@ -315,7 +315,7 @@ enum EventKind : uint32_t {
 constexpr uint32_t kFirstVariable = 256, kNoArray = ~0u;
 constexpr uint8_t kNoLane = 255;
 
-// Where the payload has the values of a meeting: for each of 32 lanes its input, then for each its result, then for each
+// The place of a meeting's values in the payload: for each of 32 lanes its input, then for each its result, then for each
 // the lane whose value it read, or kNoLane.
 struct MeetingPlace {
   uint64_t start;
