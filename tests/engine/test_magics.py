@@ -148,3 +148,70 @@ def test_other_functions_complete_as_before(shell):
     with provisionalcompleter():
         texts = [completion.text for completion in shell.Completer.completions("other(", 6)]
     assert texts.count("mine=") == 1 and texts.count("seed=") == 1 and "block_size=" not in texts
+
+
+# -- %%metal -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def metal(run, shell):
+    """A function that runs a ``%%metal`` cell over the variable x."""
+    import mlx.core as mx
+
+    from workbench.kernels.msl import why_unavailable
+
+    if reason := why_unavailable():
+        pytest.skip(reason)
+    shell.user_ns["x"] = mx.arange(64).astype(mx.float32)
+    launch = "%%metal y=float32[64] --inputs x --grid 64 --threadgroup 32"
+    return lambda body, options="": run(f"{launch} {options}\nuint i = thread_position_in_grid.x;\n{body}")
+
+
+def test_a_kernel_runs_in_a_cell_and_gives_variables(metal, shell):
+    found, _ = metal("y[i] = 2 * x[i];")
+    assert shell.user_ns["y"].tolist() == [2.0 * i for i in range(64)]
+    assert "no fault" in repr(found) and found.run.number("bytes read", "x") == 128
+    assert "lines per access" in found._repr_html_() and found.on_gpu == {}
+    found, _ = metal("float m = x[i];\ny[i] = m;", "--record 2 --watch m")
+    assert len(found.run.threadgroups) == 2 and "m" in found.run.names
+
+
+def test_a_fault_in_a_cell_has_its_line_and_carets(metal, shell):
+    shell.user_ns.pop("y", None)
+    found, _ = metal("y[i] = 2 * x[i + 1];")
+    assert found.outputs == {} and "y" not in shell.user_ns
+    *_, quoted, carets = repr(found).splitlines()
+    assert quoted == "  at cell:3: y[i] = 2 * x[i + 1];"
+    assert carets == " " * len("  at cell:3: ") + "^" + "~" * (len("y[i] = 2 * x[i + 1];") - 1)
+
+
+def test_errors_of_the_compiler_are_at_the_lines_of_the_cell(metal):
+    _, said = metal("\nconst float a = 1.0f;\ny[i] = z[i] + a;")
+    assert "cell:5: use of undeclared identifier 'z'" in said and "^~~~" in said
+
+
+def test_what_a_cell_lacks_is_named(run, metal):
+    _, said = run("%%metal y=float32[64] --inputs q --grid 64 --threadgroup 32\ny[0] = 1;")
+    assert "the notebook has no variable q" in said
+    _, said = run("%%metal y=float32 --grid 64 --threadgroup 32\ny[0] = 1;")
+    assert "--outputs y is 'float32': write DTYPE[SHAPE]" in said
+
+
+def test_a_gpu_runs_the_same_cell(metal, monkeypatch):
+    """MLX's GPU is stood for: its result is compared, and WATCH means nothing there."""
+    import mlx.core as mx
+
+    from workbench.kernels.msl import metal_kernel
+
+    made = []
+
+    def on_gpu(**kernel):
+        made.append(kernel)
+        launch = metal_kernel(**kernel | {"name": "gpu"})
+        return lambda **arguments: [output + 0.5 for output in launch(**arguments)]
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx.fast, "metal_kernel", on_gpu)
+    found, _ = metal("y[i] = 2 * x[i];")
+    assert found.differences == {"y": 0.5} and "y on the GPU differs by at most 5.0e-01" in repr(found)
+    assert made[0]["header"] == "#define WATCH(x)\n"

@@ -190,9 +190,9 @@ def only_library(empty_cache):
 
 
 def test_structures_have_the_same_size_on_both_sides(only_library):
-    sizes = (ctypes.c_uint64 * 4)()
+    sizes = (ctypes.c_uint64 * 6)()
     ctypes.CDLL(str(only_library)).msl_structure_bytes(sizes)
-    ours = [launch.STRUCTURES[name] for name in ("Launch", "Buffer", "Fault", "RowRead")]
+    ours = [launch.STRUCTURES[name] for name in ("Launch", "Buffer", "Fault", "RowRead", "Variable", "Event")]
     assert list(sizes) == [ctypes.sizeof(structure) for structure in ours]
 
 

@@ -238,7 +238,7 @@ def test_every_attached_function_is_there_and_has_its_type():
         module, function = home.split(":")
         assert callable(getattr(importlib.import_module(module), function))
         kind, method = name.split(".")
-        if kind in ("Crossover", "Finding", "FleetRun", "Sizing", "StepPicture"):
+        if kind in ("Crossover", "Finding", "FleetRun", "KernelRun", "Sizing", "StepPicture"):
             continue  # pictures that a method of theirs asks for
         owner = next(
             cls for cls in (Engine, Outputs, Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind

@@ -249,14 +249,19 @@ def test_the_module_uses_nothing_of_its_host_beyond_anywidget():
     assert re.findall(r"^import .*$", source, re.MULTILINE) == []
 
 
-def test_the_module_is_whole():
-    source = bundling.bundle()
+def test_the_modules_are_whole():
+    sources = [bundling.bundle(entry) for entry in bundling.STYLE_SHEETS]
+    for source in sources:
+        check_module(source)
+    for name in bundling.JS_DIRECTORY.glob("*.js"):
+        assert any(f"const ${name.stem} =" in source for source in sources), f"{name.name} is not part of a view"
+
+
+def check_module(source):
     assert "import " not in re.sub(r"^\s*(//|\*|/\*).*$", "", source, flags=re.MULTILINE).split("const $")[0]
     assert not re.search(r"^import\b", source, re.MULTILINE)
     assert source.count("export default { render };") == 1
     assert "__PALETTE__" not in source and "__STYLE__" not in source
-    for name in bundling.JS_DIRECTORY.glob("*.js"):
-        assert f"const ${name.stem} =" in source, f"{name.name} is not part of the view"
 
 
 def test_lines_of_the_modules_fit_a_screen():

@@ -1,7 +1,8 @@
-"""``%load_ext workbench``: four magics over the public functions, for a notebook.
+"""``%load_ext workbench``: magics over the public functions, for a notebook.
 
 ``%%ask`` asks an engine, ``%step`` takes steps, ``%watch`` shows a view and ``%explain`` says where a request's time
-went. Each uses the engine of the notebook if there is one; ``-e NAME`` names another, or a trace.
+went. Each of them uses the engine of the notebook if there is one; ``-e NAME`` names another, or a trace. ``%%metal``
+runs a Metal kernel, if its extra is installed.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from workbench.engine.engine import Engine
+from workbench.kernels.msl.compiler import why_unavailable
 from workbench.trace.trace import Trace
 
 
 def load(shell: Any) -> None:
     """Register the magics with an IPython shell."""
     shell.register_magics(WorkbenchMagics)
+    if not why_unavailable():
+        shell.register_magics(MetalMagics)
 
 
 @magics_class
@@ -97,3 +101,44 @@ class WorkbenchMagics(Magics):
             if found:
                 return next(iter(found.values()))[1]
         raise UsageError(f"this notebook has no variable that holds {wanted}: engine = workbench.Engine('smollm2')")
+
+
+@magics_class
+class MetalMagics(Magics):
+    """The magic of kernels, which needs a compiler: the extra ``msl``, or clang."""
+
+    @magic_arguments()
+    @argument("outputs", nargs="+", help="NAME=DTYPE[SHAPE] of each output, such as y=float32[64]")
+    @argument("-i", "--inputs", nargs="+", default=[], help="variables, or NAME=DTYPE[SHAPE] for random numbers")
+    @argument("-g", "--grid", required=True, help="number of threads, such as 64 or 64,2,1")
+    @argument("-t", "--threadgroup", required=True, help="threads per threadgroup")
+    @argument("--template", nargs="+", default=[], help="NAME=VALUE: dtypes, integers, true or false")
+    @argument("--record", type=int, default=1, help="number of threadgroups to record (1)")
+    @argument("--watch", nargs="+", default=[], help="variables whose values are recorded after every assignment")
+    @cell_magic
+    def metal(self, line: str, cell: str) -> Any:
+        """Run the body of a Metal kernel here with every check, and on the GPU too if there is one.
+
+        The outputs become variables of the notebook. The result has the recording: ``_.run.watch()``.
+        """
+        from workbench.apps.metal_cell import run_cell
+        from workbench.kernels.msl import MslCompileError
+
+        given = parse_argstring(self.metal, line)
+        assert self.shell is not None
+        try:
+            found = run_cell(
+                cell,
+                self.shell.user_ns,
+                inputs=given.inputs,
+                outputs=given.outputs,
+                grid=given.grid,
+                threadgroup=given.threadgroup,
+                template=given.template,
+                threadgroups=given.record,
+                watch=given.watch,
+            )
+        except (ValueError, MslCompileError) as problem:
+            raise UsageError(str(problem)) from None
+        self.shell.user_ns.update(found.outputs)
+        return found

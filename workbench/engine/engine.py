@@ -22,6 +22,7 @@ from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.failed_steps import FailedSteps
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
+from workbench.engine.live import LIVE
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.output_processor import OutputProcessor, RequestOutput, RequestState
 from workbench.engine.outputs import Outputs, OutputsByRequest
@@ -41,12 +42,15 @@ from workbench.trace.readings.breakpoints import Breakpoint, Breakpoints, Condit
 if TYPE_CHECKING:
     from workbench.engine.async_step import AsyncStepper
     from workbench.engine.grammar import Grammar, GrammarCompiler
+    from workbench.engine.packed_batch import PackedBatch
     from workbench.engine.shadow_once import ShadowRun
     from workbench.engine.speculation.custom import DraftFunction
     from workbench.engine.speculation.proposer import Drafts
+    from workbench.kernels.msl import KernelRun
     from workbench.models.layer_cache import AttentionCall
     from workbench.models.tokenizer import Tokenizer
     from workbench.trace.laws import Broken
+    from workbench.trace.records import WorkItem
 
 log = logging.getLogger("workbench")
 
@@ -165,6 +169,7 @@ class Engine(Shortcuts):
         self._loop = RunLoop(
             self._thread, self._stepper.take, self._step.inbox, self.breakpoints, self._step.failed.add
         )
+        LIVE.add(self)
 
     def _load(
         self,
@@ -559,28 +564,61 @@ class Engine(Shortcuts):
             >>> engine.shadow(step, layer=3).agrees
             True
         """
-        from workbench.engine.shadow_once import shadow_once, why_no_shadow
+        from workbench.engine.shadow_once import shadow_once
 
         def run() -> ShadowRun:
-            asked = step.step if isinstance(step, StepRecord) else step
-            newest = self.trace[-1] if len(self.trace) else None
-            if newest is None or self._stepper.in_step:
-                raise ValueError("no step to run again: finish one first, with run() if steps are asynchronous")
-            if asked not in (None, newest.step):
-                raise ValueError(
-                    f"step {asked} is not the newest one, which is {newest.step}: only that can be run again; "
-                    'EngineConfig(shadow_metal={"layer": 0, "every": 1}) does so in every step'
-                )
-            packed = self._step.packed
-            if reason := why_no_shadow(self.runner, newest, packed, layer):
-                raise ValueError(f"no shadow launch: {reason}")
-            assert packed is not None
+            newest, packed = self._newest_step(step, layer)
             made = shadow_once(self.runner, newest, packed, layer)
             if self.trace.supplement(newest.step, "shadow") is None:
                 self.trace.add_supplement(Supplement(newest.step, "shadow", made.facts))
             return made
 
         return self._thread.call(run)
+
+    def kernel_run(self, item: int | WorkItem = 0, step: StepRecord | int | None = None, **options: Any) -> KernelRun:
+        """Record the threadgroup of the Metal kernel that computes a work item of the newest step, on the emulator.
+
+        The step's own queries, keys, values and block tables are taken, so blocks have their numbers in the pool.
+
+        Args:
+            item: The work item: its index in the kernel's own work list, or an item of ``step.kernel.work_items``, for
+                which the kernel's item with the same first row and KV position is taken.
+            step: The newest step, or its index; None for it.
+            **options: Arguments of `workbench.engine.kernel_run.kernel_run`: ``layer``, ``kv_head`` and ``watch``.
+
+        Raises:
+            ValueError: It is not the newest step, or there is no such item; the message gives the reason.
+        """
+        from workbench.engine.kernel_run import kernel_run
+
+        def run() -> KernelRun:
+            newest, packed = self._newest_step(step, options.get("layer", 0))
+            return kernel_run(self.runner, newest, packed, item, **options)
+
+        return self._thread.call(run)
+
+    def _newest_step(self, step: StepRecord | int | None, layer: int) -> tuple[StepRecord, PackedBatch]:
+        """The newest step and its batch, if it can be run again.
+
+        Raises:
+            ValueError: It cannot, or another step is asked for.
+        """
+        from workbench.engine.shadow_once import why_no_shadow
+
+        asked = step.step if isinstance(step, StepRecord) else step
+        newest = self.trace[-1] if len(self.trace) else None
+        if newest is None or self._stepper.in_step:
+            raise ValueError("no step to run again: finish one first, with run() if steps are asynchronous")
+        if asked not in (None, newest.step):
+            raise ValueError(
+                f"step {asked} is not the newest one, which is {newest.step}: only that can be run again; "
+                'EngineConfig(shadow_metal={"layer": 0, "every": 1}) does so in every step'
+            )
+        packed = self._step.packed
+        if reason := why_no_shadow(self.runner, newest, packed, layer):
+            raise ValueError(f"no shadow launch: {reason}")
+        assert packed is not None
+        return newest, packed
 
     # -- many steps -------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def shadow_once(runner: ModelRunner, record: StepRecord, packed: PackedBatch, la
         packed: Its packed batch.
         layer: Index of the layer.
     """
-    call = _call_of(runner, packed, layer)
+    call = call_of(runner, packed, layer)
     process, connection = start_connected("-m", shadow_worker.__name__)
     try:
         facts = ask(connection, call)
@@ -116,8 +116,8 @@ def shadow_once(runner: ModelRunner, record: StepRecord, packed: PackedBatch, la
     )
 
 
-def _call_of(runner: ModelRunner, packed: PackedBatch, layer: int) -> dict[str, Any]:
-    """One layer's attention call in a step, for the other process."""
+def call_of(runner: ModelRunner, packed: PackedBatch, layer: int) -> dict[str, Any]:
+    """One layer's attention call in the newest step, see `workbench.engine.shadow.copied_call`."""
     pool, copied = runner.kv_cache, list[dict[str, Any]]()
 
     def tap(call: AttentionCall) -> None:

@@ -588,6 +588,13 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
         """One panel as a picture, such as ``step.view("attention_mask")``; see `workbench.viz.step_picture.view`."""
         return find("StepPicture.view")(self, name)
 
+    def kernel_run(self, item: Any = 0, **options: Any) -> Any:
+        """The recorded threadgroup of the Metal kernel for a work item of this step, which must be an engine's newest.
+
+        See `workbench.engine.engine.Engine.kernel_run`.
+        """
+        return find("StepRecord.kernel_run")(self, item, **options)
+
     def chunk(self, request_id: str) -> Chunk:
         """The chunk of a request in this step.
 

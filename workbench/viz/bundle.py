@@ -16,7 +16,12 @@ from workbench.viz.glossary import TERMS
 
 JS_DIRECTORY = Path(__file__).parent / "js"
 ENTRY = "dashboard.js"
-STYLE_SHEETS = ("page.css", "controls.css", "panels.css", "texts.css", "step_into.css")
+COMMON_SHEETS = ("page.css", "controls.css", "panels.css")
+STYLE_SHEETS = {
+    ENTRY: (*COMMON_SHEETS, "texts.css", "step_into.css"),
+    "kernel_run.js": (*COMMON_SHEETS, "kernel_run.css"),
+}
+"""The style sheets of each page."""
 
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|class|function|async function) (\w+))", re.MULTILINE)
@@ -33,7 +38,7 @@ def bundle(entry: str = ENTRY) -> str:
     """
     parts: dict[str, str] = {}
     _collect(entry.removesuffix(".js"), parts, ())
-    style = "\n".join((JS_DIRECTORY / name).read_text(encoding="utf-8") for name in STYLE_SHEETS)
+    style = "\n".join((JS_DIRECTORY / name).read_text(encoding="utf-8") for name in STYLE_SHEETS.get(entry, ()))
     joined = "\n".join(parts.values())
     joined = joined.replace('"__GLOSSARY__"', json.dumps(TERMS))
     joined = joined.replace('"__PALETTE__"', json.dumps(palette.as_dict())).replace('"__STYLE__"', json.dumps(style))

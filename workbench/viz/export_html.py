@@ -10,6 +10,7 @@ import base64
 import gzip
 import os
 import secrets
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <main id="view"></main>
-<noscript><p>{summary}</p><p>This page draws the trace with JavaScript, which is turned off.</p></noscript>
+<noscript><p>{summary}</p><p>This page is drawn with JavaScript, which is turned off.</p></noscript>
 {packets}
 <script type="module">
 {module}
@@ -50,10 +51,10 @@ const unpack = async (id) => {{
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new DataView(await new Response(stream).arrayBuffer());
 }};
-const values = {{ status: {{ live: false }}, options: {{ page: true }} }};
-Object.assign(values.status, JSON.parse(new TextDecoder().decode(await unpack("answers"))));
+const values = {{ status: {{ live: false }}, options: {{ page: true }} }}, has = (id) => document.getElementById(id);
+if (has("answers")) Object.assign(values.status, JSON.parse(new TextDecoder().decode(await unpack("answers"))));
 values.packet = await unpack("packet");
-if (document.getElementById("other")) values.other = await unpack("other");
+if (has("other")) values.other = await unpack("other");
 const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};
 render({{ model, el: document.getElementById("view") }});
 </script>
@@ -73,17 +74,31 @@ def html_page(
         fork: The facts of `encode_other` if the other trace was simulated.
         title: Title of the page; by default the model or source of the trace.
     """
-    packet = encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})
-    packets = _packet_element("packet", packet)
-    packets += "\n" + _packet_element("answers", msgspec.json.encode(_answers(trace)))
+    packets = {
+        "packet": encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)}),
+        "answers": msgspec.json.encode(_answers(trace)),
+    }
     if other is not None:
-        packets += "\n" + _packet_element("other", encode_other(trace, other, fork))
+        packets["other"] = encode_other(trace, other, fork)
+    name = trace.meta.model.get("name") or trace.meta.source
+    return offline_page(title=title or f"Workbench: {name}", summary=repr(trace), packets=packets, module=bundle())
+
+
+def offline_page(*, title: str, summary: str, packets: Mapping[str, bytes], module: str) -> str:
+    """The HTML of a page that needs no network.
+
+    Args:
+        title: Title of the page.
+        summary: Text for a browser without JavaScript.
+        packets: Input of the page's module, by name; "packet" is one of them.
+        module: The ES module that draws it.
+    """
     return _PAGE.format(
-        title=escape(title or f"Workbench: {trace.meta.model.get('name') or trace.meta.source}"),
-        summary=escape(repr(trace)),
-        packets=packets,
+        title=escape(title),
+        summary=escape(summary),
+        packets="\n".join(_packet_element(name, packet) for name, packet in packets.items()),
         # An end tag inside a string would close the script element.
-        module=bundle().replace("</", "<\\/"),
+        module=module.replace("</", "<\\/"),
     )
 
 
@@ -111,10 +126,14 @@ def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None =
     Raises:
         OSError: The file cannot be written; an earlier file of that name is left unchanged.
     """
-    target = Path(path)
+    write_whole(Path(path), html_page(trace, other=other))
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write a file under a temporary name first, so that it appears complete or not at all."""
     temporary = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
     try:
-        temporary.write_text(html_page(trace, other=other), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -31,6 +31,23 @@ EVENT_MARKS: dict[str, tuple[str, str]] = {
 """Shape and colour of each kind of event, and of a stall. The shapes alone distinguish them; the colours only help."""
 
 
+ACTION_MARKS: dict[str, tuple[str, str, str]] = {
+    "load": ("L", "#56B4E9", "loads"),
+    "store": ("S", "#E69F00", "stores"),
+    "atomic": ("A", "#CC79A7", "atomic access"),
+    "simd": ("Σ", "#009E73", "simd function or matrix product"),
+    "compute": ("=", "#0072B2", "watched value"),
+    "waits": ("‖", "muted", "waits at the barrier"),
+    "passed": ("▷", "cached", "passes the barrier"),
+    "diverged": ("×", "free", "diverged: other lanes act"),
+    "elsewhere": ("", "kv", "not its turn"),
+    "returned": ("–", "hairline", "returned"),
+    "fault": ("!", "bad", "fault"),
+}
+"""Letter, colour (or role in a theme) and words of what a lane does in the page of a recorded kernel. No request is in
+it, so a hue means an action there; the letters alone distinguish them."""
+
+
 @dataclass(frozen=True)
 class Theme:
     """Colours of one theme, by role; the defaults are those of the light theme.
@@ -117,6 +134,7 @@ def as_dict() -> dict[str, object]:
     return {
         "focus": list(FOCUS_HUES),
         "own": OWN_HUE,
+        "actions": {action: list(mark) for action, mark in ACTION_MARKS.items()},
         "events": {kind: list(mark) for kind, mark in EVENT_MARKS.items()},
         "light": asdict(LIGHT),
         "dark": asdict(DARK),

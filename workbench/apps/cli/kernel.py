@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli import kernel_bench
+from workbench.apps.cli import kernel_bench, kernel_file
 from workbench.apps.cli.options import Commands, add_command
 
 if TYPE_CHECKING:
@@ -53,15 +54,24 @@ def add_parser(commands: Commands) -> None:
     """Add ``kernel`` to the commands."""
     kernel = commands.add_parser("kernel", help="the attention kernels on this machine")
     actions = kernel.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = add_command(actions, "check", _check, "compare every backend of this machine with float64", extra="engine")
+    help = "compare every backend of this machine with float64; with FILE, run a Metal kernel with every check"
+    examples = f"  workbench kernel check\n  workbench kernel check double.metal {kernel_file.LAUNCH}"
+    check = add_command(actions, "check", _check, help, extra="engine", examples=examples)
+    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a Metal kernel to run instead")
     check.add_argument("--backend", action="append", choices=TRIED_BACKENDS, help="only this backend; may be repeated")
     check.add_argument(
         "--full", action="store_true", help="every head_dim, block size and dtype; on by default on a GPU"
     )
+    kernel_file.add_launch_options(check)
+    kernel_file.add_record_parser(actions)
     kernel_bench.add_parser(actions)
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.file is not None:
+        return kernel_file.check_file(options)
+    if options.inputs or options.outputs:
+        raise ValueError("--inputs and --outputs belong to the launch of a FILE, which is missing")
     return print_check(options.backend, full=options.full)
 
 

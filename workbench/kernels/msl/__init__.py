@@ -16,10 +16,12 @@ uninitialised memory, and more (`report.DESCRIPTIONS` lists them all).
 from workbench.kernels.msl.compiler import why_unavailable
 from workbench.kernels.msl.errors import MslCompileError, MslCompilerMissing, MslError
 from workbench.kernels.msl.kernel import MetalKernel, metal_kernel
+from workbench.kernels.msl.recording import KernelRun
 from workbench.kernels.msl.statistics import BufferTraffic, LaunchStatistics
 
 __all__ = [
     "BufferTraffic",
+    "KernelRun",
     "LaunchStatistics",
     "MetalKernel",
     "MslCompileError",

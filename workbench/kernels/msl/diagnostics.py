@@ -81,8 +81,8 @@ def compile_error(kernel: str, findings: list[Finding], texts: Mapping[str, str]
     lines = [f"kernel {kernel} does not compile:"]
     for finding in findings[:_MOST_SHOWN]:
         lines.append(f"{finding.file}:{finding.line}: {finding.text}")
-        if quoted := quote(texts, finding.file, finding.line):
-            lines.append(f"    {quoted}")
+        if quoted := underlined(texts, finding.file, finding.line):
+            lines.append(quoted)
     if len(findings) > _MOST_SHOWN:
         lines.append(f"and {len(findings) - _MOST_SHOWN} more")
     return MslCompileError(
@@ -90,7 +90,42 @@ def compile_error(kernel: str, findings: list[Finding], texts: Mapping[str, str]
     )
 
 
+_LINE_DIRECTIVE = re.compile(r'^[ \t]*#[ \t]*line[ \t]+(\d+)[ \t]+"([^"\n]*)"')
+
+
+def texts_by_file(texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts by the names that ``#line`` gives to their parts; lines of a file that no part has are empty."""
+    found: dict[str, dict[int, str]] = {}
+    for name, text in texts.items():
+        file, line = name, 1
+        found.setdefault(file, {})
+        for words in text.split("\n"):
+            if directive := _LINE_DIRECTIVE.match(words):
+                line, file = int(directive[1]), directive[2]
+                found.setdefault(file, {})
+                continue
+            found[file].setdefault(line, words)
+            line += 1
+    return {
+        file: "\n".join(lines.get(number, "") for number in range(1, max(lines, default=0) + 1))
+        for file, lines in found.items()
+        if any(lines.values())
+    }
+
+
 def quote(texts: Mapping[str, str], file: str, line: int) -> str:
     """A line of the caller's text, or "" if it is not known."""
     lines = texts.get(file, "").split("\n")
     return lines[line - 1].strip() if 1 <= line <= len(lines) else ""
+
+
+def underlined(texts: Mapping[str, str], file: str, line: int) -> str:
+    """A line of the caller's text with a caret under its first letter, or "" if it is not known."""
+    quoted = quote(texts, file, line)
+    return f"    {quoted}\n{carets(f'    {quoted}', quoted)}" if quoted else ""
+
+
+def carets(message: str, quoted: str) -> str:
+    """A line of marks below the quotation that ends a message."""
+    last = message.rpartition("\n")[2]
+    return " " * (len(last) - len(quoted)) + "^" + "~" * (len(quoted) - 1)

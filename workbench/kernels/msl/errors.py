@@ -18,6 +18,9 @@ class MslError(RuntimeError):
         threadgroup_position_in_grid: Its threadgroup (x, y, z), or None.
         file: "NAME.source", "NAME.header" or the name in a ``#line`` of the source; "" if unknown.
         line: Line in that file, from 1; 0 if unknown.
+        other_thread: For a race, the thread of the earlier access, by its index in the threadgroup; else None.
+        other_threadgroup: Its threadgroup (x, y, z), or None.
+        other_place: File and line of the earlier access, or of the operation at which others wait; ("", 0) if unknown.
     """
 
     message: InitVar[str]
@@ -30,6 +33,9 @@ class MslError(RuntimeError):
     threadgroup_position_in_grid: tuple[int, int, int] | None = None
     file: str = ""
     line: int = 0
+    other_thread: int | None = None
+    other_threadgroup: tuple[int, int, int] | None = None
+    other_place: tuple[str, int] = ("", 0)
 
 
 class MslCompileError(MslError):

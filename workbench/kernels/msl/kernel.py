@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import NotRequired, TypedDict, Unpack
 
 import mlx.core as mx
 import numpy as np
@@ -12,14 +15,111 @@ import numpy as np
 from workbench.kernels.msl import report
 from workbench.kernels.msl.arrays import bits_of, filled, memory_of, to_array, view_of
 from workbench.kernels.msl.compiler import INCLUDE_FOLDER, MATH_MODES, CompilerFailed, compile_kernel
-from workbench.kernels.msl.diagnostics import Finding, compile_error, findings_of
-from workbench.kernels.msl.launch import MAX_THREADS, Binding, run_library
+from workbench.kernels.msl.diagnostics import Finding, compile_error, findings_of, texts_by_file
+from workbench.kernels.msl.errors import MslError
+from workbench.kernels.msl.launch import MAX_THREADS, Binding, Finished, ToRecord, position_of, run_library
 from workbench.kernels.msl.lint import lint_text, lint_tree
+from workbench.kernels.msl.recorded import RecordedArray
+from workbench.kernels.msl.recording import KernelRun, chosen_threadgroups, run_of
 from workbench.kernels.msl.rewrite import translation_unit
 from workbench.kernels.msl.signature import DTYPE_NAMES, MAX_BUFFERS, KernelText, TemplateArgument, write_kernel
 from workbench.kernels.msl.statistics import LaunchStatistics, statistics_of
+from workbench.kernels.msl.watching import with_watches
 
 TIME_LIMIT_SECONDS = 600.0
+MAX_RECORDED_BYTES = 256 << 20
+
+
+class LaunchArguments(TypedDict):
+    """The arguments of a launch that a kernel of MLX has, see `MetalKernel.__call__`."""
+
+    inputs: Sequence[mx.array | bool | int | float]
+    output_shapes: Sequence[Sequence[int]]
+    output_dtypes: Sequence[mx.Dtype]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    template: NotRequired[Sequence[tuple[str, TemplateArgument]] | None]
+    init_value: NotRequired[float | None]
+
+
+@dataclass(frozen=True)
+class _AskedLaunch:
+    """A launch whose arguments have been checked."""
+
+    text: KernelText
+    inputs: Sequence[mx.array]
+    output_shapes: Sequence[tuple[int, ...]]
+    output_dtypes: Sequence[mx.Dtype]
+    grid: tuple[int, int, int]
+    threadgroup: tuple[int, int, int]
+    init_value: float | None
+    order: int
+
+    def bindings(self, trace_buffers: Mapping[str, int], row_contiguous: bool) -> list[Binding]:
+        """The kernel's buffers, with the contents of the inputs."""
+        views = [view_of(x, row_contiguous) for x in self.inputs]
+        bindings = []
+        for parameter in self.text.parameters:
+            i = parameter.array
+            traced = trace_buffers.get(parameter.name, 0)
+            if parameter.role == "output":
+                start = filled(self.output_shapes[i], self.output_dtypes[i], self.init_value)
+                data = np.array(bits_of(start)).reshape(-1).view(np.uint8)
+                bindings.append(
+                    Binding(
+                        parameter.name,
+                        data,
+                        self.output_dtypes[i].size,
+                        is_output=True,
+                        is_initialised=self.init_value is not None,
+                        traced_row_bytes=traced,
+                    )
+                )
+            elif parameter.role == "input":
+                data, offset = memory_of(views[i])
+                size = self.inputs[i].dtype.size
+                bindings.append(Binding(parameter.name, data, size, argument_offset=offset, traced_row_bytes=traced))
+            else:
+                metadata: dict[str, np.ndarray] = {
+                    "shape": np.array(views[i].shape, np.int32),
+                    "strides": np.array([s // views[i].itemsize for s in views[i].strides], np.int64),
+                    "ndim": np.array([views[i].ndim], np.int32),
+                }
+                values = metadata[parameter.role]
+                bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
+        return bindings
+
+    def outputs(self, bindings: Sequence[Binding]) -> list[mx.array]:
+        """The outputs that a launch with these buffers has written."""
+        written = [binding.data for binding in bindings if binding.is_output]
+        return [to_array(*output) for output in zip(written, self.output_shapes, self.output_dtypes)]
+
+    @property
+    def recorded_arrays(self) -> list[RecordedArray]:
+        """The buffers, as a recording describes them."""
+        arrays = []
+        for parameter in self.text.parameters:
+            i = parameter.array
+            if parameter.role in ("input", "output"):
+                shape = self.inputs[i].shape if parameter.role == "input" else self.output_shapes[i]
+                dtype = self.inputs[i].dtype if parameter.role == "input" else self.output_dtypes[i]
+                name, size = str(dtype).removeprefix("mlx.core.").rstrip("_"), dtype.size
+            else:
+                shape = () if parameter.role == "ndim" else (self.inputs[i].ndim,)
+                name, size = ("int64", 8) if parameter.role == "strides" else ("int32", 4)
+            role = parameter.role if parameter.role in ("input", "output") else "shape"
+            arrays.append(RecordedArray(parameter.name, role, name, tuple(shape), size * math.prod(shape)))
+        return arrays
+
+
+@dataclass(frozen=True)
+class _EndedLaunch:
+    """A launch that has run, with its fault if it had one."""
+
+    library: Path
+    bindings: list[Binding]
+    finished: Finished
+    error: MslError | None
 
 
 @dataclass(eq=False)
@@ -120,10 +220,7 @@ class MetalKernel:
             MslCompileError: The kernel does not compile.
             MslCompilerMissing: There is no compiler.
         """
-        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
-        template = list(template or [])
         statistics = statistics or bool(trace_buffers)
-        self._validate(arrays, output_shapes, output_dtypes, grid, threadgroup, template, order)
         if statistics and not checks:
             raise ValueError(
                 "statistics is True and checks is False: statistics are counted by the checks, so use both"
@@ -135,6 +232,106 @@ class MetalKernel:
             if row_bytes < 1:
                 raise ValueError(f"trace_buffers[{buffer!r}] is {row_bytes}: a row has at least 1 byte")
 
+        asked = self._asked(
+            inputs=inputs,
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+            grid=grid,
+            threadgroup=threadgroup,
+            template=template,
+            init_value=init_value,
+            order=order,
+        )
+        if verbose:
+            print(f"Generated source code for `{self.name}`:\n```\n{asked.text.text}\n```")
+        if 0 in grid:
+            return [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
+        ended = self._run(
+            asked, checks=checks, statistics=statistics, trace_buffers=trace_buffers or {}, time_limit=time_limit
+        )
+        if ended.error:
+            raise ended.error
+        if statistics:
+            self.last_statistics = statistics_of(ended.finished, ended.bindings)
+        return asked.outputs(ended.bindings)
+
+    def record(
+        self,
+        *,
+        threadgroups: int | Sequence[int | Sequence[int]] = 1,
+        watch: Sequence[str] = (),
+        max_bytes: int = MAX_RECORDED_BYTES,
+        order: int = 0,
+        time_limit: float = TIME_LIMIT_SECONDS,
+        **launch: Unpack[LaunchArguments],
+    ) -> KernelRun:
+        """Run the kernel with all checks, and record what some threadgroups do.
+
+        A fault ends the launch as always, and is the recording's ``fault`` instead of an error.
+
+        Args:
+            threadgroups: The threadgroups to record: a number of them, the first ones to run, or a list of indices or
+                positions (x, y, z).
+            watch: Names of variables whose values are recorded after every assignment. A kernel may also contain
+                ``WATCH(expression)``.
+            max_bytes: Largest size of the recording in memory; later events are left out, and counted.
+            order: 0 runs threads in ascending order, 1 in descending order.
+            time_limit: Seconds after which the launch ends with a fault.
+            **launch: The arguments of a launch: ``inputs``, ``output_shapes``, ``output_dtypes``, ``grid``,
+                ``threadgroup``, ``template`` and ``init_value``.
+
+        Returns:
+            The recording, with the outputs if there was no fault.
+
+        Raises:
+            ValueError: An argument is not allowed.
+            MslCompileError: The kernel does not compile.
+            MslCompilerMissing: There is no compiler.
+
+        Example:
+            >>> import mlx.core as mx
+            >>> from workbench import msl
+            >>> kernel = msl.metal_kernel("twice", ["x"], ["y"], "uint i = thread_position_in_grid.x; y[i] = 2 * x[i];")
+            >>> x = mx.arange(64)
+            >>> kernel.record(inputs=[x], output_shapes=[x.shape], output_dtypes=[x.dtype], grid=(64, 1, 1),
+            ...               threadgroup=(32, 1, 1))
+            kernel twice: 96 events of 1 of 2 threadgroups
+        """
+        if 0 in launch["grid"]:
+            raise ValueError(f"grid is {tuple(launch['grid'])}: a launch without threads has nothing to record")
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes is {max_bytes}: a recording takes at least 1 byte")
+        asked = self._asked(order=order, **launch)
+        counts = [-(-size // per_group) for size, per_group in zip(asked.grid, asked.threadgroup)]
+        chosen = chosen_threadgroups(threadgroups, counts, order)
+        watched = replace(asked, text=with_watches(asked.text, watch))
+        ended = self._run(watched, to_record=ToRecord(chosen, max_bytes), time_limit=time_limit)
+        ran = np.flatnonzero(chosen)[:: -1 if order else 1]
+        return run_of(
+            ended.finished,
+            ended.bindings,
+            asked.recorded_arrays,
+            ended.library,
+            kernel=self.name,
+            texts=texts_by_file(self._texts),
+            grid=asked.grid,
+            threadgroup=asked.threadgroup,
+            threadgroups=tuple(position_of(int(index), ended.finished.launch) for index in ran),
+            num_threadgroups=len(chosen),
+            outputs=None if ended.error else asked.outputs(ended.bindings),
+            error=ended.error,
+        )
+
+    @property
+    def _texts(self) -> dict[str, str]:
+        return {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
+
+    def _asked(self, *, order: int, **launch: Unpack[LaunchArguments]) -> _AskedLaunch:
+        """The launch that the arguments describe, once they have been checked."""
+        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in launch["inputs"]]
+        output_dtypes, template = launch["output_dtypes"], list(launch.get("template") or [])
+        grid, threadgroup, shapes = launch["grid"], launch["threadgroup"], launch["output_shapes"]
+        self._validate(arrays, shapes, output_dtypes, grid, threadgroup, template, order)
         text = write_kernel(
             self.name,
             self.input_names,
@@ -146,39 +343,47 @@ class MetalKernel:
             template,
             self.atomic_outputs,
         )
-        if verbose:
-            print(f"Generated source code for `{self.name}`:\n```\n{text.text}\n```")
         if len(text.parameters) > MAX_BUFFERS:
             raise ValueError(
                 f"the kernel has {len(text.parameters)} buffers, shapes, strides and ndims included: Metal binds at "
                 f"most {MAX_BUFFERS}"
             )
-        if 0 in grid:
-            return [filled(shape, dtype, init_value) for shape, dtype in zip(output_shapes, output_dtypes)]
+        cut = (min(threadgroup[0], grid[0]), min(threadgroup[1], grid[1]), min(threadgroup[2], grid[2]))
+        whole = (grid[0], grid[1], grid[2])
+        init_value = launch.get("init_value")
+        rows = [tuple(shape) for shape in shapes]
+        return _AskedLaunch(text, arrays, rows, list(output_dtypes), whole, cut, init_value, order)
 
-        texts = {f"{self.name}.source": self.source, f"{self.name}.header": self.header}
-        library = self._compile(text, texts, checks)
-        bindings = self._bindings(text, arrays, output_shapes, output_dtypes, init_value, trace_buffers or {})
+    def _run(
+        self,
+        asked: _AskedLaunch,
+        *,
+        checks: bool = True,
+        statistics: bool = False,
+        trace_buffers: Mapping[str, int] = MappingProxyType({}),
+        time_limit: float,
+        to_record: ToRecord | None = None,
+    ) -> _EndedLaunch:
+        library = self._compile(asked.text, self._texts, checks)
+        bindings = asked.bindings(trace_buffers, self.ensure_row_contiguous)
         finished = run_library(
             library,
             bindings,
-            grid,
-            (min(threadgroup[0], grid[0]), min(threadgroup[1], grid[1]), min(threadgroup[2], grid[2])),
+            asked.grid,
+            asked.threadgroup,
             checks=checks,
-            order=order,
+            order=asked.order,
             statistics=statistics,
             time_limit=time_limit,
+            to_record=to_record,
         )
-        report.raise_fault(finished, bindings, library, self.name, texts)
-        if statistics:
-            self.last_statistics = statistics_of(finished, bindings)
-        outputs = [binding for binding in bindings if binding.is_output]
-        return [to_array(b.data, shape, dtype) for b, shape, dtype in zip(outputs, output_shapes, output_dtypes)]
+        error = report.fault_of(finished, bindings, library, self.name, texts_by_file(self._texts))
+        return _EndedLaunch(library, bindings, finished, error)
 
     def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
         def reject(findings: list[Finding]) -> None:
             if findings:
-                raise compile_error(self.name, findings, texts)
+                raise compile_error(self.name, findings, texts_by_file(texts))
 
         def examine(syntax_tree: str) -> None:
             reject(lint_text(text, self.name) + lint_tree(syntax_tree))
@@ -222,47 +427,6 @@ class MetalKernel:
             raise ValueError(f"threadgroup is {tuple(threadgroup)}, {threads} threads: the maximum is {MAX_THREADS}")
         if order not in (0, 1):
             raise ValueError(f"order is {order!r}: it must be 0 (ascending) or 1 (descending)")
-
-    def _bindings(
-        self,
-        text: KernelText,
-        inputs: Sequence[mx.array],
-        output_shapes: Sequence[Sequence[int]],
-        output_dtypes: Sequence[mx.Dtype],
-        init_value: float | None,
-        trace_buffers: Mapping[str, int],
-    ) -> list[Binding]:
-        views = [view_of(x, self.ensure_row_contiguous) for x in inputs]
-        bindings = []
-        for parameter in text.parameters:
-            i = parameter.array
-            traced = trace_buffers.get(parameter.name, 0)
-            if parameter.role == "output":
-                start = filled(output_shapes[i], output_dtypes[i], init_value)
-                data = np.array(bits_of(start)).reshape(-1).view(np.uint8)
-                bindings.append(
-                    Binding(
-                        parameter.name,
-                        data,
-                        output_dtypes[i].size,
-                        is_output=True,
-                        is_initialised=init_value is not None,
-                        traced_row_bytes=traced,
-                    )
-                )
-            elif parameter.role == "input":
-                data, offset = memory_of(views[i])
-                size = inputs[i].dtype.size
-                bindings.append(Binding(parameter.name, data, size, argument_offset=offset, traced_row_bytes=traced))
-            else:
-                metadata: dict[str, np.ndarray] = {
-                    "shape": np.array(views[i].shape, np.int32),
-                    "strides": np.array([s // views[i].itemsize for s in views[i].strides], np.int64),
-                    "ndim": np.array([views[i].ndim], np.int32),
-                }
-                values = metadata[parameter.role]
-                bindings.append(Binding(parameter.name, values.view(np.uint8), values.itemsize))
-        return bindings
 
 
 metal_kernel = MetalKernel

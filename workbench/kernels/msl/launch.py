@@ -34,12 +34,16 @@ NUM_SLOTS = 32
 
 # Names of C's types that differ from Python's. A launch's inputs and functions are addresses here.
 _KINDS: dict[str, Any] = {
+    "uint8_t": ctypes.c_uint8,
+    "uint16_t": ctypes.c_uint16,
     "uint32_t": ctypes.c_uint32,
     "uint64_t": ctypes.c_uint64,
     "int64_t": ctypes.c_int64,
     "double": ctypes.c_double,
     "char": ctypes.c_char,
     "const char*": ctypes.c_char_p,
+    "const uint8_t*": ctypes.c_void_p,
+    "uint8_t*": ctypes.c_void_p,
     "const uint64_t*": ctypes.c_void_p,
     "Entry": ctypes.c_void_p,
 }
@@ -60,7 +64,10 @@ def _structures() -> dict[str, Any]:
 
 
 STRUCTURES = _structures()
-"""Buffer, Fault, RowRead and Launch."""
+"""Buffer, Fault, RowRead, Variable, Event and Launch."""
+
+EVENT = np.dtype(STRUCTURES["Event"])
+"""An event of a recording, as NumPy reads it."""
 
 
 @dataclass
@@ -88,14 +95,40 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """The events of a launch as the runtime wrote them.
+
+    Attributes:
+        events: Array of `EVENT`.
+        payload: Values of the lanes that met in simd functions; events say where.
+        num_left_out: Number of events that had no room.
+        variables: Name, bytes, bytes per element and type code of each threadgroup variable.
+    """
+
+    events: np.ndarray
+    payload: np.ndarray
+    num_left_out: int
+    variables: list[tuple[str, int, int, int]]
+
+
+@dataclass(frozen=True)
+class ToRecord:
+    """The threadgroups to record (1 for each of them, by index) and the largest size of the recording in bytes."""
+
+    threadgroups: np.ndarray
+    max_bytes: int
+
+
+@dataclass(frozen=True)
 class Finished:
-    """A launch that has ended: its structures and the address of the library."""
+    """A launch that has ended: its structures, the address of the library, and its recording if there is one."""
 
     launch: Any
     buffers: Any
     rows_read: list[tuple[int, int, int]]
     library_address: int
     seconds: float
+    recorded: Recorded | None = None
 
 
 class _Arena:
@@ -157,6 +190,8 @@ def _library(path: Path) -> ctypes.CDLL:
     library.msl_launch.argtypes = [ctypes.POINTER(STRUCTURES["Launch"])]
     library.msl_release_rows.argtypes = [ctypes.POINTER(STRUCTURES["RowRead"])]
     library.msl_release_rows.restype = None
+    library.msl_release_recording.argtypes = [ctypes.POINTER(STRUCTURES["Event"]), ctypes.c_void_p]
+    library.msl_release_recording.restype = None
     library.msl_library_address.restype = ctypes.c_uint64
     return library
 
@@ -174,6 +209,7 @@ def run_library(
     order: int,
     statistics: bool,
     time_limit: float,
+    to_record: ToRecord | None = None,
 ) -> Finished:
     """Run a kernel over a grid.
 
@@ -186,6 +222,7 @@ def run_library(
         order: 0 runs threads and threadgroups in ascending order, 1 in descending order.
         statistics: Whether to count traffic per buffer.
         time_limit: Seconds after which a launch with checks ends with a fault; 0 for no limit.
+        to_record: The threadgroups to record; requires ``checks``.
     """
     library = _library(path)
     with _one_launch_at_a_time:
@@ -223,11 +260,16 @@ def run_library(
                 stacks=arena.stacks,
                 time_limit_seconds=time_limit,
             )
+            if to_record:
+                launch.recorded_threadgroups = to_record.threadgroups.ctypes.data
+                launch.max_recorded_bytes = to_record.max_bytes
             started = time.perf_counter()
             library.msl_launch(ctypes.byref(launch))
             seconds = time.perf_counter() - started
             rows = [(r.threadgroup, r.buffer, r.row) for r in launch.rows_read[: launch.num_rows_read]]
             library.msl_release_rows(launch.rows_read)
+            recorded = _recorded(launch) if to_record else None
+            library.msl_release_recording(launch.events, launch.payload)
             for struct, binding in zip(structs, bindings):
                 if binding.is_output:
                     ctypes.memmove(binding.data.ctypes.data, struct.address, binding.data.nbytes)
@@ -235,7 +277,28 @@ def run_library(
             for i, binding in enumerate(bindings):
                 arena.withdraw(i, binding.data.nbytes)
             arena.withdraw(len(bindings), THREADGROUP_ARENA_BYTES)
-    return Finished(launch, structs, rows, library.msl_library_address(), seconds)
+    return Finished(launch, structs, rows, library.msl_library_address(), seconds, recorded)
+
+
+def position_of(threadgroup: int, launch: Any) -> tuple[int, int, int]:
+    """The position (x, y, z) in the grid of the threadgroup with an index."""
+    across, down = (-(-launch.grid[axis] // launch.threadgroup[axis]) for axis in (0, 1))
+    return threadgroup % across, threadgroup // across % down, threadgroup // across // down
+
+
+def _recorded(launch: Any) -> Recorded:
+    events, payload = b"", b""
+    if launch.num_events:
+        events = ctypes.string_at(launch.events, launch.num_events * EVENT.itemsize)
+    if launch.num_payload_bytes:
+        payload = ctypes.string_at(launch.payload, launch.num_payload_bytes)
+    placed = [launch.variables[number] for number in range(launch.num_variables)]
+    return Recorded(
+        np.frombuffer(events, EVENT),
+        np.frombuffer(payload, np.uint8),
+        launch.num_events_left_out,
+        [((v.name or b"").decode(), v.bytes, v.element_bytes, v.element_type) for v in placed],
+    )
 
 
 def _fill(address: int, binding: Binding) -> None:

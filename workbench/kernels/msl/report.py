@@ -1,4 +1,4 @@
-"""Turn the fault that the runtime recorded into an error that a person can act on."""
+"""Turn the fault that the runtime found into an error that a person can act on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.kernels.msl.diagnostics import in_metal_words, quote
 from workbench.kernels.msl.errors import MslError
-from workbench.kernels.msl.launch import Binding, Finished
+from workbench.kernels.msl.launch import Binding, Finished, position_of
 from workbench.kernels.msl.source_lines import SourceLine, line_table
 
 # The message of every kind of fault. {access} is "read" or "write", {where} the element or byte meant.
@@ -46,14 +46,14 @@ DESCRIPTIONS = {
 }
 
 
-def raise_fault(
+def fault_of(
     finished: Finished,
     bindings: Sequence[Binding],
     library: Path,
     kernel: str,
     texts: Mapping[str, str],
-) -> None:
-    """Raise the fault that a launch recorded, if any.
+) -> MslError | None:
+    """The fault that a launch recorded, with kernel, buffer, index, thread and source line; None without one.
 
     Args:
         finished: The launch.
@@ -61,17 +61,15 @@ def raise_fault(
         library: The library that ran.
         kernel: The kernel's name.
         texts: Texts by file name ("NAME.source", "NAME.header"), from which the line is quoted.
-
-    Raises:
-        MslError: The fault, with kernel, buffer, index, thread and source line.
     """
     fault = finished.launch.fault
     if not fault.kind:
-        return
+        return None
     kind = fault.kind.decode()
     binding = next((b for b in bindings if b.name.encode() == fault.object), None)
     place = _place(fault, finished, library)
-    other = _other_place(fault, finished, library)
+    other = _line_of(fault.other_code_address, finished, library)
+    other_line = f"{other.file}:{other.line}" if other else ""
     index = _index(fault, binding)
     text = DESCRIPTIONS[kind].format(
         access="write" if fault.is_write else "read",
@@ -86,8 +84,8 @@ def raise_fault(
         earlier=fault.detail.decode(),
         unwritten=next((b.unwritten_bytes for b in finished.buffers if b.name == fault.object), 0),
         other=f"thread {fault.other_thread} of threadgroup {fault.other_threadgroup}"
-        + (f" at {other}" if other else ""),
-        other_line=other or "another line",
+        + (f" at {other_line}" if other else ""),
+        other_line=other_line or "another line",
     )
     message = f"kernel {kernel}: {text}"
     if fault.has_thread:
@@ -98,7 +96,8 @@ def raise_fault(
         )
     if place:
         message += f"\n  at {place.file}:{place.line}: {quote(texts, place.file, place.line)}".rstrip(": ")
-    raise MslError(
+    is_race = bool(fault.kind.endswith(b"race"))
+    return MslError(
         message,
         kind=kind,
         kernel=kernel,
@@ -108,6 +107,9 @@ def raise_fault(
         threadgroup_position_in_grid=tuple(fault.threadgroup_position_in_grid) if fault.has_thread else None,
         file=place.file if place else "",
         line=place.line if place else 0,
+        other_thread=fault.other_thread if is_race else None,
+        other_threadgroup=position_of(fault.other_threadgroup, finished.launch) if is_race else None,
+        other_place=(other.file, other.line) if other else ("", 0),
     )
 
 
@@ -115,11 +117,6 @@ def _place(fault: Any, finished: Finished, library: Path) -> SourceLine | None:
     if fault.line:
         return SourceLine(Path(fault.file.decode()).name, fault.line)
     return _line_of(fault.code_address, finished, library)
-
-
-def _other_place(fault: Any, finished: Finished, library: Path) -> str:
-    place = _line_of(fault.other_code_address, finished, library)
-    return f"{place.file}:{place.line}" if place else ""
 
 
 def _line_of(code_address: int, finished: Finished, library: Path) -> SourceLine | None:

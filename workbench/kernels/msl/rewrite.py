@@ -66,7 +66,8 @@ def _place_threadgroup_variables(text: str, first_variable: int) -> str:
             element = match["type"]
             declarations.append(
                 f"threadgroup auto& {name} = *(threadgroup __typeof__({element}{extents})*)"
-                f'msl_threadgroup_variable({number}, sizeof({element}{extents}), sizeof({element}), "{name}");'
+                f"msl_threadgroup_variable({number}, sizeof({element}{extents}), sizeof({element}), "
+                f'metal::type_code<{element}>, "{name}");'
             )
             number += 1
         kept = match["before"] + match["space"]

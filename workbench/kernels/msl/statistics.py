@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workbench.kernels.msl.launch import Binding, Finished
+from workbench.kernels.msl.launch import Binding, Finished, position_of
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,9 @@ _COUNTS = (
 def statistics_of(finished: Finished, bindings: Sequence[Binding]) -> LaunchStatistics:
     """The counts of a launch that has ended."""
     launch = finished.launch
-    across, down = (-(-launch.grid[axis] // launch.threadgroup[axis]) for axis in (0, 1))
     rows: dict[str, dict[tuple[int, int, int], list[int]]] = {b.name: {} for b in bindings if b.traced_row_bytes}
     for number, buffer, row in finished.rows_read:
-        position = (number % across, number // across % down, number // across // down)
-        rows[bindings[buffer].name].setdefault(position, []).append(row)
+        rows[bindings[buffer].name].setdefault(position_of(number, launch), []).append(row)
     return LaunchStatistics(
         seconds=finished.seconds,
         threadgroups=launch.num_threadgroups,

@@ -117,6 +117,12 @@ export class Theme {
     return chunk.decode ? this.decode(chunk.request.index) : this.prefill(chunk.request.index);
   }
 
+  /** Colour, letter and words of what a lane of a recorded kernel does. */
+  action(name) {
+    const [letter, colour, words] = PALETTE.actions[name];
+    return { letter, colour: this.colours[colour] || colour, words };
+  }
+
   event(kind) {
     const [shape, colour] = PALETTE.events[kind];
     return { shape, colour: this.name === "dark" ? mix(colour, "#FFFFFF", 0.35) : colour };

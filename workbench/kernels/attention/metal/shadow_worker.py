@@ -12,9 +12,15 @@ import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from workbench.kernels.attention.metadata import AttentionMetadata
+    from workbench.kernels.attention.options import AttentionOptions
 
 
 def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -31,14 +37,12 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
     """
     import mlx.core as mx
 
-    from workbench.kernels.attention.metadata import AttentionMetadata
     from workbench.kernels.attention.metal.launch import PagedVarlenKernels, launch_dtype
     from workbench.kernels.attention.metal.tile_shape import TileShape
-    from workbench.kernels.attention.options import AttentionOptions
     from workbench.kernels.msl import MslCompilerMissing, MslError, metal_kernel
 
     dtype = getattr(mx, str(call["dtype"]))
-    k_cache, v_cache = (mx.array(call[name]).astype(dtype) for name in ("k_blocks", "v_blocks"))
+    k_cache, v_cache, metadata, options = attention_of(call)
     # The unit of traced reads: the key or value of one position in one KV head.
     num_kv_heads, stored_dim = k_cache.shape[2:]
     row_bytes = stored_dim * dtype.size
@@ -56,19 +60,6 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
 
         return launch
 
-    metadata = AttentionMetadata(
-        call["cu_seqlens_q"], call["seqused_k"], call["block_table"], None, int(k_cache.shape[1])
-    )
-    options = AttentionOptions(
-        softmax_scale=float(call["softmax_scale"]),
-        window_size=(int(call["left_window"]), 0),
-        softcap=float(call["softcap"]),
-        sinks=mx.array(call["sinks"]) if "sinks" in call else None,
-        chunk_size=int(call["chunk_size"]),
-        value_dim=int(call["value_dim"]),
-    )
-    if options.value_dim:
-        v_cache = k_cache
     kernels = PagedVarlenKernels(counted_kernel)
     result: dict[str, Any] = {"dtype": str(call["dtype"]), "faults": []}
     start = time.perf_counter()
@@ -117,6 +108,29 @@ def run_call(call: dict[str, np.ndarray]) -> dict[str, Any]:
         for name, statistics in launches
     ]
     return result
+
+
+def attention_of(call: dict[str, Any]) -> tuple[mx.array, mx.array, AttentionMetadata, AttentionOptions]:
+    """The caches, the batch and the options of a call, as `run_call` takes it."""
+    import mlx.core as mx
+
+    from workbench.kernels.attention.metadata import AttentionMetadata
+    from workbench.kernels.attention.options import AttentionOptions
+
+    dtype = getattr(mx, str(call["dtype"]))
+    k_cache, v_cache = (mx.array(call[name]).astype(dtype) for name in ("k_blocks", "v_blocks"))
+    metadata = AttentionMetadata(
+        call["cu_seqlens_q"], call["seqused_k"], call["block_table"], None, int(k_cache.shape[1])
+    )
+    options = AttentionOptions(
+        softmax_scale=float(call["softmax_scale"]),
+        window_size=(int(call["left_window"]), 0),
+        softcap=float(call["softcap"]),
+        sinks=mx.array(call["sinks"]) if "sinks" in call else None,
+        chunk_size=int(call["chunk_size"]),
+        value_dim=int(call["value_dim"]),
+    )
+    return k_cache, k_cache if options.value_dim else v_cache, metadata, options
 
 
 def main() -> None:

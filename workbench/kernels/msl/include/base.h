@@ -64,7 +64,9 @@ void msl_simd_scan(__constant const char* operation, int combine, int element_ty
 void msl_simd_exchange(__constant const char* operation, int bytes, __private void* value, uint source_lane);
 ulong msl_simd_ballot(__constant const char* operation, int predicate);
 void msl_simdgroup_multiply_accumulate(__private float* a_b_c);
-__local void* msl_threadgroup_variable(int index, ulong bytes, ulong element_bytes, __constant const char* name);
+__local void* msl_threadgroup_variable(int index, ulong bytes, ulong element_bytes, int element_type,
+                                       __constant const char* name);
+void msl_watch(__constant const char* name, int element_type, int bytes, __private const void* value);
 uint msl_atomic_uint(size_t address, int operation, uint operand);
 int msl_atomic_int(size_t address, int operation, int operand);
 float msl_atomic_float(size_t address, int operation, float operand);

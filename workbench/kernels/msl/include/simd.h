@@ -1,5 +1,6 @@
 // <metal_simdgroup>, <metal_quadgroup> and barriers. Simdgroups are 32 threads wide, as on every Apple GPU.
 #pragma once
+#include "atomic.h"
 #include "math.h"
 
 namespace metal {
@@ -28,6 +29,31 @@ MSL_ELEMENT_TYPE(char, 7)
 MSL_ELEMENT_TYPE(signed char, 7)
 MSL_ELEMENT_TYPE(uchar, 8)
 #undef MSL_ELEMENT_TYPE
+// The same for any type, with three more; 255 for a struct.
+template <class T>
+constexpr __constant int scalar_code = is_same_v<T, float>                              ? 0
+                                       : is_same_v<T, half>                             ? 1
+                                       : is_same_v<T, bfloat>                           ? 2
+                                       : is_one_of<T, int, atomic<int>>                 ? 3
+                                       : is_one_of<T, uint, atomic<uint>>               ? 4
+                                       : is_same_v<T, short>                            ? 5
+                                       : is_same_v<T, ushort>                           ? 6
+                                       : is_one_of<T, char, signed char>                ? 7
+                                       : is_same_v<T, uchar>                            ? 8
+                                       : is_same_v<T, bool>                             ? 9
+                                       : is_same_v<T, long>                             ? 10
+                                       : is_same_v<T, ulong>                            ? 11
+                                                                                        : 255;
+template <class T>
+constexpr __constant int type_code = scalar_code<typename components<remove_cv_t<T>>::type>;
+
+// WATCH(x) adds the value of a scalar or vector to a recording. On a GPU, define it as nothing.
+template <class T>
+MSL_SHIM void watch_value(__constant const char* name, T value) {
+  static_assert(type_code<T> != 255 && sizeof(T) <= 16, "WATCH takes a scalar or a vector");
+  msl_watch(name, type_code<T>, sizeof(T), &value);
+}
+#define WATCH(x) metal::watch_value(#x, x)
 enum { MSL_ADD, MSL_MAX, MSL_MIN, MSL_MULTIPLY, MSL_AND, MSL_OR, MSL_XOR };
 
 // Apple GPUs exchange at most 32 bits per lane and component between lanes.

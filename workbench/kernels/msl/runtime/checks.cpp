@@ -15,12 +15,7 @@ namespace {
 
 double started_seconds;
 
-struct ThreadgroupVariable {
-  const char* name;
-  uint32_t offset, bytes;
-  uint32_t granule_shift, first_granule;
-};
-ThreadgroupVariable variables[kMaxThreadgroupVariables];
+Variable variables[kMaxThreadgroupVariables];
 uint32_t num_variables;           // declared so far in this launch
 uint32_t threadgroup_bytes_used;  // red zones included
 uint32_t threadgroup_granules_used;
@@ -78,8 +73,12 @@ MSL_COLD void raise_race(Fault fault, const Conflict& conflict) {
 
 void check_threadgroup_access(uint32_t offset, uint32_t bytes, AccessKind kind, const void* site) {
   const uint32_t number = variable_at[offset / 16];
-  const ThreadgroupVariable* variable = number ? &variables[number - 1] : nullptr;
-  if (!variable || offset < variable->offset || offset + bytes > variable->offset + variable->bytes) {
+  const Variable* variable = number ? &variables[number - 1] : nullptr;
+  const bool is_inside = variable && offset >= variable->offset && offset + bytes <= variable->offset + variable->bytes;
+  if (recording && variable)
+    record_load_or_store(kFirstVariable + number - 1, (int64_t)offset - variable->offset,
+                         (const char*)launch->threadgroup_memory + offset, bytes, kind, is_inside, site);
+  if (!is_inside) {
     // In a red zone: report the nearest variable before it, or the first one.
     for (uint32_t v = 0; v < num_variables; v++)
       if (variables[v].bytes && (!variable || (variables[v].offset <= offset && variables[v].offset > variable->offset)))
@@ -159,7 +158,12 @@ void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, con
   if (slot < launch->num_buffers) {
     const Buffer& buffer = launch->buffers[slot];
     const uint64_t offset = address - buffer.address;
-    if (offset >= buffer.bytes || offset + bytes > buffer.bytes) {
+    const bool is_inside = offset < buffer.bytes && offset + bytes <= buffer.bytes;
+    if (recording) {
+      const bool takes_place = is_inside && (buffer.is_output || !writes(kind));
+      record_load_or_store(slot, offset, (const void*)address, bytes, kind, takes_place, site);
+    }
+    if (!is_inside) {
       raise_fault(
           access_fault("out of bounds", buffer.name, (int64_t)offset, buffer.bytes, bytes, kind, site));
       return;
@@ -176,7 +180,7 @@ void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, con
     if (reads(kind)) launch->threadgroup_bytes_read += bytes;
     if (writes(kind)) launch->threadgroup_bytes_written += bytes;
     if (offset < 0 || offset + bytes > kThreadgroupArenaBytes) {
-      const ThreadgroupVariable& nearest = variables[offset < 0 || !num_variables ? 0 : num_variables - 1];
+      const Variable& nearest = variables[offset < 0 || !num_variables ? 0 : num_variables - 1];
       raise_fault(access_fault("threadgroup out of bounds", num_variables ? nearest.name : "",
                                offset - (int64_t)nearest.offset, nearest.bytes, bytes, kind, site));
       return;
@@ -189,12 +193,17 @@ void check_access_in_full(uint64_t address, uint32_t bytes, AccessKind kind, con
   if (!is_constant) raise_wild_access(address, bytes, kind, site);
 }
 
+static uint64_t bytes_free_to_read(const Buffer& buffer) {
+  return buffer.is_output || launch->statistics || recording ? 0 : buffer.bytes;
+}
+
 void begin_checks() {
   started_seconds = now_seconds();
   num_variables = threadgroup_bytes_used = threadgroup_granules_used = 0;
   memset(variables, 0, sizeof variables);
   memset(variable_at, 0, sizeof variable_at);
   row_capacity = 0;
+  begin_recording();
   if (!launch->checks) return;
   threadgroup_history = new_history(kThreadgroupSpace, kThreadgroupArenaBytes);
   states = (BufferState*)calloc(launch->num_buffers + 1, sizeof(BufferState));
@@ -207,7 +216,7 @@ void begin_checks() {
       state.granule_shift = granule_shift_of(buffer.element_bytes);
       state.history = new_history(kDeviceSpace, (buffer.bytes >> state.granule_shift) + 1);
     }
-    freely_readable_bytes[number] = buffer.is_output || launch->statistics ? 0 : buffer.bytes;
+    freely_readable_bytes[number] = bytes_free_to_read(buffer);
     if (launch->statistics)
       state.last_reader = (uint32_t*)calloc(buffer.bytes / buffer.element_bytes + 1, sizeof(uint32_t));
     if (buffer.traced_row_bytes)
@@ -219,9 +228,15 @@ void begin_checks() {
 void begin_threadgroup_checks() {
   memset((void*)launch->threadgroup_memory, 0xff, threadgroup_bytes_used);
   memset(is_written, 0, threadgroup_bytes_used);
+  if (!launch->recorded_threadgroups) return;
+  begin_recorded_threadgroup();
+  for (uint32_t number = 0; number < launch->num_buffers; number++)
+    freely_readable_bytes[number] = bytes_free_to_read(launch->buffers[number]);
 }
 
 void end_checks() {
+  launch->variables = variables;
+  launch->num_variables = num_variables;
   if (!launch->checks) return;
   for (uint32_t number = 0; number < launch->num_buffers; number++) {
     Buffer& buffer = launch->buffers[number];
@@ -250,8 +265,9 @@ void end_checks() {
 using namespace msl;
 
 // The address of a threadgroup variable. Every thread calls this; the first call of a launch places the variable.
-MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t element_bytes, const char* name) {
-  ThreadgroupVariable& variable = variables[number];
+MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t element_bytes, int element_type,
+                                          const char* name) {
+  Variable& variable = variables[number];
   if (!variable.bytes) {
     launch->threadgroup_memory_bytes += bytes;
     const uint32_t offset = (threadgroup_bytes_used + kRedZoneBytes + 15) / 16 * 16;
@@ -261,7 +277,8 @@ MSL_CALLED void* msl_threadgroup_variable(int number, uint64_t bytes, uint64_t e
       raise_fault(fault);
     }
     const uint32_t granule_shift = granule_shift_of(element_bytes);
-    variable = {name, offset, (uint32_t)bytes, granule_shift, threadgroup_granules_used};
+    variable = {name, offset, (uint32_t)bytes, (uint32_t)element_bytes, (uint32_t)element_type, granule_shift,
+                threadgroup_granules_used};
     threadgroup_bytes_used = offset + bytes;
     threadgroup_granules_used += bytes >> granule_shift;
     num_variables = number + 1u > num_variables ? number + 1 : num_variables;

@@ -68,6 +68,7 @@ MSL_COLD void raise_divergence(const void* site) {
 void run_thread() {
   Fiber* fiber = current;
   launch->entry(launch->arguments, &fiber->attributes);
+  if (recording) record_return();
   num_returned++;
   simdgroups[fiber->simdgroup].runnable &= ~(1u << fiber->lane);
   if (barrier.waiting) {
@@ -150,6 +151,7 @@ void run_threadgroup() {
   current = &fibers[launch->order ? num_threads - 1 : 0];
   msl_switch_fiber(&launcher_stack_pointer, current->stack_pointer);
   current = nullptr;
+  end_recorded_threadgroup();
 }
 
 }  // namespace
@@ -162,6 +164,7 @@ void wait_for_others(const void* site) {
 
 void raise_fault(const Fault& fault) {
   if (!launch->fault.kind) {
+    if (recording) record_fault(fault);
     launch->fault = fault;
     Fault& f = launch->fault;
     if (current) {
@@ -196,6 +199,7 @@ MSL_CALLED void msl_threadgroup_barrier(int flags) {
     raise_fault({.kind = "different barriers", .code_address = (uint64_t)site,
                  .other_code_address = (uint64_t)barrier.site});
   }
+  if (recording) record_barrier(kBarrierWait, flags, site);
   barrier.flags &= flags;  // memory is ordered only if every thread requests it
   if (++barrier.waiting < num_threads) {
     const uint64_t passed = barrier.passed;
@@ -209,6 +213,7 @@ MSL_CALLED void msl_threadgroup_barrier(int flags) {
                    .code_address = (uint64_t)site});
     simdgroups[g].runnable = simdgroups[g].alive;
   }
+  if (recording) record_barrier(kBarrierPassed, barrier.flags, site);
   barrier.waiting = 0;
   barrier.passed++;
   launch->threadgroup_barriers++;
@@ -223,11 +228,13 @@ MSL_CALLED void msl_assert_failed(int) {
 }
 
 // For a test that the structures are equal on both sides.
-MSL_EXPORT void msl_structure_bytes(uint64_t bytes[4]) {
+MSL_EXPORT void msl_structure_bytes(uint64_t bytes[6]) {
   bytes[0] = sizeof(Launch);
   bytes[1] = sizeof(Buffer);
   bytes[2] = sizeof(Fault);
   bytes[3] = sizeof(RowRead);
+  bytes[4] = sizeof(Variable);
+  bytes[5] = sizeof(Event);
 }
 
 // Runs a whole launch. Returns 1 if a fault was recorded.

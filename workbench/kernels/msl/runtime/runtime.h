@@ -6,6 +6,7 @@
 //   simd.cpp     the meeting of a simdgroup's lanes, reductions, shuffles, 8x8 matrices
 //   checks.cpp   every load and store: bounds, initialisation, counts; threadgroup variables
 //   races.cpp    accesses of different threads that no barrier orders
+//   recording.cpp  the events of chosen threadgroups, in order
 //   signals.cpp  faults that the processor detects
 //   hooks.cpp    functions called by the compiler's instrumentation, and atomic operations
 //
@@ -84,6 +85,33 @@ struct RowRead {
   uint64_t row;
 };
 
+// A variable in threadgroup memory, once the launch has placed it.
+struct Variable {
+  const char* name;
+  uint32_t offset;
+  uint32_t bytes;
+  uint32_t element_bytes;
+  uint32_t element_type;  // code of include/simd.h
+  uint32_t granule_shift;
+  uint32_t first_granule;
+};
+
+// A moment of a recorded threadgroup. `kind` is an AccessKind or an EventKind.
+struct Event {
+  uint8_t kind;
+  uint8_t bytes;      // of the value
+  uint8_t has_value;  // a store that is at fault does not take place, and a load out of bounds has no value
+  uint8_t unused;
+  uint16_t thread;    // in the threadgroup
+  uint16_t group;     // ordinal among the recorded threadgroups
+  uint32_t array;     // number of a buffer, kFirstVariable + number of a threadgroup variable, or kNoArray
+  uint32_t site;      // place in the library
+  uint32_t detail;    // barrier: mem_flags; simd function: the lanes that take part; watched value: its type
+  uint32_t unused_too;
+  int64_t offset;     // access: byte of the array; simd function, watched value, fault: address of its name
+  uint8_t value[16];  // simd function: a MeetingPlace
+};
+
 using Entry = void (*)(const uint64_t* arguments, const msl_thread_attributes* attributes);
 
 struct Launch {
@@ -114,6 +142,16 @@ struct Launch {
   uint64_t threadgroup_bytes_written;
   RowRead* rows_read;
   uint64_t num_rows_read;
+  // Recorded by the launch, if there are threadgroups to record.
+  const uint8_t* recorded_threadgroups;  // one byte each, 1: recorded; null: none
+  uint64_t max_recorded_bytes;
+  Event* events;
+  uint64_t num_events;
+  uint64_t num_events_left_out;
+  uint8_t* payload;  // values of the lanes that met in simd functions
+  uint64_t num_payload_bytes;
+  Variable* variables;
+  uint64_t num_variables;
   Fault fault;
 };
 
@@ -145,6 +183,7 @@ struct Simdgroup {
   alignas(16) uint8_t slots[2][kSimdWidth][32];
   alignas(16) uint8_t results[2][kSimdWidth][16];
   uint32_t present[2];
+  uint32_t recorded[2];  // number + 1 of the meeting's event; 0: none
 };
 
 extern Launch* launch;
@@ -261,6 +300,41 @@ inline void check_access(void* pointer, uint32_t bytes, AccessKind kind, const v
 void begin_checks();
 void begin_threadgroup_checks();
 void end_checks();
+
+// ---- recording.cpp ----
+
+enum EventKind : uint32_t {
+  kBarrierWait = 8,  // a thread arrives at threadgroup_barrier
+  kBarrierPassed,
+  kSimdgroupBarrier,
+  kSimdFunction,  // all lanes of a simdgroup at once
+  kWatch,
+  kReturn,
+  kFaultEvent,
+};
+constexpr uint32_t kFirstVariable = 256, kNoArray = ~0u;
+constexpr uint8_t kNoLane = 255;
+
+// The place of a meeting's values in the payload: for each of 32 lanes its input, then for each its result, then for each
+// the lane whose value it read, or kNoLane.
+struct MeetingPlace {
+  uint64_t start;
+  uint32_t input_bytes, result_bytes;
+};
+
+extern bool recording;  // the running threadgroup is recorded
+void begin_recording();
+bool begin_recorded_threadgroup();
+void end_recorded_threadgroup();
+void record_load_or_store(uint32_t array, int64_t offset, const void* address, uint32_t bytes, AccessKind kind,
+                          bool takes_place, const void* site);
+void record_barrier(EventKind kind, int flags, const void* site);
+void record_return();
+// Returns the number + 1 of the event, 0 if it was left out or has no results.
+uint32_t record_meeting(const char* operation, const void* site, const Simdgroup& simdgroup, uint32_t set,
+                        uint32_t input_bytes, uint32_t result_bytes);
+void record_result(uint32_t event_number, const void* value, uint32_t source_lane);
+void record_fault(const Fault& fault);
 
 // ---- signals.cpp ----
 

@@ -33,9 +33,11 @@ void hand_in(const void* value, int bytes) {
 }
 
 // Called by every live lane with its value in its slot; the last lane computes the results for all of them. Returns the
-// index of the set of slots and results that belongs to this meeting.
+// index of the set of slots and results that belongs to this meeting. A recording keeps the lanes' values, of the given
+// sizes.
 template <class Finish>
-__attribute__((always_inline)) inline uint32_t meet(const char* operation, const void* site, Finish finish) {
+__attribute__((always_inline)) inline uint32_t meet(const char* operation, const void* site, uint32_t input_bytes,
+                                                    uint32_t result_bytes, Finish finish) {
   Simdgroup& s = own_simdgroup();
   const uint32_t set = s.meetings & 1, bit = 1u << current->lane;
   if (launch->checks && s.alive != s.lanes) {
@@ -63,10 +65,16 @@ __attribute__((always_inline)) inline uint32_t meet(const char* operation, const
                  .code_address = (uint64_t)site});
   s.present[set] = s.alive;
   finish(s, set);
+  s.recorded[set] = recording ? record_meeting(operation, site, s, set, input_bytes, result_bytes) : 0;
   s.waiting = 0;
   s.meetings++;
   s.runnable = s.alive;
   return set;
+}
+
+// Called by every lane after a meeting.
+inline void keep_result(uint32_t set, const void* value, uint32_t source_lane = kNoLane) {
+  if (const uint32_t event = own_simdgroup().recorded[set]) record_result(event, value, source_lane);
 }
 
 // ---- element types: codes as in include/simd.h ----
@@ -214,7 +222,7 @@ using namespace msl;
 extern "C" __bf16 __truncsfbf2(float value) { return __builtin_bit_cast(__bf16, Bfloat(value).bits); }
 
 MSL_CALLED void msl_simdgroup_barrier(int flags) {
-  meet("simdgroup_barrier", MSL_CALLER, [=](Simdgroup& s, uint32_t) {
+  meet("simdgroup_barrier", MSL_CALLER, 0, 0, [=](Simdgroup& s, uint32_t) {
     launch->simdgroup_barriers++;
     if (flags & 1) s.epoch[kDeviceSpace]++;
     if (flags & 2) s.epoch[kThreadgroupSpace]++;
@@ -229,7 +237,7 @@ MSL_CALLED void msl_simd_uniform(const char*) {
 
 MSL_CALLED void msl_simd_reduce(const char* operation, int combination, int element_type, int bytes, void* value) {
   hand_in(value, bytes);
-  const uint32_t set = meet(operation, MSL_CALLER, [=](Simdgroup& s, uint32_t set) {
+  const uint32_t set = meet(operation, MSL_CALLER, bytes, bytes, [=](Simdgroup& s, uint32_t set) {
     launch->simd_operations++;
     with_element_type(element_type, [&](auto example) {
       const auto result = reduce<decltype(example)>(s, set, combination);
@@ -237,12 +245,13 @@ MSL_CALLED void msl_simd_reduce(const char* operation, int combination, int elem
     });
   });
   copy_value(value, own_simdgroup().results[set][0], bytes);
+  keep_result(set, value);
 }
 
 MSL_CALLED void msl_simd_scan(const char* operation, int combination, int element_type, int bytes, int inclusive,
                               void* value) {
   hand_in(value, bytes);
-  const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
+  const uint32_t set = meet(operation, MSL_CALLER, bytes, bytes, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
   with_element_type(element_type, [&](auto example) {
     using T = decltype(example);
     using A = typename Accumulator<T>::type;
@@ -253,11 +262,12 @@ MSL_CALLED void msl_simd_scan(const char* operation, int combination, int elemen
     const T result = (T)total;
     memcpy(value, &result, sizeof result);
   });
+  keep_result(set, value);
 }
 
 MSL_CALLED void msl_simd_exchange(const char* operation, int bytes, void* value, unsigned source_lane) {
   hand_in(value, bytes);
-  const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
+  const uint32_t set = meet(operation, MSL_CALLER, bytes, bytes, [](Simdgroup&, uint32_t) { launch->simd_operations++; });
   const Simdgroup& s = own_simdgroup();
   if (source_lane >= kSimdWidth || !(s.present[set] >> source_lane & 1)) {
     if (!launch->checks) return;
@@ -266,11 +276,12 @@ MSL_CALLED void msl_simd_exchange(const char* operation, int bytes, void* value,
     raise_fault(fault);
   }
   copy_value(value, s.slots[set][source_lane], bytes);
+  keep_result(set, value, source_lane);
 }
 
 MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
   hand_in(&predicate, sizeof predicate);
-  const uint32_t set = meet(operation, MSL_CALLER, [](Simdgroup& s, uint32_t set) {
+  const uint32_t set = meet(operation, MSL_CALLER, sizeof predicate, sizeof(uint32_t), [](Simdgroup& s, uint32_t set) {
     launch->simd_operations++;
     uint32_t votes = 0;
     for (uint32_t lane = 0; lane < kSimdWidth; lane++)
@@ -279,6 +290,7 @@ MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
   });
   uint32_t votes;
   memcpy(&votes, own_simdgroup().results[set][0], sizeof votes);
+  keep_result(set, &votes);
   return votes;
 }
 
@@ -286,12 +298,14 @@ MSL_CALLED uint64_t msl_simd_ballot(const char* operation, int predicate) {
 MSL_CALLED void msl_simdgroup_multiply_accumulate(float* a_b_c) {
   hand_in(a_b_c, 6 * sizeof(float));
   const void* site = MSL_CALLER;
-  const uint32_t set = meet("simdgroup_multiply_accumulate", site, [=](Simdgroup& s, uint32_t set) {
+  const uint32_t inputs = 6 * sizeof(float), results = 2 * sizeof(float);
+  const uint32_t set = meet("simdgroup_multiply_accumulate", site, inputs, results, [=](Simdgroup& s, uint32_t set) {
     if (launch->checks && s.present[set] != ~0u)
       raise_fault({.kind = "partial simdgroup", .object = "simdgroup_multiply_accumulate",
                    .code_address = (uint64_t)site});
     launch->matrix_multiplications++;
     multiply_accumulate(s, set);
   });
-  memcpy(a_b_c, own_simdgroup().results[set][current->lane], 2 * sizeof(float));
+  memcpy(a_b_c, own_simdgroup().results[set][current->lane], results);
+  keep_result(set, a_b_c);
 }

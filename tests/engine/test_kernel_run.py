@@ -1,0 +1,85 @@
+"""From an engine's step into the Metal kernel: the recorded threadgroup of a work item."""
+
+import numpy as np
+import pytest
+from kernel_replay import as_loaded, as_stored
+from msl_runs import skip_without_compiler
+
+from workbench import Engine, EngineConfig, SamplingParams
+from workbench.kernels.msl.recorded import LOAD, WATCH
+
+skip_without_compiler()
+
+
+@pytest.fixture
+def engine(smollm2):
+    config = EngineConfig(max_num_batched_tokens=48, block_size=16, num_blocks=32)
+    with Engine(smollm2, config) as engine:
+        engine.add_request("The capital of France is", SamplingParams(max_tokens=6))
+        engine.add_request("One two three four five six seven eight nine ten " * 12, SamplingParams(max_tokens=4))
+        yield engine
+
+
+def test_a_work_item_runs_on_the_steps_own_tensors(engine):
+    """Its blocks are those of the pool, and what it stores is the engine's attention."""
+    for _ in range(3):
+        step = engine.step()
+    before = [np.array(array) for array in engine.runner.kv_cache.arrays]
+    items = []
+    while True:
+        try:
+            items.append(step.kernel_run(len(items), layer=2, kv_head=1))
+        except ValueError as problem:
+            assert "work items in this step, from 0 on" in str(problem)
+            break
+    rows = set()
+    for run in items:
+        assert run.fault is None and run.threadgroups[0][1:] == (1, 0)
+        loaded = as_loaded(run, "k_cache")
+        blocks = {block for block in range(len(loaded)) if np.isfinite(loaded[block]).any()}
+        request = run.about.split(": ")[1].split(",")[0]
+        assert blocks and blocks <= set(step.block_tables[request])
+        assert f"step {step.step}, layer 2, KV head 1" in run.about
+        rows |= set(np.flatnonzero(np.isfinite(as_stored(run, "out")).any(axis=(1, 2))).tolist())
+    assert rows == set(range(step.num_tokens))
+    shadow = engine.shadow(step, layer=2)
+    assert shadow.agrees and len(items) == len(shadow.facts["work_items"])
+    assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, engine.runner.kv_cache.arrays))
+
+
+def test_the_sums_of_the_softmax_are_watched(engine):
+    run = engine.step().kernel_run(0)
+    watched = run.events[run.events["kind"] == WATCH]
+    assert {run.names[name] for name in watched["name"]} == {"row.maximum", "row.total"}
+    assert len(run.events[run.events["kind"] == LOAD])
+    assert len(engine.kernel_run(0, watch=()).events) < len(run.events)
+
+
+def test_an_item_of_the_step_is_found_in_the_kernels_list(engine):
+    for _ in range(3):
+        step = engine.step()
+    item = step.kernel.work_items[-1]
+    run = step.kernel_run(item)
+    assert step.chunks[item.seq].request_id in run.about
+
+
+def test_what_cannot_be_recorded_is_refused(engine):
+    first = engine.step()
+    engine.step()
+    with pytest.raises(ValueError, match="step 0 is not the newest step of an open engine"):
+        first.kernel_run(0)
+    with pytest.raises(ValueError, match="step 0 is not the newest one"):
+        engine.kernel_run(0, first)
+    for options, message in (
+        ({"item": 99}, "item is 99"),
+        ({"item": -1}, "item is -1"),
+        ({"kv_head": 3}, "kv_head is 3: the layer has 3"),
+        ({"layer": 99}, "layer must be from 0 to 29"),
+        ({"watch": ["nothing"]}, "watch has 'nothing'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.kernel_run(**options)
+    step = engine.trace[-1]
+    engine.close()
+    with pytest.raises(ValueError, match="not the newest step of an open engine"):
+        step.kernel_run(0)

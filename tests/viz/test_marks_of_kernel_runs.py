@@ -1,0 +1,295 @@
+"""The marks of a recorded kernel's page, as browsers compute them, against the events of the recording."""
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from kernel_cases import Case, build
+from msl_runs import skip_without_compiler
+from pages_in_deno import DENO
+
+from workbench import msl
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels
+from workbench.kernels.msl.recorded import (
+    BARRIER_PASSED,
+    BARRIER_WAIT,
+    FAULT,
+    READS,
+    RETURN,
+    SIMD_FUNCTION,
+    SIMDGROUP_BARRIER,
+    WATCH,
+    WRITES,
+)
+
+skip_without_compiler()
+if not DENO.exists():
+    pytest.skip("deno is not installed, so the views' code cannot be run without a browser", allow_module_level=True)
+
+SCRIPT = Path(__file__).parents[1] / "support" / "kernel_run_in_deno.js"
+DIVERGED = """
+const uint i = thread_index_in_threadgroup;
+threadgroup float shared[70];
+float m = x[i];
+if (i % 3 == 0) {
+  shared[i] = m * 2;
+} else {
+  shared[i] = m;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+for (uint j = 0; j < i % 4; j++) m += shared[j];
+m = simd_sum(m);
+atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed);
+if (i > 0) y[i] = int(m);
+"""
+RACE = """
+const uint i = thread_index_in_threadgroup;
+threadgroup float shared[70];
+shared[i] = x[i];
+y[i] = int(shared[69 - i]);
+"""
+
+
+def record(source, threadgroups=1, **options):
+    kernel = msl.metal_kernel("k", ["x"], ["y"], source)
+    x = mx.arange(140).astype(mx.float32)
+    launch = {"inputs": [x], "output_shapes": [(140,)], "output_dtypes": [mx.int32], "threadgroup": (70, 1, 1)}
+    return kernel.record(**launch, grid=(70, 1, 1), init_value=0, threadgroups=threadgroups, **options)
+
+
+def attention():
+    runs = []
+
+    def maker(**text):
+        kernel = msl.metal_kernel(**text)
+
+        def launch(**arguments):
+            runs.append(kernel.record(**arguments, threadgroups=2, watch=["row.maximum"]))
+            return runs[-1].outputs
+
+        return launch
+
+    batch = build(Case(((9, 30), (1, 20)), 4, 2, 32, 8, "float16"))
+    PagedVarlenKernels(maker).attend(*batch.inputs, batch.options)
+    return runs[0]
+
+
+RUNS = {
+    "diverged": lambda: record(DIVERGED, watch=["m"]),
+    "descending": lambda: record(DIVERGED, order=1),
+    "race": lambda: record(RACE),
+    "attention": attention,
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request):
+    return RUNS[request.param]()
+
+
+@pytest.fixture
+def ask(run, tmp_path):
+    """A function that asks the page's code, with names of its functions and their arguments."""
+    (tmp_path / "packet").write_bytes(run.packet())
+
+    def ask(*questions):
+        command = [str(DENO), "run", "--no-check", "--quiet", f"--allow-read={tmp_path}", str(SCRIPT)]
+        done = subprocess.run(
+            [*command, str(tmp_path / "packet")],
+            input=json.dumps(questions),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return ask
+
+
+def moments(run):
+    return sorted({int(at) for at in np.linspace(0, len(run.instructions) - 1, 60)})
+
+
+def events_until(run, now):
+    """Events up to a moment, in the order of instructions, of its threadgroup and since the last barrier."""
+    order = run.instructions.order[: run.instructions.starts[now + 1]]
+    group = run.events["group"][order[-1]]
+    order = order[run.events["group"][order] == group]
+    passed = np.flatnonzero(run.events["kind"][order] == BARRIER_PASSED)
+    return order, order[passed[-1] :] if len(passed) else order
+
+
+# -- instructions ---------------------------------------------------------------------------------------------------
+
+
+def test_instructions_hold_every_event_once_and_keep_each_lanes_order(run):
+    order = run.instructions.order
+    assert sorted(order.tolist()) == list(range(len(run.events)))
+    for thread in set(run.events["thread"].tolist()):
+        alone = ~np.isin(run.events["kind"], (SIMD_FUNCTION, SIMDGROUP_BARRIER, BARRIER_PASSED))
+        own = [e for e in order.tolist() if run.events["thread"][e] == thread and alone[e]]
+        assert own == sorted(own)
+
+
+def test_the_lanes_of_an_instruction_are_at_one_place_of_one_simdgroup(run):
+    instructions = run.instructions
+    for number in range(len(instructions)):
+        events = run.events[instructions.events(number)]
+        assert len(set(events["site"].tolist())) == len(set(events["kind"].tolist())) == 1
+        lanes = events["thread"] % 32
+        assert len(set((events["thread"] // 32).tolist())) == 1 and len(set(lanes.tolist())) == len(lanes)
+        if events["kind"][0] in (SIMD_FUNCTION, SIMDGROUP_BARRIER):
+            assert instructions.active[number] == events["detail"][0]
+        elif events["kind"][0] != BARRIER_PASSED:
+            assert instructions.active[number] == sum(1 << int(lane) for lane in lanes)
+            assert instructions.active[number] & ~instructions.alive[number] == 0
+
+
+def test_a_branch_is_two_instructions_and_a_loop_one_for_each_turn():
+    run = record(DIVERGED)
+    by_line = Counter()
+    for number in range(len(run.instructions)):
+        event = int(run.instructions.events(number)[0])
+        if run.events["thread"][event] < 32 and run.events["kind"][event] in (*READS, *WRITES):
+            by_line[run.place(event).line] += 1
+            if run.place(event).line in (6, 8):
+                thirds = sum(1 << lane for lane in range(0, 32, 3))
+                expected = thirds if run.place(event).line == 6 else 0xFFFFFFFF & ~thirds
+                assert run.instructions.active[number] == expected
+    assert by_line[4] == by_line[6] == by_line[8] == 1 and by_line[11] == 3
+
+
+# -- marks ----------------------------------------------------------------------------------------------------------
+
+
+def test_lanes(run, ask):
+    names = {0: "load", 1: "store", 2: "atomic", 3: "atomic", 4: "atomic", WATCH: "compute", BARRIER_WAIT: "waits"}
+    names |= {RETURN: "returned", FAULT: "fault"}
+    chosen = moments(run)
+    for now, marks in zip(chosen, ask(*(["laneMarks", now] for now in chosen))):
+        present = run.events[run.instructions.events(now)]
+        kind, simdgroup = int(present["kind"][0]), int(present["thread"][0]) // 32
+        _, since = events_until(run, now)
+        latest = {}
+        for event in since.tolist():
+            if run.events["kind"][event] in (BARRIER_WAIT, RETURN):
+                latest[int(run.events["thread"][event])] = names[int(run.events["kind"][event])]
+        acting = {int(thread) for thread in present["thread"]}
+        assert [mark["thread"] for mark in marks] == list(range(len(marks)))
+        for mark in marks:
+            thread = mark["thread"]
+            assert (mark["simdgroup"], mark["lane"]) == divmod(thread, 32)
+            if kind == BARRIER_PASSED:
+                expected = "passed"
+            elif kind in (SIMD_FUNCTION, SIMDGROUP_BARRIER) and thread // 32 == simdgroup:
+                expected = "simd" if int(present["detail"][0]) >> thread % 32 & 1 else latest.get(thread, "diverged")
+            elif kind not in (SIMD_FUNCTION, SIMDGROUP_BARRIER) and thread in acting:
+                expected = names[kind]
+            else:
+                expected = latest.get(thread) or ("diverged" if thread // 32 == simdgroup else "elsewhere")
+            assert mark["action"] == expected, (now, mark)
+
+
+def test_cells(run, ask):
+    chosen = [(now, array) for now in moments(run)[::6] for array in range(len(run.arrays))]
+    for (now, array), cells in zip(chosen, ask(*(["cellMarks", now, array] for now, array in chosen))):
+        expected, present = {}, set(run.instructions.events(now).tolist())
+        for event in events_until(run, now)[1].tolist():
+            found = run.events[event]
+            if found["array"] != array:
+                continue
+            size = run.arrays[array].itemsize
+            for element in range(found["offset"] // size, (found["offset"] + max(size, found["bytes"])) // size):
+                cell = expected.setdefault(int(element), {"reads": 0, "writes": 0, "now": ""})
+                cell["reads"] += int(found["kind"] in READS)
+                cell["writes"] += int(found["kind"] in WRITES)
+                if event in present:
+                    cell["now"] = "write" if found["kind"] in WRITES else "read"
+        assert dict(map(tuple, cells)) == expected
+
+
+def test_the_history_of_a_cell(run, ask):
+    array = next(i for i, a in enumerate(run.arrays) if a.role == "threadgroup")
+    size = run.arrays[array].itemsize
+    elements = sorted({int(o) // size for o in run.events["offset"][run.events["array"] == array]})[::9]
+    answers = ask(*(["ends", array, element, element + 1] for element in elements))
+    assert any(found["firstRead"] or found["firstWrite"] for found in answers)
+    for element, found in zip(elements, answers):
+        order = [
+            event
+            for event in run.instructions.order.tolist()
+            if run.events["array"][event] == array
+            and run.events["offset"][event] < (element + 1) * size
+            and run.events["offset"][event] + max(size, run.events["bytes"][event]) > element * size
+        ]
+        for access, kinds in (("Read", READS), ("Write", WRITES)):
+            own = [event for event in order if run.events["kind"][event] in kinds]
+            # An atomic update reads and writes; the page counts it as a write.
+            own = [event for event in own if access == "Write" or run.events["kind"][event] not in WRITES]
+            assert found[f"{access.lower()}s"] == len(own)
+            for end, event in (("first", own[:1]), ("last", own[-1:])):
+                entry = found[f"{end}{access}"]
+                assert (entry and entry["event"]) == (event[0] if event else None)
+                if entry:
+                    assert entry["thread"] == run.events["thread"][event[0]]
+                    assert (entry["file"], entry["line"]) == (run.place(event[0]).file, run.place(event[0]).line)
+
+
+def test_watched_values(run, ask):
+    if WATCH not in run.events["kind"]:
+        return
+    for now, marks in zip(moments(run)[::5], ask(*(["watchedMarks", now] for now in moments(run)[::5]))):
+        expected = {}
+        for event in events_until(run, now)[0].tolist():
+            if run.events["kind"][event] == WATCH:
+                values = [float(value) if np.isfinite(value) else str(value) for value in run.values(event)]
+                values = [value.replace("inf", "Infinity") if isinstance(value, str) else value for value in values]
+                expected.setdefault(run.names[run.events["name"][event]], {})[int(run.events["thread"][event])] = values
+        found = {mark["name"]: {t: v for t, v in enumerate(mark["values"]) if v is not None} for mark in marks}
+        assert found == expected
+
+
+def test_values_and_meetings_are_those_of_the_recording(run, ask):
+    accesses = np.flatnonzero((run.events["has_value"] == 1) & np.isin(run.events["kind"], (*READS, *WRITES)))[::97]
+    for event, values in zip(accesses.tolist(), ask(*(["values", int(event)] for event in accesses))):
+        assert [float(value) for value in values] == run.values(event).tolist()
+    meetings = np.flatnonzero(run.events["kind"] == SIMD_FUNCTION)[::41]
+    for event, lanes in zip(meetings.tolist(), ask(*(["meeting", int(event)] for event in meetings))):
+        meeting = run.meeting(event)
+        given = np.ascontiguousarray(meeting.inputs).view(np.float32).reshape(32, -1)
+        assert np.array_equal(np.array([lane["inputs"] for lane in lanes], np.float32), given)
+        assert [lane["source"] for lane in lanes] == meeting.sources.tolist()
+
+
+def test_ways_of_stepping(run, ask):
+    """Each way stops at the next instruction that fits, and at the end if there is none."""
+    first = run.instructions.order[run.instructions.starts[:-1]]
+    place, simdgroup = run.events["place"][first], run.events["thread"][first] // 32
+    group, kind = run.events["group"][first], run.events["kind"][first]
+    same_line = lambda i, now: place[i] == place[now] and simdgroup[i] == simdgroup[now]  # noqa: E731
+    ways = {
+        "instruction": lambda i, now: True,
+        "line": lambda i, now: not same_line(i, now),
+        "again": same_line,
+        "simdgroup": lambda i, now: simdgroup[i] == simdgroup[now] and group[i] == group[now],
+        "barrier": lambda i, now: kind[i] == BARRIER_PASSED or (i > 0 and group[i] != group[i - 1]),
+        "threadgroup": lambda i, now: i == 0 or group[i] != group[i - 1],
+    }
+    asked = [(now, way, d) for now in moments(run)[::4] for way in ways for d in (1, -1)]
+    for (now, way, direction), found in zip(asked, ask(*(["nextStop", *question] for question in asked))):
+        candidates = range(now + 1, len(first)) if direction > 0 else range(now - 1, -1, -1)
+        end = len(first) - 1 if direction > 0 else 0
+        assert found == next((i for i in candidates if ways[way](i, now)), end), (now, way, direction)
+
+
+def test_events_per_line(run, ask):
+    file = f"{run.kernel}.source"
+    (counts,) = ask(["eventsPerLine", file])
+    assert dict(map(tuple, counts)) == dict(
+        Counter(run.place(event).line for event in range(len(run.events)) if run.place(event).file == file)
+    )

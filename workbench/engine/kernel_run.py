@@ -1,0 +1,137 @@
+"""A threadgroup of the newest step's attention, recorded: from the step of an engine into the Metal kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+import numpy as np
+
+from workbench.engine.live import LIVE
+from workbench.engine.shadow_once import call_of
+from workbench.kernels.attention.metal.launch import PagedVarlenKernels, launch_dtype
+from workbench.kernels.attention.metal.shadow_worker import attention_of
+from workbench.kernels.msl import KernelRun, metal_kernel
+from workbench.trace.records import StepRecord, WorkItem
+
+if TYPE_CHECKING:
+    from workbench.engine.model_runner import ModelRunner
+    from workbench.engine.packed_batch import PackedBatch
+
+WATCHED = ("row.maximum", "row.total")
+"""Maximum and sum of the online softmax, which change with every tile of KV positions."""
+
+MAX_POOL_BYTES = 1 << 28
+"""Up to this size of a cache, blocks keep their numbers in the pool; beyond it they are numbered from 0 on."""
+
+
+class _Recorded(Exception):
+    """Ends the launch once the kernel of interest has run; holds its recording."""
+
+    def __init__(self, run: KernelRun) -> None:
+        super().__init__("recorded")
+        self.run = run
+
+
+def of_step(record: StepRecord, item: int | WorkItem = 0, **options: Any) -> KernelRun:
+    """Record a work item of a step, see `workbench.engine.engine.Engine.kernel_run`.
+
+    Raises:
+        ValueError: No open engine has this step as its newest one.
+    """
+    for engine in LIVE:
+        if not engine.closed and len(engine.trace) and engine.trace[-1] is record:
+            return engine.kernel_run(item, record, **options)
+    raise ValueError(
+        f"step {record.step} is not the newest step of an open engine: only that one's queries, keys and values are "
+        "still there, so ask before the next step"
+    )
+
+
+def kernel_run(
+    runner: ModelRunner,
+    record: StepRecord,
+    packed: PackedBatch,
+    item: int | WorkItem,
+    *,
+    layer: int = 0,
+    kv_head: int = 0,
+    watch: Sequence[str] = WATCHED,
+) -> KernelRun:
+    """Record the threadgroup that computes a work item of the newest step.
+
+    Args:
+        runner: The runner that has run the step.
+        record: The record of the step.
+        packed: Its packed batch.
+        item: Index in the kernel's own work list, or an item of the step's.
+        layer: Index of the layer.
+        kv_head: KV head of the threadgroup.
+        watch: Variables of the kernel whose values are recorded after every assignment.
+
+    Raises:
+        ValueError: There is no such item or KV head.
+    """
+    call = _with_pool_ids(call_of(runner, packed, layer))
+    k_cache, v_cache, metadata, options = attention_of(call)
+    dtype, (_, _, num_kv_heads, _) = launch_dtype(k_cache.dtype), k_cache.shape
+    q = mx.array(call["q"]).astype(dtype)
+    (_, num_heads, head_dim), value_dim = q.shape, call["out"].shape[2]
+    if not 0 <= kv_head < num_kv_heads:
+        raise ValueError(f"kv_head is {kv_head}: the layer has {num_kv_heads}, from 0 on")
+
+    def recorder(**text: Any) -> Any:
+        kernel = metal_kernel(**text)
+
+        def launch(**arguments: Any) -> list[mx.array]:
+            raise _Recorded(kernel.record(**arguments, threadgroups=[(index, kv_head, 0)], watch=watch))
+
+        return launch
+
+    kernels = PagedVarlenKernels(recorder)
+    kernels.max_dispatch_flop = math.inf
+    sizes = num_heads, num_kv_heads, head_dim, dtype.size
+    plan = kernels.plan(metadata, *sizes, options.reach, value_dim=value_dim)
+    index = _index_of(item, [WorkItem(*row) for row in plan.work_list.tolist()])
+    try:
+        kernels.attend(q, k_cache, v_cache, metadata, options)
+    except _Recorded as recorded:
+        chosen = WorkItem(*plan.work_list[index].tolist())
+        rows = f"rows [{chosen.q_start}, {chosen.q_start + chosen.num_rows}), KV [{chosen.kv_start}, {chosen.kv_end})"
+        about = f"step {record.step}, layer {layer}, KV head {kv_head}, work item {index} of {len(plan.work_list)}: "
+        about += f"{record.chunks[chosen.seq].request_id}, {rows}"
+        return replace(recorded.run, about=about)
+    raise ValueError(f"step {record.step} has no attention to record")
+
+
+def _index_of(item: int | WorkItem, items: list[WorkItem]) -> int:
+    """The index of a work item in the kernel's list.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if isinstance(item, WorkItem):
+        for index, own in enumerate(items):
+            has_row = own.seq == item.seq and own.q_start <= item.q_start < own.q_start + own.num_rows
+            if has_row and own.kv_start <= item.kv_start < own.kv_end:
+                return index
+        raise ValueError(f"{item} has no rows and KV positions in common with the kernel's {len(items)} work items")
+    if not 0 <= item < len(items):
+        raise ValueError(f"item is {item}: the kernel has {len(items)} work items in this step, from 0 on")
+    return item
+
+
+def _with_pool_ids(call: dict[str, Any]) -> dict[str, Any]:
+    """The call with its blocks where the pool has them, unless that takes too much memory."""
+    ids, size = call["block_ids"], int(call["block_ids"].max(initial=0)) + 1
+    if size * call["k_blocks"][:1].nbytes > MAX_POOL_BYTES:
+        return call
+    whole = dict(call, block_table=ids[call["block_table"]].astype(np.int32))
+    for name in ("k_blocks", "v_blocks"):
+        pool = np.zeros((size, *call[name].shape[1:]), call[name].dtype)
+        pool[ids] = call[name]
+        whole[name] = pool
+    return whole
