@@ -200,6 +200,11 @@ class Run:
         coming = coming or any(reason.kind in ("grammar", "transfer") for reason in plan.passed_over.values())
         self._num_idle = 0 if plan.chunks or arrived or coming else self._num_idle + 1
 
+    @property
+    def takes_output(self) -> bool:
+        """The step that was just scheduled is followed by the output of the oldest one in flight."""
+        return len(self.in_flight) + 1 == self._depth
+
     def _arrive(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         arrived, aborted = [], []
         while self._pending and self._pending[0].arrival_step <= self.step:

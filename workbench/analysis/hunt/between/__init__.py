@@ -1,0 +1,1 @@
+"""The difference between two schedulers: the same workloads through both, and the first step that differs."""

@@ -1,0 +1,137 @@
+"""One of two schedulers that are compared, in a process of its own and perhaps in another environment.
+
+Started by `workbench.analysis.hunt.between.sides` as a file; it answers a JSON line with a JSON line:
+
+    {"choices": ["00ff..", ...], "features": [...], "without": [...]}   a digest of the schedule of each workload
+    {"workload": {...}}                                                 its schedule
+    {"workload": {...}, "follow": true}                                 and the lines that ran, step by step
+    {"surface": true}                                                   signatures, fields and bases of the package
+    {"record": {...}, "path": "a.jsonl.gz"}                             writes the trace of a workload
+
+Nothing of Workbench is imported before its package has been put in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class Redirect(MetaPathFinder):
+    """Imports modules from other files: {module: path of its file, or of the folder of a package}."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self.places = places
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The other file of a module."""
+        place = self.places.get(fullname)
+        if place is None:
+            return None
+        if Path(place).is_dir():
+            return importlib.util.spec_from_file_location(
+                fullname, Path(place, "__init__.py"), submodule_search_locations=[place]
+            )
+        return importlib.util.spec_from_file_location(fullname, place)
+
+
+def put_workbench_in_place(package: str) -> None:
+    """Import Workbench from a folder, whatever the environment has, and nothing else from beside it."""
+    place = Path(package)
+    spec = importlib.util.spec_from_file_location(
+        "workbench", place / "__init__.py", submodule_search_locations=[package]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["workbench"] = module
+    spec.loader.exec_module(module)
+
+
+class Side:
+    """Answers for one scheduler."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        from workbench.analysis.hunt.between.ran import Places
+        from workbench.analysis.hunt.target import find_target
+
+        self.target = find_target(given["scheduler"], as_vllm=given["as_vllm"])
+        self.places = Places(self.target.folders, given["places"])
+        self.dropped: set[str] = set()
+
+    def hello(self) -> dict[str, Any]:
+        """Facts about the scheduler."""
+        return {
+            "version": self.target.version,
+            "features": list(self.target.features),
+            "roots": self.places.roots,
+        }
+
+    def answer(self, asked: dict[str, Any]) -> Any:
+        """Answer a line."""
+        from workbench.analysis.hunt.records import record_run
+
+        if "choices" in asked:
+            return [self._digest(self._made(choices, asked)) for choices in asked["choices"]]
+        if "workload" in asked:
+            return self._schedule(asked["workload"], follow=bool(asked.get("follow")))
+        if "record" in asked:
+            record_run(self.target, asked["record"], ["crash"]).save(asked["path"])
+            return {}
+        from workbench.analysis.hunt.between.surface import surface_of
+
+        return surface_of(self.target)
+
+    def _made(self, choices: str, asked: dict[str, Any]) -> dict[str, Any]:
+        from workbench.analysis.hunt.workloads import make_workload
+
+        workload = make_workload(bytes.fromhex(choices), asked["features"])
+        for name in asked["without"]:
+            workload["config"].pop(name, None)
+        return workload
+
+    def _digest(self, workload: dict[str, Any]) -> str:
+        steps, end = self._run(workload)
+        return hashlib.blake2b(json.dumps([steps, end]).encode(), digest_size=8).hexdigest()
+
+    def _schedule(self, workload: dict[str, Any], *, follow: bool) -> dict[str, Any]:
+        from workbench.analysis.hunt.between.ran import Followed
+
+        kept = Followed(self.places) if follow else None
+        steps, end = self._run(workload, kept)
+        told = {"steps": steps, "end": end, "dropped": sorted(self.dropped)}
+        return told if kept is None else {**told, "ran": kept.ran()}
+
+    def _run(self, workload: dict[str, Any], kept: Any = None) -> tuple[list[Any], str]:
+        from workbench.analysis.hunt.schedule import schedule_of
+
+        return schedule_of(self.target, workload, kept, self.dropped)
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    given = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a scheduler prints is not an answer
+    sys.path.extend(given["behind"])
+    sys.meta_path.insert(0, Redirect(given["redirect"]))
+    put_workbench_in_place(given["package"])
+    try:
+        side = Side(given)
+        print(json.dumps(side.hello()), file=answers, flush=True)
+    except Exception as problem:
+        print(json.dumps({"problem": f"{type(problem).__name__}: {problem}"}), file=answers, flush=True)
+        return
+    for line in sys.stdin:
+        print(json.dumps(side.answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
