@@ -5,6 +5,7 @@ Started by `workbench.analysis.hunt.between.sides` as a file; it answers a JSON 
     {"choices": ["00ff..", ...], "features": [...], "without": [...]}   a digest of the schedule of each workload
     {"workload": {...}}                                                 its schedule
     {"workload": {...}, "follow": true}                                 and the lines that ran, step by step
+    {"workload": {...}, "grafts": [...]}                                its schedule with other texts of functions
     {"surface": true}                                                   signatures, fields and bases of the package
     {"record": {...}, "path": "a.jsonl.gz"}                             writes the trace of a workload
 
@@ -63,7 +64,8 @@ class Side:
         from workbench.analysis.hunt.target import find_target
 
         self.target = find_target(given["scheduler"], as_vllm=given["as_vllm"])
-        self.places = Places(self.target.folders, given["places"])
+        folders = [str(Path(folder).parent) for folder in self.target.folders if Path(folder).name == "v1"]
+        self.places = Places(folders or self.target.folders, given["places"])
         self.dropped: set[str] = set()
 
     def hello(self) -> dict[str, Any]:
@@ -81,7 +83,7 @@ class Side:
         if "choices" in asked:
             return [self._digest(self._made(choices, asked)) for choices in asked["choices"]]
         if "workload" in asked:
-            return self._schedule(asked["workload"], follow=bool(asked.get("follow")))
+            return self._schedule(asked)
         if "record" in asked:
             record_run(self.target, asked["record"], ["crash"]).save(asked["path"])
             return {}
@@ -99,13 +101,18 @@ class Side:
 
     def _digest(self, workload: dict[str, Any]) -> str:
         steps, end = self._run(workload)
-        return hashlib.blake2b(json.dumps([steps, end]).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(json.dumps([steps, end.partition(":")[0]]).encode(), digest_size=8).hexdigest()
 
-    def _schedule(self, workload: dict[str, Any], *, follow: bool) -> dict[str, Any]:
+    def _schedule(self, asked: dict[str, Any]) -> dict[str, Any]:
+        from workbench.analysis.hunt.between.graft import NotGrafted, grafted
         from workbench.analysis.hunt.between.ran import Followed
 
-        kept = Followed(self.places) if follow else None
-        steps, end = self._run(workload, kept)
+        kept = Followed(self.places) if asked.get("follow") else None
+        try:
+            with grafted(self.places, asked.get("grafts", ())):
+                steps, end = self._run(asked["workload"], kept)
+        except NotGrafted as problem:
+            return {"problem": str(problem)}
         told = {"steps": steps, "end": end, "dropped": sorted(self.dropped)}
         return told if kept is None else {**told, "ran": kept.ran()}
 

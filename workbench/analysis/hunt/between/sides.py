@@ -50,6 +50,8 @@ def place_of(spec: str) -> Place:
     Raises:
         ValueError: It names none.
     """
+    if spec in ("workbench", "vllm") or re.fullmatch(r"[\w.]+:[\w.:]+", spec):
+        return Place(spec, spec)
     path = Path(spec)
     if path.is_dir():
         return _folder(spec, path.resolve())
@@ -64,8 +66,6 @@ def place_of(spec: str) -> Place:
         from workbench.analysis.hunt.releases import unpacked
 
         return Place(spec, "vllm", packages=str(unpacked("vllm", spec)))
-    if spec == "workbench" or spec == "vllm" or ":" in spec:
-        return Place(spec, spec)
     raise ValueError(f"--between {spec!r} is not a scheduler and not a folder or file: give {_KINDS}")
 
 
@@ -79,8 +79,13 @@ def _folder(spec: str, path: Path) -> Place:
     raise ValueError(f"--between {spec}: the folder has no bin/python, no vllm and no workbench/scheduler: give {_KINDS}")
 
 
-def both(spec_a: str, spec_b: str) -> tuple[Place, Place]:
+def both(spec_a: str, spec_b: str, python: str = "") -> tuple[Place, Place]:
     """The places of the two sides. A folder of packages, and a file, take what they lack from the other side.
+
+    Args:
+        spec_a: A word of the command line.
+        spec_b: The other one.
+        python: The interpreter of vLLM's environment, for a side that has none; "" for this one.
 
     Raises:
         ValueError: One of them names no scheduler.
@@ -90,7 +95,7 @@ def both(spec_a: str, spec_b: str) -> tuple[Place, Place]:
         if one.file is not None and other.file is not None:
             raise ValueError("--between: one side is a changed file, so the other must be what was changed")
         if one.scheduler.startswith("vllm") and not one.python:
-            one.python = other.python
+            one.python = other.python or python
         if one.file is not None:
             one.packages = other.packages
     return places
@@ -143,7 +148,7 @@ class Asked:
 
     @staticmethod
     def _stands_for(place: Place) -> tuple[str, str]:
-        """The module of vLLM that a file stands for, and its name within ``v1``."""
+        """The module of vLLM that a file stands for, and its name."""
         assert place.file is not None
         code = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
         command = [place.python or sys.executable, "-P", "-c", code]
@@ -156,7 +161,7 @@ class Asked:
             known = sorted(path.name for path in (root / "v1" / "core").rglob("*.py"))
             raise ValueError(f"--between {place.spec}: vLLM has no v1/core file of that name; it has {', '.join(known)}")
         parts = found[0].relative_to(root).with_suffix("").parts
-        return ".".join(("vllm", *parts)), "/".join(parts) + ".py"
+        return ".".join(("vllm", *parts)), "/".join(("vllm", *parts)) + ".py"
 
     def send(self, asked: dict[str, Any]) -> None:
         """Ask, and read the answer later."""
