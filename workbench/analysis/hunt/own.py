@@ -55,7 +55,10 @@ class OwnScheduler:
             self._config, chosen = replace(self._config, eviction=chosen if caches else "lru"), None
         order = None if chosen is None else JudgedOrder(chosen)
         self.scheduler: Scheduler = make(
-            self._config, clock=lambda: float(self.scheduler.step), policy=order, **({"as_vllm": True} if as_vllm else {})
+            self._config,
+            clock=lambda: float(self.scheduler.step),
+            policy=order,
+            **({"as_vllm": True} if as_vllm else {}),
         )
         self.judges: list[Judged | JudgedOrder] = []
         if (policy_order := self.scheduler.order.find(PolicyOrder)) is not None:

@@ -73,7 +73,9 @@ def _of_steps(index: int, a: Mapping[str, Any], b: Mapping[str, Any], config: Ma
         if (found := look(a, b, config)) is not None:
             return found._replace(step=index)
     if a["finished"] != b["finished"]:
-        names = [name for name in (*a["finished"], *b["finished"]) if a["finished"].get(name) != b["finished"].get(name)]
+        names = [
+            name for name in (*a["finished"], *b["finished"]) if a["finished"].get(name) != b["finished"].get(name)
+        ]
         told = [", ".join(f"{name} ({why})" for name, why in side["finished"].items()) or "nobody" for side in (a, b)]
         return Difference("finish", index, f"A ends {told[0]}; B ends {told[1]}", names[0] if names else "")
     return Difference("blocks freed", index, f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}")
@@ -91,7 +93,9 @@ def _preemptions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str
 def _admissions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
     one, other = a["hits"], b["hits"]
     if list(one) != list(other):
-        first = next((name for name in (*one, *other) if name not in one or name not in other), next(iter((*one, *other))))
+        first = next(
+            (name for name in (*one, *other) if name not in one or name not in other), next(iter((*one, *other)))
+        )
         return Difference("admission", 0, f"A admits {_listed(one)}; B admits {_listed(other)}", first)
     for name, tokens in one.items():
         if tokens != other[name]:
@@ -116,7 +120,9 @@ def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any
             ("num_tokens", "chunk size", "tokens:"),
         ):
             if chunk[field] != same[field]:
-                return Difference(kind, 0, f"the chunk of {name}, {words} {chunk[field]} in A, {same[field]} in B", name)
+                return Difference(
+                    kind, 0, f"the chunk of {name}, {words} {chunk[field]} in A, {same[field]} in B", name
+                )
     return Difference("order", 0, f"A: {_listed(one)}; B: {_listed(other)}", next(iter(one)))
 
 

@@ -130,7 +130,7 @@ def decided(sources: tuple[Source, Source], ran: tuple[Lines, Lines], step: int,
         needed = _fewer(chosen, is_gone)
         found = [lines for text, lines in zip(chosen, found) if text in needed]
         return Decided([line for a, _ in found for line in a], [line for _, b in found for line in b], True)
-    return Decided(_alone(sources[0], ran[0], ran[1], step), _alone(sources[1], ran[1], ran[0], step))
+    return Decided(_alone(*sources, *ran, step), _alone(*sources[::-1], *ran[::-1], step))
 
 
 def _functions_that_ran(lines: Lines) -> Iterator[tuple[str, str]]:
@@ -199,25 +199,25 @@ def _places(
     return is_code[0], is_code[1], {**graft, "text": "\n".join(text(kept))}
 
 
-def _alone(source: Source, ran: Lines, other: Lines, step: int) -> list[Line]:
-    """The lines that ran in the step, and neither on the other side nor in an earlier step."""
+def _alone(source: Source, other_source: Source, ran: Lines, other: Lines, step: int) -> list[Line]:
+    """The lines that ran on one side only up to the step, those first that the other side's file does not have."""
+    here, there = _texts(source, ran[step : step + 1]), _texts(other_source, other[: step + 1])
+    before, there_last = _texts(source, ran[:step]), _texts(other_source, other[step : step + 1])
+    new = [line for line in here if not _has(other_source, *line) and line not in there]
+    new += [line for line in before if not _has(other_source, *line) and line not in there and line not in new]
+    old = [line for line in here if line not in there_last and line not in before and line not in new]
+    texts = {**before, **here}
+    return [texts[line] for line in [*new, *old]][:MOST_LINES]
 
-    def texts(steps: Lines) -> set[tuple[str, str]]:
-        return {(file, source.lines(file)[line - 1].strip()) for each in steps for file, _, line in each}
 
-    def there() -> set[tuple[str, str]]:
-        return {(file, text) for each in other[step : step + 1] for file, text in _texts_of(each)}
-
-    def _texts_of(lines: Sequence[tuple[str, str, int]]) -> Iterator[tuple[str, str]]:
-        for file, _, line in lines:
-            known = source.lines(file)
-            if line <= len(known):
-                yield file, known[line - 1].strip()
-
-    before, elsewhere = texts(ran[:step]), there()
+def _texts(source: Source, steps: Lines) -> dict[tuple[str, str], Line]:
+    """The lines of steps by file and text, in the order in which they ran."""
     found: dict[tuple[str, str], Line] = {}
-    for file, function, number in (line for lines in ran[step : step + 1] for line in lines):
+    for file, function, number in (line for lines in steps for line in lines):
         text = source.lines(file)[number - 1].strip()
-        if (file, text) not in before and (file, text) not in elsewhere:
-            found.setdefault((file, text), Line(file, function, number, text))
-    return list(found.values())[:MOST_LINES]
+        found.setdefault((file, text), Line(file, function, number, text))
+    return found
+
+
+def _has(source: Source, file: str, text: str) -> bool:
+    return any(line.strip() == text for line in source.lines(file))

@@ -193,7 +193,9 @@ class Comparison:
         """Leave of each kind and place the smallest case."""
         merged: dict[tuple[str, ...], Apart] = {}
         for each in sorted(self.found, key=lambda one: (len(one.needs), len(one.workload["requests"]))):
-            first = merged.setdefault((each.difference.kind, str(each.decided.place), *map(str, each.decided.lines_b)), each)
+            first = merged.setdefault(
+                (each.difference.kind, str(each.decided.place), *map(str, each.decided.lines_b)), each
+            )
             if first is not each:
                 first.num_seen += each.num_seen
                 first.num_workloads, first.seconds = min(

@@ -78,10 +78,12 @@ class Side:
 
     def answer(self, asked: dict[str, Any]) -> Any:
         """Answer a line."""
+        from workbench.analysis.hunt.between.graft import grafted
         from workbench.analysis.hunt.records import record_run
 
         if "choices" in asked:
-            return [self._digest(self._made(choices, asked)) for choices in asked["choices"]]
+            with grafted(self.places, asked.get("grafts", ())):
+                return [self._digest(self._made(choices, asked)) for choices in asked["choices"]]
         if "workload" in asked:
             return self._schedule(asked)
         if "record" in asked:

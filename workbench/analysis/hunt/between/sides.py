@@ -76,7 +76,9 @@ def _folder(spec: str, path: Path) -> Place:
         return Place(spec, "vllm", packages=str(path))
     if (path / "workbench" / "scheduler" / "__init__.py").exists():
         return Place(spec, "workbench", redirect={"workbench.scheduler": str(path / "workbench" / "scheduler")})
-    raise ValueError(f"--between {spec}: the folder has no bin/python, no vllm and no workbench/scheduler: give {_KINDS}")
+    raise ValueError(
+        f"--between {spec}: the folder has no bin/python, no vllm and no workbench/scheduler: give {_KINDS}"
+    )
 
 
 def both(spec_a: str, spec_b: str, python: str = "") -> tuple[Place, Place]:
@@ -119,7 +121,10 @@ class Asked:
 
     def __init__(self, place: Place, *, as_vllm: bool) -> None:
         self.place = place
-        redirect, places = dict(place.redirect), {path: f"scheduler/{Path(path).name}" for path in place.redirect.values()}
+        redirect, places = (
+            dict(place.redirect),
+            {path: f"scheduler/{Path(path).name}" for path in place.redirect.values()},
+        )
         if place.file is not None:
             module, name = self._stands_for(place)
             redirect, places = {module: str(place.file)}, {str(place.file): name}
@@ -159,7 +164,9 @@ class Asked:
         found = sorted((root / "v1" / "core").rglob(place.file.name))
         if len(found) != 1:
             known = sorted(path.name for path in (root / "v1" / "core").rglob("*.py"))
-            raise ValueError(f"--between {place.spec}: vLLM has no v1/core file of that name; it has {', '.join(known)}")
+            raise ValueError(
+                f"--between {place.spec}: vLLM has no v1/core file of that name; it has {', '.join(known)}"
+            )
         parts = found[0].relative_to(root).with_suffix("").parts
         return ".".join(("vllm", *parts)), "/".join(("vllm", *parts)) + ".py"
 
