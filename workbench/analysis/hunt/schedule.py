@@ -66,17 +66,17 @@ def schedule_of(
         dropped: Takes the settings that this version of the scheduler does not have.
 
     Returns:
-        The steps, and how the run ended: "done"; "stuck" if requests wait forever; "max_steps"; "refused"; or "crash: "
-        and the line that failed.
+        The steps, and how the run ended: "done"; "stuck" if requests wait forever; "max_steps"; "refused: " and
+        the reason; or "crash: " and the line that failed.
     """
     kept = kept or Kept()
     max_model_len = workload["config"].get("max_model_len")
     if max_model_len and any(length_of(request["prompt"]) >= max_model_len for request in workload["requests"]):
-        return [], "refused"  # a prompt leaves no room for a token
+        return [], "refused: a prompt leaves no room for a token"
     try:
         scheduler = target.make(workload["config"])
-    except Exception:  # what a version does not have ends its constructor in many ways
-        return [], "refused"
+    except Exception as problem:  # what a version does not have ends its constructor in many ways
+        return [], f"refused: {problem!r}"
     if dropped is not None:
         dropped.update(getattr(scheduler, "dropped", ()))
     run = Run(scheduler, workload, kept)
@@ -85,7 +85,7 @@ def schedule_of(
             end = run.drive(MAX_STEPS)
     except Exception as problem:
         if isinstance(problem, ValueError) and run.in_add:
-            return kept.steps, "refused"
+            return kept.steps, f"refused: {problem}"
         end = f"crash: {crash_of(problem, run.step, target.folders).place}"
     finally:
         if hasattr(scheduler, "close"):

@@ -232,7 +232,7 @@ def _is_in(file: str, folder: str) -> bool:
 
 
 def find_target(
-    name: str, policy: str | None = None, allow: Collection[str] | None = None, *, as_vllm: bool = False
+    name: str, policy: str | None = None, allow: Collection[str] | None = None, *, as_part: bool = False
 ) -> Target:
     """The scheduler of a name.
 
@@ -240,7 +240,8 @@ def find_target(
         name: "workbench", "engine", "vllm", "vllm:module:Class" or "module:factory".
         policy: "module:Class", a policy object for Workbench's scheduler.
         allow: The names of the exceptions that it may use; None for every one if it is Workbench's, else for none.
-        as_vllm: Workbench's decides as vLLM does, where that lets requests wait forever.
+        as_part: It is a part of a comparison: Workbench's decides as vLLM does where that lets requests wait forever, and
+            a vLLM that cannot be made is one that refuses every workload.
 
     Raises:
         ValueError: There is no such scheduler.
@@ -250,15 +251,15 @@ def find_target(
     known = [exception.name for exception in EXCEPTIONS]
     if unknown := sorted(set(allow or ()).difference(known)):
         raise ValueError(f"--allow names {unknown[0]!r}; the exceptions are {', '.join(known)}")
-    target = _find(name, policy, as_vllm)
+    target = _find(name, policy, as_part)
     return replace(target, allows=tuple((known if target.is_ours else ()) if allow is None else allow))
 
 
-def _find(name: str, policy: str | None, as_vllm: bool) -> Target:
+def _find(name: str, policy: str | None, as_part: bool) -> Target:
     if name in ("workbench", "engine"):
-        return _own(name, policy, as_vllm)
+        return _own(name, policy, as_part)
     if name == "vllm" or name.startswith("vllm:"):
-        return _vllm(name)
+        return _vllm(name, as_part)
     factory = _import(name)
     module = importlib.import_module(factory.__module__)
     folders = (str(Path(module.__file__ or ".").parent),)
@@ -292,7 +293,7 @@ def _policy(name: str) -> Callable[[], Any]:
     return cast("Callable[[], Any]", made)
 
 
-def _vllm(name: str) -> Target:
+def _vllm(name: str, as_part: bool) -> Target:
     try:
         vllm = importlib.import_module("vllm")
     except ModuleNotFoundError:
@@ -303,7 +304,8 @@ def _vllm(name: str) -> Target:
     try:  # imports most of vLLM, before the time of a hunt runs
         VllmScheduler({}, chosen).close()
     except Exception as problem:
-        raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {problem!r}") from None
+        if not as_part or isinstance(problem, ImportError):
+            raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {problem!r}") from None
     folder = str(Path(vllm.__file__ or "").parent / "v1")
     features = tuple(feature for feature in FEATURES if feature not in ("partial_prefills", "evictions"))
     version = str(vllm.__version__)

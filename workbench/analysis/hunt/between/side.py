@@ -63,7 +63,7 @@ class Side:
         from workbench.analysis.hunt.between.ran import Places
         from workbench.analysis.hunt.target import find_target
 
-        self.target = find_target(given["scheduler"], as_vllm=given["as_vllm"])
+        self.target = find_target(given["scheduler"], as_part=given["as_vllm"])
         folders = [str(Path(folder).parent) for folder in self.target.folders if Path(folder).name == "v1"]
         self.places = Places(folders or self.target.folders, given["places"])
         self.dropped: set[str] = set()

@@ -133,7 +133,7 @@ class Asked:
         given = {
             "package": str(_PACKAGE),
             "scheduler": place.scheduler,
-            "as_vllm": as_vllm and place.scheduler == "workbench",
+            "as_vllm": as_vllm or place.scheduler != "workbench",
             "redirect": redirect,
             "places": places,
             "behind": [str(Path.cwd())] if ":" in place.scheduler else [],
