@@ -162,6 +162,7 @@ ATTACHED.update(
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
         "Crossover.to_svg": "workbench.viz.lines:lines_svg",
+        "Apart.page": "workbench.viz.finding_page:page_of_two",
         "Finding.page": "workbench.viz.finding_page:page",
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
         "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",

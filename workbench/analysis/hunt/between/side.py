@@ -6,7 +6,6 @@ Started by `workbench.analysis.hunt.between.sides` as a file; it answers a JSON 
     {"workload": {...}}                                                 its schedule
     {"workload": {...}, "follow": true}                                 and the lines that ran, step by step
     {"workload": {...}, "grafts": [...]}                                its schedule with other texts of functions
-    {"surface": true}                                                   signatures, fields and bases of the package
     {"record": {...}, "path": "a.jsonl.gz"}                             writes the trace of a workload
 
 Nothing of Workbench is imported before its package has been put in place.
@@ -17,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import sys
 from importlib.abc import MetaPathFinder
@@ -74,7 +74,19 @@ class Side:
             "version": self.target.version,
             "features": list(self.target.features),
             "roots": self.places.roots,
+            "hooks": self._hooks(),
         }
+
+    def _hooks(self) -> list[str]:
+        """The methods of vLLM's classes that the class under test overrides."""
+        if not self.target.name.startswith("vllm:"):
+            return []
+        module, _, name = self.target.name.removeprefix("vllm:").partition(":")
+        kinds = getattr(sys.modules[module], name).__mro__
+        ours = [kind for kind in kinds if kind.__module__.partition(".")[0] != "vllm"]
+        theirs = [kind for kind in kinds if kind not in ours]
+        names = {key for kind in ours for key, value in vars(kind).items() if callable(value)}
+        return sorted(f"{kind.__name__}.{key}" for kind in theirs for key in names if key in vars(kind))
 
     def answer(self, asked: dict[str, Any]) -> Any:
         """Answer a line."""
@@ -86,12 +98,11 @@ class Side:
                 return [self._digest(self._made(choices, asked)) for choices in asked["choices"]]
         if "workload" in asked:
             return self._schedule(asked)
-        if "record" in asked:
+        try:
             record_run(self.target, asked["record"], ["crash"]).save(asked["path"])
-            return {}
-        from workbench.analysis.hunt.between.surface import surface_of
-
-        return surface_of(self.target)
+        except Exception as problem:  # it cannot be made at all
+            return {"problem": str(problem)}
+        return {}
 
     def _made(self, choices: str, asked: dict[str, Any]) -> dict[str, Any]:
         from workbench.analysis.hunt.workloads import make_workload
@@ -129,6 +140,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a scheduler prints is not an answer
+    logging.disable(logging.WARNING)  # vLLM remarks on unusual limits, of which workloads are made
     sys.path.extend(given["behind"])
     sys.meta_path.insert(0, Redirect(given["redirect"]))
     put_workbench_in_place(given["package"])

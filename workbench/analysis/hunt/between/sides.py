@@ -114,6 +114,7 @@ class Asked:
         version: The scheduler's version.
         features: Its features.
         roots: {folder or file: name} of its code.
+        hooks: The methods of vLLM's classes that the class under test overrides.
 
     Raises:
         ValueError: It cannot be started.
@@ -144,12 +145,20 @@ class Asked:
             stdout=subprocess.PIPE,
             text=True,
             env=_environment(place),
+            start_new_session=True,  # Ctrl-C is for the comparison, which closes its sides
         )
         told = self._read()
         if "problem" in told:
             self.close()
             raise ValueError(f"--between {place.spec}: {told['problem']}")
         self.version, self.features, self.roots = told["version"], told["features"], told["roots"]
+        self.hooks: list[str] = told["hooks"]
+
+    @property
+    def package(self) -> Path | None:
+        """The folder of its package; None if it is not known."""
+        folders = [Path(root) for root in self.roots if Path(root).is_dir()]
+        return folders[0] if folders else None
 
     @staticmethod
     def _stands_for(place: Place) -> tuple[str, str]:
