@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
+    from workbench.analysis.certify import Certificate, certify
     from workbench.analysis.explain import slowest
     from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
     from workbench.analysis.fleet.demand import Demand
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 _NAMES = {
+    "workbench.analysis.certify": "Certificate certify",
     "workbench.analysis.explain": "slowest",
     "workbench.analysis.fleet.at_scale": "simulate_fleet_at_scale",
     "workbench.analysis.fleet.demand": "Demand",
@@ -162,6 +164,7 @@ ATTACHED.update(
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
         "Crossover.to_svg": "workbench.viz.lines:lines_svg",
+        "Certificate.page": "workbench.viz.finding_page:page_of_certificate",
         "Apart.page": "workbench.viz.finding_page:page_of_two",
         "Finding.page": "workbench.viz.finding_page:page",
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
@@ -191,6 +194,7 @@ __all__ = [
     "AttentionMetadata",
     "AttentionOptions",
     "Broken",
+    "Certificate",
     "Change",
     "Checker",
     "Chunk",
@@ -232,6 +236,7 @@ __all__ = [
     "WeightedFairQueueing",
     "backend_info",
     "build_work_list",
+    "certify",
     "compare",
     "course",
     "float64_attention",

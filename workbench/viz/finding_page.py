@@ -64,5 +64,26 @@ def page_of_two(traces: Sequence[Trace], facts: Mapping[str, Any]) -> str:
     return html_page(traces[0], other=other, title=title).replace("<body>", f"<body>\n{banner}{link}", 1)
 
 
+def page_of_certificate(trace: Trace, facts: Mapping[str, Any]) -> str:
+    """The page of the first difference of a simulator: its steps beside the expected ones, and the expected run.
+
+    Args:
+        trace: The expected run.
+        facts: ``title``, ``message``, ``step``, and the sentences of the steps ``expected`` and ``got``.
+    """
+    rows = []
+    for step, texts in enumerate(zip_longest(facts["expected"], facts["got"], fillvalue="")):
+        first = ' style="color: #c00"' if step == facts["step"] else ""
+        rows.append(f"<tr{first}><td>{step}</td>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>")
+    banner = (
+        '<section style="font: 14px/1.5 system-ui, sans-serif; max-width: 80em; margin: 1em auto; padding: 0 1em">'
+        f'<h1 style="color: #c00; font-size: 1.3em">{escape(facts["title"])}</h1>'
+        f"<p>Step {facts['step']}: {escape(facts['message'])}.</p><table><thead><tr><th>step</th>"
+        f"<th align=left>expected</th><th align=left>got</th></tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
+        f'<script>location.hash ||= "story/{min(facts["step"], max(0, len(trace) - 1))}"</script>'
+    )
+    return html_page(trace, title=facts["title"]).replace("<body>", f"<body>\n{banner}", 1)
+
+
 def _lines(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"{line['file']}:{line['number']} {line['function']}: {line['text']}" for line in lines) or "none"
