@@ -51,15 +51,16 @@ class Certificate:
             if row.first is not None:
                 place = f"workload {row.first.workload['id']!r}, step {row.first.step}"
                 firsts.append(f"{row.feature}: {place}: {row.first.message}")
-            elif row.problem:
-                firsts.append(f"{row.feature}: {row.problem}")
+            elif row.problem or row.unsupported:
+                firsts.append(f"{row.feature}: {row.problem or f'not supported: {row.unsupported[0]}'}")
         num_certified = sum(row.certified for row in self.rows)
         verdict = "certified" if self.certified else f"not certified: {num_certified} of {len(self.rows)} features are"
         return "\n".join([*table, *firsts, f"{self.program}: {verdict} (seed {self.seed})"])
 
     def _cells(self, row: Row) -> list[str]:
-        verdict = "equal" if row.certified else "no answer" if row.problem else "differs"
-        return [row.feature, str(row.num_workloads), *(str(row.scores[part]) for part in PARTS), verdict]
+        count = f"{row.num_workloads} of {row.num_workloads + len(row.unsupported)}"
+        verdict = "equal" if row.certified else "differs" if row.first else "no answer"
+        return [row.feature, count, *(str(row.scores[part]) for part in PARTS), verdict]
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -76,6 +77,7 @@ class Certificate:
                     "certified": row.certified,
                     "workloads": row.num_workloads,
                     **{part: [row.scores[part].equal, row.scores[part].of] for part in PARTS},
+                    "unsupported": len(row.unsupported),
                     "problem": row.problem,
                     "first": None
                     if row.first is None
@@ -142,8 +144,8 @@ def _row(program: Program, feature: Feature, count: int, rng: random.Random) -> 
         try:
             told = read_schedule(program.schedule(workload))
         except Unsupported as problem:
-            row.problem = f"not supported: {problem}"
-            return row
+            row.unsupported.append(str(problem))
+            continue
         except Exception as problem:
             row.problem = f"{problem}" if isinstance(problem, ValueError) else f"{type(problem).__name__}: {problem}"
             return row

@@ -34,8 +34,6 @@ def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
 
     if target is None:
         return {"id": workload["id"], "steps": steps_of(judge(workload))}
-    if any(request.get("adapter") for request in workload["requests"]):
-        return {"id": workload["id"], "unsupported": "adapters"}
     dropped: set[str] = set()
     steps, end = schedule_of(target, simulated_workload(workload), dropped=dropped)
     if end.startswith("refused"):

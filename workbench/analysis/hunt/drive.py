@@ -90,6 +90,7 @@ class LiveRequest:
     num_preemptions: int = 0
     was_admitted: bool = False
     ready_step: int | None = None  # the first step that sees its grammar compiled
+    adapter: str = ""
     remote: dict[str, Any] | None = None  # {"num_tokens", "num_steps", "fails"}: KV that comes from elsewhere
 
 
@@ -126,6 +127,7 @@ def live_request(index: int, given: dict[str, Any]) -> LiveRequest:
         given.get("abort_step"),
         tuple(given.get("accepts") or (0,)),
         ready_step=given["grammar"].get("ready_step", 0) if "grammar" in given else None,
+        adapter=given.get("adapter", ""),
         remote=given.get("remote"),
     )
 

@@ -101,6 +101,7 @@ class OwnScheduler:
                 max_tokens=request.max_tokens, stop_token_ids=request.stop_token_ids, ignore_eos=True
             ),
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
         )
         if request.ready_step is not None:
             made.grammar = ArrivingGrammar(GrammarArrival(request.ready_step), self.scheduler)
