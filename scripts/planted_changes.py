@@ -3,14 +3,15 @@
     python scripts/planted_changes.py draw ENVIRONMENT --out planted.json      # once, before anything is measured
     python scripts/planted_changes.py measure ENVIRONMENT planted.json --seconds 60 --out results.json
 
-ENVIRONMENT is what `workbench hunt --between` takes: an environment or a folder with vLLM. The rule: a function of FILES
-that random workloads reach gets one change, and one more for every 80 of its lines; a change is one that
-``scripts/hunt_mutants.py`` makes, on a line that they reach and that holds the whole changed node. They are drawn with a
-fixed seed. A change that leaves the schedules of 1,000 random workloads equal is the same scheduler as far as anybody can
-tell; it is counted and passed over. The kinds that fit a change are written into the file by hand before it is measured.
+ENVIRONMENT is what `workbench hunt --between` takes: an environment or a folder with vLLM. The rule: a function of
+FILES that random workloads reach gets one change, and one more for every 80 of its lines; a change is one that
+``scripts/hunt_mutants.py`` makes, on a line that they reach and that holds the whole changed node. They are drawn with
+a fixed seed. A change that leaves the schedules of 1,000 random workloads equal is the same scheduler as far as anybody
+can tell; it is counted and passed over. The kinds that fit a change are written into the file by hand before it is
+measured.
 
-A change is named if `hunt --between` reports a difference whose deciding lines have the line of the change, and its kind
-if that is one of those that were written down.
+A change is named if `hunt --between` reports a difference whose deciding lines have the line of the change, and its
+kind if that is one of those that were written down.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def certify(
     with closing(Program(program, timeout)) as asked:
         made = Certificate(asked.name, [], seed)
         for feature in chosen:
-            made.rows.append(_row(asked, feature, workloads, random.Random(f"{seed} {feature.name}")))  # noqa: S311
+            made.rows.append(_row(asked, feature, workloads, random.Random(f"{seed} {feature.name}")))
     if out is not None:
         _write(Path(out), made)
     return made

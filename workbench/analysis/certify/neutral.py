@@ -1,8 +1,8 @@
 """Workloads and schedules as neutral files, which another simulator can read and write without Workbench.
 
-A workload is that of ``simulate()`` with every token written out: ``prompt_token_ids`` instead of a recipe for them, and
-``output_token_ids``, the tokens that the model will give if the request runs to its end. A schedule is
-``{"steps": [...]}``. [The page of the protocol](../../../docs/certify.md) has every field.
+A workload is that of ``simulate()`` with every token written out: ``prompt_token_ids`` instead of a recipe for them,
+and ``output_token_ids``, the tokens that the model will give if the request runs to its end. A schedule is
+``{"steps": [...]}``. docs/certify.md has every field.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.field_checks import MAX_INT32, integer, json_object
-from workbench.simulation.workload import made_up_token, read_workload
 from workbench.simulation.simulate import simulate
+from workbench.simulation.workload import made_up_token, read_workload
 from workbench.trace import StepRecord, Trace
 
 VERSION = 1
@@ -21,8 +21,8 @@ VERSION = 1
 ASPECTS = ("chunks", "hits", "preempted", "finished", "blocks")
 """What a step tells, from what every schedule has to what a simulator may leave out."""
 
-_KEPT = ("id", "max_tokens", "arrival_step", "arrival_time", "abort_step", "priority", "accepts", "cache_salt")
-_KEPT += ("adapter", "grammar")
+_KEPT = ["id", "max_tokens", "arrival_step", "arrival_time", "abort_step", "priority", "accepts", "cache_salt"]
+_KEPT += ["adapter", "grammar"]
 
 
 def neutral_workload(name: str, workload: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,13 +74,17 @@ class Program:
         except (BrokenPipeError, OSError):
             line = ""
         except queue.Empty:
-            raise ValueError(f"no answer to workload {workload['id']!r} within {self._timeout:g} s (--timeout)") from None
+            raise ValueError(
+                f"no answer to workload {workload['id']!r} within {self._timeout:g} s (--timeout)"
+            ) from None
         if not line:
             raise ValueError(f"the program ended before it answered workload {workload['id']!r}")
         try:
             return json.loads(line)
         except ValueError:
-            raise ValueError(f"the answer to workload {workload['id']!r} is not a line of JSON: {shown(line)}") from None
+            raise ValueError(
+                f"the answer to workload {workload['id']!r} is not a line of JSON: {shown(line)}"
+            ) from None
 
     def close(self) -> None:
         """End the program."""
@@ -106,4 +110,4 @@ def _imported(program: str) -> Callable[[dict[str, Any]], Any]:
         raise ValueError(f"PROGRAM {program!r} cannot be imported: {problem}") from None
     if not callable(found):
         raise ValueError(f"PROGRAM {program!r} is not a function: it must take a workload and return its schedule")
-    return found  # type: ignore[no-any-return]
+    return found

@@ -1,8 +1,8 @@
-"""The schedule of a workload: what a scheduler decided in each step, as plain data that two schedulers can be compared by.
+"""The schedule of a workload: what a scheduler decided in each step, as plain data that can be compared.
 
 A step is ``{"chunks": [{"id", "start", "num_tokens", "num_drafts"}], "hits": {id: tokens}, "preempted": [id],
-"blocks": {id: [a block table per group]}, "finished": {id: "length" | "stop"}, "free_blocks": number}``. ``hits`` has the
-requests that are admitted or resumed in the step, with the tokens whose KV is there already.
+"blocks": {id: [a block table per group]}, "finished": {id: "length" | "stop"}, "free_blocks": number}``. ``hits`` has
+the requests that are admitted or resumed in the step, with the tokens whose KV is there already.
 """
 
 from __future__ import annotations

@@ -240,8 +240,8 @@ def find_target(
         name: "workbench", "engine", "vllm", "vllm:module:Class" or "module:factory".
         policy: "module:Class", a policy object for Workbench's scheduler.
         allow: The names of the exceptions that it may use; None for every one if it is Workbench's, else for none.
-        as_part: It is a part of a comparison: Workbench's decides as vLLM does where that lets requests wait forever, and
-            a vLLM that cannot be made is one that refuses every workload.
+        as_part: It is a part of a comparison: Workbench's decides as vLLM does where that lets requests wait forever,
+            and a vLLM that cannot be made is one that refuses every workload.
 
     Raises:
         ValueError: There is no such scheduler.

@@ -17,8 +17,8 @@ KINDS = {
     "admission": "another request is admitted or resumed",
     "prefix hit": "an admitted request finds another number of tokens in the prefix cache",
     "running request": "a running request gets a chunk on one side only",
-    "asynchronous placeholders": "a running request gets a chunk on one side only, or starts elsewhere, while an output is "
-    "in flight",
+    "asynchronous placeholders": "a running request gets a chunk on one side only, or starts elsewhere, while an "
+    "output is in flight",
     "order": "the same chunks in another order",
     "drafts": "a chunk has another number of drafts",
     "chunk size": "a chunk has another number of tokens",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.analysis.hunt.drive import Run
 from workbench.analysis.hunt.schedule import Kept

@@ -104,7 +104,9 @@ def page(comparison: Comparison, names: Sequence[str], surface: Surface | None) 
     for each, name in zip(found, names):
         times = f"1 in {max(1, round(comparison.num_workloads / each.num_seen))}"
         needs = ", ".join(sorted(each.needs)) or "nothing"
-        lines.append(f"| {each.difference.kind} | {needs} | {times} | {each.decided.place} | [{name}]({name}/report.md) |")
+        lines.append(
+            f"| {each.difference.kind} | {needs} | {times} | {each.decided.place} | [{name}]({name}/report.md) |"
+        )
     for each, name in zip(found, names):
         lines += ["", f"## {name}", "", *_section(each, comparison)]
     if surface is not None:
@@ -114,13 +116,14 @@ def page(comparison: Comparison, names: Sequence[str], surface: Surface | None) 
 
 def _section(apart: Apart, comparison: Comparison) -> list[str]:
     found, decided = apart.difference, apart.decided
+    needs = ", ".join(sorted(apart.needs)) or "no feature"
     how = "with these lines of A, B decides as A" if decided.by_trial else "these lines ran on one side only"
     lines = [
         f"**{found.kind}**: {KINDS[found.kind]}. Step {found.step}: {found.message}.",
         "",
         f"Seen in {apart.num_seen} of {counted(comparison.num_workloads, 'workload')}, first after "
         f"{counted(apart.num_workloads, 'workload')} ({apart.seconds} s); the smallest case has "
-        f"{counted(len(apart.workload['requests']), 'request')} and needs {', '.join(sorted(apart.needs)) or 'no feature'}.",
+        f"{counted(len(apart.workload['requests']), 'request')} and needs {needs}.",
         "",
         f"The lines that decide ({how}):",
         "",

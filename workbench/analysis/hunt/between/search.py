@@ -110,7 +110,7 @@ class Comparison:
     def run(self) -> list[Apart]:
         """Compare until it is over."""
         self._learn_what_is_lacking()
-        drawn = random.Random(self.seed)  # noqa: S311  (the choice of workloads)
+        drawn = random.Random(self.seed)
         while not self.over:
             count = BATCH if self.workloads is None else min(BATCH, self.workloads - self.num_workloads)
             self._batch([drawn.randbytes(WORKLOAD_BYTES).hex() for _ in range(count)])

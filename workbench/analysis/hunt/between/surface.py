@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FILES = ("v1/core/**/*.py", "v1/request.py", "v1/outputs.py", "v1/kv_cache_interface.py", "v1/engine/__init__.py")
-FILES += ("v1/structured_output/__init__.py", "config/scheduler.py", "config/cache.py", "config/speculative.py")
+FILES = ["v1/core/**/*.py", "v1/request.py", "v1/outputs.py", "v1/kv_cache_interface.py", "v1/engine/__init__.py"]
+FILES += ["v1/structured_output/__init__.py", "config/scheduler.py", "config/cache.py", "config/speculative.py"]
 """The files of vLLM that its schedulers are made of."""
 
 
