@@ -12,7 +12,7 @@ from typing import Any
 from workbench.analysis.hunt.between.differ import Difference, difference
 from workbench.analysis.hunt.between.place import Decided, Source, decided
 from workbench.analysis.hunt.between.sides import Asked
-from workbench.analysis.hunt.search import shape
+from workbench.analysis.hunt.search import Limited, shape
 from workbench.analysis.hunt.shrink import shrink
 from workbench.analysis.hunt.workloads import FEATURES, WORKLOAD_BYTES, make_workload
 
@@ -61,7 +61,7 @@ class Apart:
 
 
 @dataclass
-class Comparison:
+class Comparison(Limited):
     """Two schedulers under the same workloads.
 
     Args:
@@ -94,18 +94,6 @@ class Comparison:
         self.started = time.monotonic()
         self._sources = Source(self.a.roots), Source(self.b.roots)
         self.features = [name for name in FEATURES if name in self.a.features and name in self.b.features]
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started
-
-    @property
-    def over(self) -> bool:
-        """The time or the workloads are used up."""
-        if self.seconds is not None and self.elapsed >= self.seconds:
-            return True
-        return self.workloads is not None and self.num_workloads >= self.workloads
 
     def run(self) -> list[Apart]:
         """Compare until it is over."""
