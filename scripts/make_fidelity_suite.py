@@ -2,8 +2,8 @@
 
     python scripts/make_fidelity_suite.py [--check]
 
-The recordings are those of tests/data, which `make record-vllm` and its relatives made with vLLM 0.33.0. A line is a run:
-``{"workload", "steps", "end"}`` as docs/certify.md describes them.
+The recordings are those of tests/data, made with vLLM 0.33.0. A line is a run, ``{"workload", "steps", "end"}``, as
+docs/certify.md describes it.
 """
 
 from __future__ import annotations
@@ -76,9 +76,15 @@ def suite() -> dict[str, bytes]:
     """The content of each file."""
     lines: dict[str, list[str]] = {}
     for name, workload, steps, end in runs():
-        run = {"workload": neutral_workload(name, workload), "steps": [neutral_step(step) for step in steps], "end": end}
+        run = {
+            "workload": neutral_workload(name, workload),
+            "steps": [neutral_step(step) for step in steps],
+            "end": end,
+        }
         lines.setdefault(f"{feature(name, workload)}.jsonl.gz", []).append(json.dumps(run))
-    return {name: gzip.compress("".join(f"{line}\n" for line in each).encode(), mtime=0) for name, each in lines.items()}
+    return {
+        name: gzip.compress("".join(f"{line}\n" for line in each).encode(), mtime=0) for name, each in lines.items()
+    }
 
 
 def main() -> int:

@@ -27,9 +27,9 @@ class Feature:
 
     Attributes:
         name: Its name.
-        draws: What its workloads may use, of `workbench.analysis.hunt.workloads.FEATURES`.
-        needs: What they must use, of `workbench.analysis.hunt.search.shape`.
-        happens: What must happen in the judge's schedule.
+        draws: Features that its workloads may use, of `workbench.analysis.hunt.workloads.FEATURES`.
+        needs: Features that they must use, of `workbench.analysis.hunt.search.shape`.
+        happens: Tells whether the judge's schedule shows it.
         preempts: Requests are preempted, or none are; None if that is left open.
     """
 

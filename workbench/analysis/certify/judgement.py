@@ -1,4 +1,4 @@
-"""How much of a simulator's schedules equals the judge's, and the first difference of each feature."""
+"""The share of a simulator's schedules that equals the judge's, and the first difference of each feature."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Row:
         scores: Equal steps, chunks, hits, preemptions, ends and block tables.
         num_workloads: Number of workloads that were answered.
         first: The first difference; None if there is none.
-        problem: What is wrong with an answer; "" if nothing is.
+        problem: The fault of an answer; "" if there is none.
         unsupported: The reasons of the workloads that the program does not support.
     """
 

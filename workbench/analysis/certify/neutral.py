@@ -19,7 +19,7 @@ VERSION = 1
 """Version of the files and of the protocol."""
 
 ASPECTS = ("chunks", "hits", "preempted", "finished", "blocks")
-"""What a step tells, from what every schedule has to what a simulator may leave out."""
+"""The aspects of a step, from the one that every schedule has to those that a simulator may leave out."""
 
 _KEPT = ["id", "max_tokens", "arrival_step", "arrival_time", "abort_step", "priority", "accepts", "cache_salt"]
 _KEPT += ["adapter", "grammar"]

@@ -62,7 +62,7 @@ def schedule_of(
     Args:
         target: The scheduler.
         workload: The workload, in the format of ``simulate()``.
-        kept: Keeps the steps, and whatever a class of its own keeps besides.
+        kept: Keeps the steps; None for a `Kept`.
         dropped: Takes the settings that this version of the scheduler does not have.
 
     Returns:

@@ -213,7 +213,7 @@ def _broken(broken: Any, run: Run) -> Fault:
 
 
 def crash_of(problem: Exception, step: int, folders: tuple[str, ...]) -> Fault:
-    """What ended a run, with the last line of the code under test."""
+    """The exception that ended a run, with the last line of the code under test."""
     frames = traceback.extract_tb(problem.__traceback__)
     under_test = [frame for frame in frames if any(_is_in(frame.filename, folder) for folder in folders)]
     others = [frame for frame in under_test if not _is_in(frame.filename, _PACKAGE)]  # a policy calls what we show it

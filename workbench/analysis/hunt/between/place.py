@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Decided:
-    """What decides a difference.
+    """The lines that decide a difference.
 
     Attributes:
         lines_a: The lines of A.
@@ -146,7 +146,7 @@ def _is_changed(sources: tuple[Source, Source], file: str, function: str) -> boo
 
 
 def _code(lines: Sequence[str]) -> str:
-    """What a definition does: comments and layout left out."""
+    """A definition without comments and layout."""
     return ast.dump(ast.parse("\n".join(lines)))
 
 

@@ -148,7 +148,7 @@ def _diff(lines: Sequence[Line], sign: str) -> list[str]:
 
 
 def _static(surface: Surface) -> list[str]:
-    lines = ["", "## What no run shows", ""]
+    lines = ["", "## Differences that no run shows", ""]
     if surface.hooks:
         lines += ["Overridden by the class under test, and different in B: " + ", ".join(surface.hooks) + ".", ""]
     for title, names in (("Only in A", surface.removed), ("Only in B", surface.added)):

@@ -1,4 +1,4 @@
-"""One of two schedulers that are compared, in a process of its own and perhaps in another environment.
+"""One of two schedulers that are compared, in a separate process and perhaps in another environment.
 
 Started by `workbench.analysis.hunt.between.sides` as a file; it answers a JSON line with a JSON line:
 

@@ -1,4 +1,4 @@
-"""The two schedulers of a comparison: by name, folder, environment, release or file, each in a process of its own."""
+"""The two schedulers of a comparison: by name, folder, environment, release or file, each in a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OURS = re.compile(r"^\s*(from|import) workbench\b", re.M)
 
 @dataclass
 class Place:
-    """Where a scheduler is imported from.
+    """The source of a scheduler.
 
     Attributes:
         spec: As on the command line.
@@ -107,7 +107,7 @@ class Asked:
     """A side's process.
 
     Args:
-        place: Where its scheduler is imported from.
+        place: The source of its scheduler.
         as_vllm: Workbench's scheduler keeps vLLM's waits.
 
     Attributes:

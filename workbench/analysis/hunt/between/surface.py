@@ -1,4 +1,4 @@
-"""What no run shows: signatures, fields and bases that a subclass or a plug-in relies on, read from two sources."""
+"""Differences that no run shows: signatures, fields and bases that a subclass or a plug-in relies on."""
 
 from __future__ import annotations
 
