@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.on_demand import ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
+    from workbench.analysis.certify import Certificate, certify
     from workbench.analysis.explain import slowest
     from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
     from workbench.analysis.fleet.demand import Demand
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 _NAMES = {
+    "workbench.analysis.certify": "Certificate certify",
     "workbench.analysis.explain": "slowest",
     "workbench.analysis.fleet.at_scale": "simulate_fleet_at_scale",
     "workbench.analysis.fleet.demand": "Demand",
@@ -167,6 +169,8 @@ ATTACHED.update(
         "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",
         "KernelRun.save_html": "workbench.viz.kernel_run:save_html",
         "KernelRun.watch": "workbench.viz.kernel_run:watch",
+        "Certificate.page": "workbench.viz.finding_page:page_of_certificate",
+        "Apart.page": "workbench.viz.finding_page:page_of_two",
         "Finding.page": "workbench.viz.finding_page:page",
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
         "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
@@ -195,6 +199,7 @@ __all__ = [
     "AttentionMetadata",
     "AttentionOptions",
     "Broken",
+    "Certificate",
     "Change",
     "Checker",
     "Chunk",
@@ -236,6 +241,7 @@ __all__ = [
     "WeightedFairQueueing",
     "backend_info",
     "build_work_list",
+    "certify",
     "compare",
     "course",
     "float64_attention",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 from workbench.trace.readings.narrate import narrate
 from workbench.viz.export_html import html_page
@@ -19,11 +21,65 @@ def page(trace: Trace, finding: Finding) -> str:
     for record in trace:
         fatal = ' style="color: #c00"' if record.step == finding.step else ""
         rows.append(f"<li{fatal} value={record.step}>{escape(narrate(record))}</li>")
-    banner = (
-        '<section style="font: 14px/1.5 system-ui, sans-serif; max-width: 70em; margin: 1em auto; padding: 0 1em">'
-        f'<h1 style="color: #c00; font-size: 1.3em">{escape(finding.title)}</h1>'
-        f"<p>{escape(finding.message)}. {escape(finding.smallest_change)}</p><ol start=0>{''.join(rows)}</ol></section>"
-        f'<script>location.hash ||= "story/{min(finding.step, max(0, len(trace) - 1))}"</script>'
-    )
     title = f"{finding.policy or finding.scheduler}: {finding.law}, {finding.place}"
-    return html_page(trace, title=title).replace("<body>", f"<body>\n{banner}", 1)
+    message = f"{finding.message}. {finding.smallest_change}"
+    return _with_banner([trace], title, finding.title, message, f"<ol start=0>{''.join(rows)}</ol>", finding.step)
+
+
+def page_of_two(traces: Sequence[Trace], facts: Mapping[str, Any]) -> str:
+    """The page of a difference: the steps of both sides beside each other, the lines that decide, and the traces.
+
+    Args:
+        traces: Those of A and B; fewer if one side refuses the workload.
+        facts: The fields of its ``finding.json``.
+    """
+    told = [[narrate(record) for record in trace] for trace in traces]
+    sources = "".join(
+        f"<h2>{side.upper()}: {escape(facts[side])}</h2><pre>{escape(_lines(facts[f'lines_{side}']))}</pre>"
+        for side in ("a", "b")
+    )
+    how = "With these lines of A, B decides as A." if facts["by_trial"] else "These lines ran on one side only."
+    message = f"{facts['message']}. {facts['means'].capitalize()}."
+    steps = _side_by_side([facts[side] for side, _ in zip(("a", "b"), traces)], told, facts["step"])
+    title = f"{facts['a']} and {facts['b']}: {facts['kind']}"
+    rest = f"{steps}<p>The lines that decide. {how}</p>{sources}"
+    return _with_banner(traces, title, f"Step {facts['step']}: {facts['kind']}", message, rest, facts["step"])
+
+
+def page_of_certificate(trace: Trace, facts: Mapping[str, Any]) -> str:
+    """The page of the first difference of a simulator: its steps beside the expected ones, and the expected run.
+
+    Args:
+        trace: The expected run.
+        facts: ``title``, ``message``, ``step``, and the sentences of the steps ``expected`` and ``got``.
+    """
+    steps = _side_by_side(("expected", "got"), (facts["expected"], facts["got"]), facts["step"])
+    message = f"Step {facts['step']}: {facts['message']}."
+    return _with_banner([trace], facts["title"], facts["title"], message, steps, facts["step"])
+
+
+def _side_by_side(heads: Sequence[str], sides: Sequence[Sequence[str]], step: int) -> str:
+    """A table with a row for each step, the first one that differs in red."""
+    rows = []
+    for index, texts in enumerate(zip_longest(*sides, fillvalue="")):
+        fatal = ' style="color: #c00"' if index == step else ""
+        rows.append(f"<tr{fatal}><td>{index}</td>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>")
+    cells = "".join(f"<th align=left>{escape(head)}</th>" for head in heads)
+    return f"<table><thead><tr><th>step</th>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _with_banner(traces: Sequence[Trace], title: str, heading: str, message: str, rest: str, step: int) -> str:
+    """The page of one or two traces, or of none, with a text in front; it opens at a step."""
+    banner = (
+        '<section style="font: 14px/1.5 system-ui, sans-serif; max-width: 80em; margin: 1em auto; padding: 0 1em">'
+        f'<h1 style="color: #c00; font-size: 1.3em">{escape(heading)}</h1><p>{escape(message)}</p>{rest}</section>'
+    )
+    if not traces:
+        return f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title><body>{banner}"
+    banner += f'<script>location.hash ||= "story/{min(step, max(0, len(traces[0]) - 1))}"</script>'
+    other = traces[1] if len(traces) > 1 else None
+    return html_page(traces[0], other=other, title=title).replace("<body>", f"<body>\n{banner}", 1)
+
+
+def _lines(lines: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(f"{line['file']}:{line['number']} {line['function']}: {line['text']}" for line in lines) or "none"

@@ -90,6 +90,7 @@ class LiveRequest:
     num_preemptions: int = 0
     was_admitted: bool = False
     ready_step: int | None = None  # the first step that sees its grammar compiled
+    adapter: str = ""
     remote: dict[str, Any] | None = None  # {"num_tokens", "num_steps", "fails"}: KV that comes from elsewhere
 
 
@@ -126,6 +127,7 @@ def live_request(index: int, given: dict[str, Any]) -> LiveRequest:
         given.get("abort_step"),
         tuple(given.get("accepts") or (0,)),
         ready_step=given["grammar"].get("ready_step", 0) if "grammar" in given else None,
+        adapter=given.get("adapter", ""),
         remote=given.get("remote"),
     )
 
@@ -199,6 +201,11 @@ class Run:
         coming = self._pending or any(name in self.requests for step, name in self._aborts if step >= self.step)
         coming = coming or any(reason.kind in ("grammar", "transfer") for reason in plan.passed_over.values())
         self._num_idle = 0 if plan.chunks or arrived or coming else self._num_idle + 1
+
+    @property
+    def takes_output(self) -> bool:
+        """The step that was just scheduled is followed by the output of the oldest one in flight."""
+        return len(self.in_flight) + 1 == self._depth
 
     def _arrive(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         arrived, aborted = [], []

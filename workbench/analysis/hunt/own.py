@@ -30,6 +30,7 @@ class OwnScheduler:
         config: The workload's configuration.
         policy: Makes the policy object, of scheduling or of eviction; None for vLLM's rules.
         make: Makes the scheduler. A step takes a second of its clock.
+        as_vllm: It accepts what no schedule can serve, and lets requests wait forever, as vLLM does.
 
     Attributes:
         judges: Compare the answers of policies with their rules; each has a ``law``, and ``is_on``.
@@ -43,14 +44,22 @@ class OwnScheduler:
         config: Mapping[str, Any],
         policy: Callable[[], SchedulingPolicy | Eviction] | None = None,
         make: Callable[..., Scheduler] = Scheduler,
+        *,
+        as_vllm: bool = False,
     ) -> None:
+        self._as_vllm = as_vllm
         self._config: EngineConfig = read_workload({"config": config, "requests": []})[0]
         chosen = policy() if policy else None
         if isinstance(chosen, Eviction):
             caches = self._config.enable_prefix_caching
             self._config, chosen = replace(self._config, eviction=chosen if caches else "lru"), None
         order = None if chosen is None else JudgedOrder(chosen)
-        self.scheduler: Scheduler = make(self._config, clock=lambda: float(self.scheduler.step), policy=order)
+        self.scheduler: Scheduler = make(
+            self._config,
+            clock=lambda: float(self.scheduler.step),
+            policy=order,
+            **({"as_vllm": True} if as_vllm else {}),
+        )
         self.judges: list[Judged | JudgedOrder] = []
         if (policy_order := self.scheduler.order.find(PolicyOrder)) is not None:
             policy_order.logs = False  # `schedule` raises what it would log
@@ -73,7 +82,8 @@ class OwnScheduler:
         Raises:
             ValueError: No schedule can serve it.
         """
-        check_servable(self._config, request.num_prompt_tokens, request.max_tokens)
+        if not self._as_vllm:
+            check_servable(self._config, request.num_prompt_tokens, request.max_tokens)
         self.scheduler.add_request(self._request(request))
 
     def foresee(self, requests: Sequence[LiveRequest]) -> None:
@@ -91,6 +101,7 @@ class OwnScheduler:
                 max_tokens=request.max_tokens, stop_token_ids=request.stop_token_ids, ignore_eos=True
             ),
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
         )
         if request.ready_step is not None:
             made.grammar = ArrivingGrammar(GrammarArrival(request.ready_step), self.scheduler)

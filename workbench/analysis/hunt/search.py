@@ -64,8 +64,29 @@ class _Interesting(Exception):
         self.fault, self.workload = fault, workload
 
 
+class Limited:
+    """Something that runs workloads until the time or their number is used up."""
+
+    started: float
+    seconds: float | None
+    workloads: int | None
+    num_workloads: int
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def over(self) -> bool:
+        """The time or the workloads are used up."""
+        if self.seconds is not None and self.elapsed >= self.seconds:
+            return True
+        return self.workloads is not None and self.num_workloads >= self.workloads
+
+
 @dataclass
-class Search:
+class Search(Limited):
     """A hunt in one process.
 
     Args:
@@ -101,18 +122,6 @@ class Search:
         self._shrinking: tuple[str, str] | None = None
         self._shrinks_until = 0.0
         self._tried: dict[bytes, _Interesting | None] = {}
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.started
-
-    @property
-    def over(self) -> bool:
-        """The time or the workloads are used up."""
-        if self.seconds is not None and self.elapsed >= self.seconds:
-            return True
-        return self.workloads is not None and self.num_workloads >= self.workloads
 
     def run(self) -> list[Found]:
         """Search until it is over, after the cases that the database remembers."""

@@ -60,22 +60,30 @@ _LOWERED = {
 """Settings whose numbers are lowered, and their smallest values."""
 
 
-def shrink(workload: dict[str, Any], still: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def shrink(
+    workload: dict[str, Any],
+    still: Callable[[dict[str, Any]], bool],
+    *,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, Any]:
     """A small workload of which something is still true.
 
     Args:
         workload: The workload; it is left as it is.
         still: Tells whether it is true of a workload.
+        seconds: Limit of the time; None for SECONDS.
+        clock: Tells the time.
     """
-    until = time.process_time() + SECONDS
+    until = clock() + (SECONDS if seconds is None else seconds)
     shrinks = True
-    while shrinks and time.process_time() < until:
+    while shrinks and clock() < until:
         shrinks = False
         for smaller in _smaller(workload):
             if size(smaller) < size(workload) and still(smaller):
                 workload, shrinks = smaller, True
                 break
-            if time.process_time() > until:
+            if clock() > until:
                 break
     return workload
 

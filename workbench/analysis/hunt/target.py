@@ -176,7 +176,7 @@ class Target:
             scheduler = self.make(workload["config"])
         except Exception as problem:
             if self.is_ours and not isinstance(problem, ValueError):
-                return _crash(problem, 0, self.folders)
+                return crash_of(problem, 0, self.folders)
             raise Refused(str(problem)) from None
         watch = Watch(scheduler, workload["config"], laws=laws, allow_exceptions=self.allows)
         run = Run(scheduler, workload, watch)
@@ -188,7 +188,7 @@ class Target:
         except Exception as problem:
             if isinstance(problem, ValueError) and run.in_add:
                 raise Refused(str(problem)) from None
-            return None if laws and "crash" not in laws else _crash(problem, run.step, self.folders)
+            return None if laws and "crash" not in laws else crash_of(problem, run.step, self.folders)
         finally:
             if hasattr(scheduler, "close"):
                 scheduler.close()
@@ -212,7 +212,8 @@ def _broken(broken: Any, run: Run) -> Fault:
     return Fault(broken.law, rule, broken.message, broken.step, broken.request_id)
 
 
-def _crash(problem: Exception, step: int, folders: tuple[str, ...]) -> Fault:
+def crash_of(problem: Exception, step: int, folders: tuple[str, ...]) -> Fault:
+    """The exception that ended a run, with the last line of the code under test."""
     frames = traceback.extract_tb(problem.__traceback__)
     under_test = [frame for frame in frames if any(_is_in(frame.filename, folder) for folder in folders)]
     others = [frame for frame in under_test if not _is_in(frame.filename, _PACKAGE)]  # a policy calls what we show it
@@ -230,13 +231,17 @@ def _is_in(file: str, folder: str) -> bool:
     return home in path.parents and "site-packages" not in path.relative_to(home).parts
 
 
-def find_target(name: str, policy: str | None = None, allow: Collection[str] | None = None) -> Target:
+def find_target(
+    name: str, policy: str | None = None, allow: Collection[str] | None = None, *, as_part: bool = False
+) -> Target:
     """The scheduler of a name.
 
     Args:
         name: "workbench", "engine", "vllm", "vllm:module:Class" or "module:factory".
         policy: "module:Class", a policy object for Workbench's scheduler.
         allow: The names of the exceptions that it may use; None for every one if it is Workbench's, else for none.
+        as_part: It is a part of a comparison: Workbench's decides as vLLM does where that lets requests wait forever,
+            and a vLLM that cannot be made is one that refuses every workload.
 
     Raises:
         ValueError: There is no such scheduler.
@@ -246,15 +251,15 @@ def find_target(name: str, policy: str | None = None, allow: Collection[str] | N
     known = [exception.name for exception in EXCEPTIONS]
     if unknown := sorted(set(allow or ()).difference(known)):
         raise ValueError(f"--allow names {unknown[0]!r}; the exceptions are {', '.join(known)}")
-    target = _find(name, policy)
+    target = _find(name, policy, as_part)
     return replace(target, allows=tuple((known if target.is_ours else ()) if allow is None else allow))
 
 
-def _find(name: str, policy: str | None) -> Target:
+def _find(name: str, policy: str | None, as_part: bool) -> Target:
     if name in ("workbench", "engine"):
-        return _own(name, policy)
+        return _own(name, policy, as_part)
     if name == "vllm" or name.startswith("vllm:"):
-        return _vllm(name)
+        return _vllm(name, as_part)
     factory = _import(name)
     module = importlib.import_module(factory.__module__)
     folders = (str(Path(module.__file__ or ".").parent),)
@@ -263,7 +268,7 @@ def _find(name: str, policy: str | None) -> Target:
     return Target(name, version, factory, features, folders=getattr(factory, "folders", folders))
 
 
-def _own(name: str, policy: str | None) -> Target:
+def _own(name: str, policy: str | None, as_vllm: bool) -> Target:
     kind: Any = _import(
         "workbench.analysis.hunt." + ("own:OwnScheduler" if name == "workbench" else "engine:EngineScheduler")
     )
@@ -274,7 +279,8 @@ def _own(name: str, policy: str | None) -> Target:
         folders += (str(Path(module.__file__ or ".").parent),)
     features = getattr(kind, "features", tuple(each for each in FEATURES if each not in ("too_large", "loads")))
     version = workbench.__version__
-    return Target(name, version, lambda config: kind(config, made), features, True, folders, policy or "")
+    options: dict[str, Any] = {"as_vllm": True} if as_vllm else {}
+    return Target(name, version, lambda config: kind(config, made, **options), features, True, folders, policy or "")
 
 
 def _policy(name: str) -> Callable[[], Any]:
@@ -287,7 +293,7 @@ def _policy(name: str) -> Callable[[], Any]:
     return cast("Callable[[], Any]", made)
 
 
-def _vllm(name: str) -> Target:
+def _vllm(name: str, as_part: bool) -> Target:
     try:
         vllm = importlib.import_module("vllm")
     except ModuleNotFoundError:
@@ -298,7 +304,8 @@ def _vllm(name: str) -> Target:
     try:  # imports most of vLLM, before the time of a hunt runs
         VllmScheduler({}, chosen).close()
     except Exception as problem:
-        raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {problem!r}") from None
+        if not as_part or isinstance(problem, ImportError):
+            raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {problem!r}") from None
     folder = str(Path(vllm.__file__ or "").parent / "v1")
     features = tuple(feature for feature in FEATURES if feature not in ("partial_prefills", "evictions"))
     version = str(vllm.__version__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
+from zlib import crc32
 
 from workbench.analysis.hunt.drive import LiveRequest, Plan, PlannedChunk
 from workbench.analysis.hunt.vllm_parts import Model, call, made_part, parameters
@@ -133,6 +134,9 @@ class VllmScheduler:
         options |= {"max_tokens": request.max_tokens, "ignore_eos": True, "stop_token_ids": stop}
         values["sampling_params"] = SamplingParams(**options)
         values |= {"prompt_token_ids": list(request.token_ids), "cache_salt": request.cache_salt or None}
+        if request.adapter:
+            kind = import_module("vllm.lora.request").LoRARequest
+            values["lora_request"] = kind(request.adapter, 1 + crc32(request.adapter.encode()), "/" + request.adapter)
         made = self._requests[request.request_id] = Request(**values, block_hasher=self._hasher)
         self._waits.add(request)
         self.scheduler.add_request(made)

@@ -12,6 +12,7 @@ import sys
 import workbench
 from workbench.apps.cli import (
     bench,
+    certify,
     course,
     demo,
     doctor,
@@ -29,7 +30,22 @@ from workbench.apps.cli.options import Parser
 from workbench.base.on_demand import missing_extra
 from workbench.base.text import printable
 
-COMMANDS = (demo, simulate, fleet, hunt, playground, serve, trace, why, bench, kernel, notebooks, course, doctor)
+COMMANDS = (
+    demo,
+    simulate,
+    fleet,
+    hunt,
+    certify,
+    playground,
+    serve,
+    trace,
+    why,
+    bench,
+    kernel,
+    notebooks,
+    course,
+    doctor,
+)
 
 MAX_REASON = 2000
 """Maximum number of characters of an error message; files and options appear in it."""

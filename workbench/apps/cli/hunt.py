@@ -21,6 +21,8 @@ _EXAMPLES = """\
   workbench hunt --policy mine:MyPolicy --workloads 5000 --out found
   workbench hunt --scheduler vllm -j 2 --out found
   workbench hunt --scheduler mine:make_scheduler --only progress,blocks --out found
+  workbench hunt --between 0.32.0 0.33.0 --for 10m --out found
+  workbench hunt --between .venv-vllm mine/scheduler.py --out found
   workbench hunt replay found/crash-scheduler-py-assert
 """
 
@@ -41,6 +43,10 @@ def add_parser(commands: Commands) -> None:
     )
     schedulers = "workbench, engine, vllm, vllm:module:Class or module:factory"
     parser.add_argument("--scheduler", metavar="NAME", help=f"{schedulers} (default: workbench)")
+    compared = "compare two: one of those, a release, a folder or environment with vLLM, a checkout, a changed file"
+    parser.add_argument("--between", nargs=2, metavar=("A", "B"), help=compared)
+    python = "interpreter of vLLM's environment for a side of --between that names none (default: this one)"
+    parser.add_argument("--python", default="", metavar="PATH", help=python)
     parser.add_argument("--policy", metavar="module:Class", help=_POLICY)
     parser.add_argument("--for", dest="seconds", metavar="TIME", help="time limit, such as 60s or 10m (default: 60s)")
     parser.add_argument("--workloads", type=int, metavar="N", help="number of workloads, instead of --for")
@@ -79,6 +85,10 @@ def run(options: argparse.Namespace) -> int:
         integer("--workloads", options.workloads, 1)
     seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
     jobs = integer("--jobs", options.jobs, 1)
+    if options.between:
+        return _between(options, seconds)
+    if options.python:
+        raise ValueError("--python is for --between A B")
     progress = _Progress()
     _import_from_here(options)
     findings = hunt(
@@ -96,6 +106,40 @@ def run(options: argparse.Namespace) -> int:
     progress.end()
     names = [finding.folder for finding in findings]
     print(json.dumps({"workloads": progress.num_workloads, "seconds": round(progress.seconds, 1), "findings": names}))
+    return 1 if names else 0
+
+
+_NOT_BETWEEN = {"scheduler": None, "policy": None, "only": None, "allow": None, "jobs": 1}
+"""Options that `--between` does not take, with their defaults."""
+
+
+def _between(options: argparse.Namespace, seconds: float | None) -> int:
+    """Compare two schedulers; the exit status is 1 if they differ."""
+    from workbench.analysis.hunt.between import compare_schedulers
+    from workbench.analysis.hunt.between.search import Comparison
+
+    if given := [name for name, default in _NOT_BETWEEN.items() if getattr(options, name) != default]:
+        raise ValueError(f"--{given[0]} does not go with --between A B, which compares schedules and checks no law")
+
+    def tell(comparison: Comparison) -> None:
+        differ = f"{comparison.num_different} differ, {counted(len(comparison.found), 'distinct difference')}"
+        line = f"{counted(comparison.num_workloads, 'workload')}, {differ}, {comparison.elapsed:.0f} s"
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    comparison, names = compare_schedulers(
+        *options.between,
+        seconds=seconds,
+        workloads=options.workloads,
+        seed=options.seed,
+        python=options.python,
+        out=options.out,
+        tell=tell,
+    )
+    print(file=sys.stderr)
+    for apart in comparison.found:
+        print(printable(f"{apart.difference.kind}, {apart.decided.place}: {apart.difference.message}"))
+    elapsed = round(comparison.elapsed, 1)
+    print(json.dumps({"workloads": comparison.num_workloads, "seconds": elapsed, "findings": names}))
     return 1 if names else 0
 
 

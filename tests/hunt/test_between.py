@@ -1,0 +1,194 @@
+"""Two schedulers under the same workloads: equal ones do not differ; a planted change is named by kind and place."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import workbench
+from workbench.analysis.hunt.between import compare_schedulers
+from workbench.analysis.hunt.between.differ import KINDS, difference
+from workbench.analysis.hunt.between.sides import place_of
+from workbench.analysis.hunt.between.surface import compare
+from workbench.apps.cli import main
+from workbench.trace import Trace
+
+SCHEDULER = Path(workbench.__file__).parent / "scheduler"
+
+
+@pytest.fixture(autouse=True)
+def time_to_shrink(monkeypatch):
+    """A busy machine would shrink less."""
+    monkeypatch.setattr("workbench.analysis.hunt.between.search.SHRINK_SECONDS", 90.0)
+
+
+def changed_file(folder, name, before, after):
+    """A file of the scheduler with a change of one line."""
+    text = (SCHEDULER / name).read_text()
+    assert text.count(before) == 1
+    (folder / name).write_text(text.replace(before, after))
+    return folder / name, text[: text.index(before)].count("\n") + 1
+
+
+def test_equal_schedulers_do_not_differ(tmp_path):
+    shutil.copytree(SCHEDULER, tmp_path / "workbench" / "scheduler")
+    comparison, names = compare_schedulers(
+        "workbench", str(tmp_path), seconds=None, workloads=200, out=tmp_path / "out"
+    )
+    assert (comparison.num_workloads, comparison.num_different, names) == (200, 0, [])
+    facts = json.loads((tmp_path / "out" / "between.json").read_text())
+    assert facts["kinds"] == {} and facts["surface"]["changed"] == {}
+
+
+@pytest.mark.parametrize(
+    "name, before, after, kinds, function",
+    [
+        ("block_pool.py", "in reversed(block_table):", "in block_table:", {"block order"}, "BlockPool.free_blocks"),
+        ("scheduler.py", "if not batch.preempted:  #", "if True:  #", {"admission"}, "Scheduler.schedule"),
+        ("scheduler.py", "num_computed = min(victim", "num_computed = 1 + min(victim", None, ""),  # only tells a reader
+        (
+            "scheduler.py",
+            "return max(cap, self.config.max_num_batched_tokens // num_requests)",
+            "return min(cap, self.config.max_num_batched_tokens // num_requests)",
+            {"chunk size"},
+            "Scheduler._long_prefill_cap",
+        ),
+    ],
+)
+def test_a_changed_line_is_named(name, before, after, kinds, function, tmp_path):
+    file, line = changed_file(tmp_path, name, before, after)
+    comparison, _ = compare_schedulers("workbench", str(file), seconds=None, workloads=250)
+    if kinds is None:
+        assert comparison.found == []
+        return
+    fits = [each for each in comparison.found if each.difference.kind in kinds and each.decided.by_trial]
+    assert fits, [each.difference for each in comparison.found]
+    for each in fits:
+        assert [(found.function, found.number) for found in each.decided.lines_b] == [(function, line)]
+        assert each.decided.lines_a[0].text == (SCHEDULER / name).read_text().splitlines()[line - 1].strip()
+        assert each.decided.place == f"scheduler/{name} {function}"
+
+
+def test_the_files_of_a_comparison(tmp_path, capsys):
+    file, _ = changed_file(tmp_path, "block_pool.py", "in reversed(block_table):", "in block_table:")
+    command = ["hunt", "--between", "workbench", str(file), "--workloads", "100", "--out", str(tmp_path / "out")]
+    assert main(command) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["workloads"] == 100 and summary["findings"]
+    folder = tmp_path / "out" / summary["findings"][0]
+    facts = json.loads((folder / "finding.json").read_text())
+    assert facts["kind"] in KINDS and facts["by_trial"] and facts["num_requests"] <= 3
+    assert facts["lines_b"][0]["text"] == "for block in block_table:"
+    a, b = (Trace.load(folder / f"{side}.jsonl.gz") for side in "ab")
+    step = facts["step"]
+    tables = [[record.block_tables_by_group for record in trace] for trace in (a, b)]
+    assert tables[0][:step] == tables[1][:step] and tables[0][step] != tables[1][step]
+    page = (folder / "page.html").read_text()
+    assert "for block in reversed(block_table):" in page and f"Step {step}: {facts['kind']}" in page
+    told = (tmp_path / "out" / "between.md").read_text()
+    assert f"({folder.name}/report.md)" in told and "for block in block_table:" in told
+
+
+def test_schedulers_without_a_common_source_tell_what_ran(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    comparison, _ = compare_schedulers("workbench", "planted:generous", seconds=None, workloads=50)
+    found = next(each for each in comparison.found if each.difference.kind == "chunk size")
+    assert not found.decided.by_trial and len(found.workload["requests"]) == 1
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--between", "workbench", "nonsense"], "'nonsense' is not a scheduler and not a folder or file"),
+        (["--between", "workbench", "."], "the folder has no bin/python, no vllm and no workbench/scheduler"),
+        (["--between", "workbench", "vllm"], "needs vLLM"),
+        (["--between", "workbench", "workbench", "--only", "blocks"], "--only does not go with --between"),
+        (["--python", "python3"], "--python is for --between"),
+    ],
+)
+def test_bad_options_are_named(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["hunt", *options, "--workloads", "1", "--out", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_stands_for_one_of_the_scheduler(tmp_path):
+    (tmp_path / "mine.py").write_text("from workbench.scheduler import scheduler\n")
+    with pytest.raises(ValueError, match=r"Workbench has no scheduler/mine\.py"):
+        place_of(str(tmp_path / "mine.py"))
+
+
+def step(**changes):
+    chunk = {"id": "a", "start": 0, "num_tokens": 4, "num_drafts": 0}
+    base = {"chunks": [chunk], "hits": {"a": 0}, "preempted": [], "blocks": {"a": [[1, 2]]}, "finished": {}}
+    return {**base, "free_blocks": 3, **changes}
+
+
+CHUNK = {"id": "a", "start": 0, "num_tokens": 4, "num_drafts": 0}
+OTHER = {"id": "b", "start": 4, "num_tokens": 1, "num_drafts": 0}
+
+
+@pytest.mark.parametrize(
+    "kind, config, a, b",
+    [
+        ("preemption", {}, step(preempted=["b"]), step()),
+        ("preemption victim", {}, step(preempted=["b"]), step(preempted=["c"])),
+        ("preemption victim", {}, step(preempted=["b", "c"]), step(preempted=["c", "b"])),
+        ("admission", {}, step(), step(hits={})),
+        ("prefix hit", {}, step(), step(hits={"a": 2})),
+        ("running request", {}, step(chunks=[CHUNK, OTHER]), step()),
+        ("asynchronous placeholders", {"async_scheduling": True}, step(chunks=[CHUNK, OTHER]), step()),
+        ("asynchronous placeholders", {"async_scheduling": True}, step(), step(chunks=[{**CHUNK, "start": 1}])),
+        ("order", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[OTHER, CHUNK])),
+        ("drafts", {}, step(), step(chunks=[{**CHUNK, "num_drafts": 1}])),
+        ("chunk size", {}, step(), step(chunks=[{**CHUNK, "num_tokens": 3}])),
+        ("block order", {}, step(), step(blocks={"a": [[2, 1]]})),
+        ("block count", {}, step(), step(blocks={"a": [[1, 2, 3]]})),
+        ("window", {"kv_cache_groups": [{"kind": "sliding_window"}]}, step(), step(blocks={"a": [[0, 2]]})),
+        ("state", {"kv_cache_groups": [{"kind": "mamba"}]}, step(), step(blocks={"a": [[0, 2]]})),
+        ("finish", {}, step(), step(finished={"a": "length"})),
+        ("blocks freed", {}, step(), step(free_blocks=4)),
+    ],
+)
+def test_the_kind_of_a_difference(kind, config, a, b):
+    runs = [{"steps": [step(), each], "end": "done"} for each in (a, b)]
+    found = difference(*runs, config)
+    assert found is not None and (found.kind, found.step) == (kind, 1)
+    assert difference(runs[0], runs[0], config) is None
+
+
+@pytest.mark.parametrize(
+    "kind, ends",
+    [("refusal", ("done", "refused: no")), ("crash", ("crash: here", "done")), ("progress", ("stuck", "done"))],
+)
+def test_the_kind_of_an_end(kind, ends):
+    found = difference(*({"steps": [step()], "end": end} for end in ends), {})
+    assert found is not None and (found.kind, found.step) == (kind, 1)
+
+
+def test_what_no_run_shows(tmp_path):
+    for side, text in (
+        (
+            "a",
+            "class Scheduler(Base):\n    num: int = 0\n    def schedule(self): ...\n    def gone(self): ...\n"
+            "def moves(): ...",
+        ),
+        (
+            "b",
+            "class Scheduler(Other):\n    num: int = 1\n    def schedule(self, more=False): ...\n"
+            "    def new(self): ...",
+        ),
+    ):
+        (tmp_path / side / "v1/core").mkdir(parents=True)
+        (tmp_path / side / "v1/core/scheduler.py").write_text(text)
+    (tmp_path / "b/v1/core/utils.py").write_text("def moves(): ...")
+    found = compare(tmp_path / "a", tmp_path / "b", ["Scheduler.schedule", "Scheduler.update"])
+    assert found.removed == {"Scheduler.gone()": "(self)"} and found.added == {"Scheduler.new()": "(self)"}
+    assert found.moved == {"moves()": ("v1/core/scheduler.py", "v1/core/utils.py")}
+    assert found.changed == {
+        "class Scheduler": ("Base", "Other"),
+        "Scheduler.num": ("int = 0", "int = 1"),
+        "Scheduler.schedule()": ("(self)", "(self, more=False)"),
+    }
+    assert found.hooks == ["Scheduler.schedule"]

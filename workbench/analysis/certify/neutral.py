@@ -1,0 +1,122 @@
+"""Workloads and schedules as neutral files, which another simulator can read and write without Workbench.
+
+A workload is that of ``simulate()`` with every token written out: ``prompt_token_ids`` instead of a recipe for them,
+and ``output_token_ids``, the tokens that the model will give if the request runs to its end. A schedule is
+``{"steps": [...]}``. docs/certify.md has every field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.base.field_checks import MAX_INT32, integer, json_object
+from workbench.simulation.simulate import simulate
+from workbench.simulation.workload import made_up_token, read_workload
+from workbench.trace import StepRecord, Trace
+
+VERSION = 1
+"""Version of the files and of the protocol."""
+
+ASPECTS = ("chunks", "hits", "preempted", "finished", "blocks")
+"""The aspects of a step, from the one that every schedule has to those that a simulator may leave out."""
+
+_KEPT = ["id", "max_tokens", "arrival_step", "arrival_time", "abort_step", "priority", "accepts", "cache_salt"]
+_KEPT += ["adapter", "grammar"]
+
+
+def neutral_workload(name: str, workload: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload of ``simulate()`` with every token written out.
+
+    Args:
+        name: Name of the workload.
+        workload: The workload.
+    """
+    _, arrivals = read_workload({"config": {}, "requests": workload["requests"]})
+    longest = workload["config"].get("max_model_len") or 1 << 30
+    requests = []
+    for given, arrival in zip(workload["requests"], arrivals):
+        prompt, end = list(arrival.prompt_token_ids), given.get("stop_at") or arrival.sampling.max_tokens
+        count = max(1, min(end, arrival.sampling.max_tokens, longest - len(prompt)))
+        made = {key: given[key] for key in _KEPT if key in given}
+        made |= {"max_tokens": arrival.sampling.max_tokens, "prompt_token_ids": prompt}
+        made["output_token_ids"] = [made_up_token(f"{given['id']}:{len(prompt) + i}") for i in range(count)]
+        requests.append(made)
+    return {"version": VERSION, "id": name, "config": dict(workload["config"]), "requests": requests}
+
+
+def simulated_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload of ``simulate()`` of a neutral one."""
+    requests = []
+    longest = workload["config"].get("max_model_len") or 1 << 30
+    for given in workload["requests"]:
+        made = {key: value for key, value in given.items() if not key.endswith("_token_ids")}
+        made["prompt"], count = given["prompt_token_ids"], len(given["output_token_ids"])
+        if count < min(given["max_tokens"], longest - len(given["prompt_token_ids"])):
+            made["stop_at"] = count
+        requests.append(made)
+    return {"config": workload["config"], "requests": requests}
+
+
+def judge(workload: Mapping[str, Any]) -> Trace:
+    """The run of a neutral workload through Workbench's scheduler, which decides as vLLM does.
+
+    Raises:
+        ValueError: No schedule can serve it.
+        RuntimeError: vLLM's engine would die.
+    """
+    return simulate(simulated_workload(workload), as_vllm=True)
+
+
+def steps_of(trace: Trace) -> list[dict[str, Any]]:
+    """The steps of a trace as a schedule."""
+    return [_step(record) for record in trace]
+
+
+def _step(record: StepRecord) -> dict[str, Any]:
+    admitted = {*record.admitted, *record.resumed}
+    return {
+        "chunks": [
+            {"id": c.request_id, "start": c.start, "num_tokens": c.num_tokens, "num_drafts": len(c.drafts)}
+            for c in record.chunks
+        ],
+        "hits": {chunk.request_id: chunk.start for chunk in record.chunks if chunk.request_id in admitted},
+        "preempted": list(record.preempted),
+        "finished": list(record.finished),
+        "blocks": {name: [list(table) for table in tables] for name, tables in record.block_tables_by_group.items()},
+    }
+
+
+class Unsupported(Exception):
+    """The simulator does not have what a workload needs, and says so."""
+
+
+def read_schedule(answer: Any) -> list[dict[str, Any]]:
+    """Check the answer of a simulator.
+
+    Raises:
+        ValueError: It is not a schedule.
+        Unsupported: It says that it does not support the workload.
+    """
+    fields = json_object("answer", answer, ("steps", "unsupported", "id", "version"))
+    if "unsupported" in fields:
+        raise Unsupported(str(fields["unsupported"]))
+    steps = fields.get("steps")
+    if not isinstance(steps, list):
+        raise ValueError(f'answer.steps must be a list of steps, got {steps!r}; or answer {{"unsupported": reason}}')
+    for index, step in enumerate(steps):
+        place = f"answer.steps[{index}]"
+        told = json_object(place, step)
+        if not isinstance(told.get("chunks"), list):
+            raise ValueError(f"{place}.chunks must be a list of chunks, got {told.get('chunks')!r}")
+        for number, chunk in enumerate(told["chunks"]):
+            where = f"{place}.chunks[{number}]"
+            one = json_object(where, chunk)
+            if not isinstance(one.get("id"), str):
+                raise ValueError(f"{where}.id must be the id of a request, got {one.get('id')!r}")
+            integer(f"{where}.start", one.get("start"), 0, MAX_INT32)
+            integer(f"{where}.num_tokens", one.get("num_tokens"), 0, MAX_INT32)
+        for name, kind in (("hits", dict), ("blocks", dict), ("preempted", list), ("finished", list)):
+            if name in told and not isinstance(told[name], kind):
+                raise ValueError(f"{place}.{name} must be a {kind.__name__}, got {told[name]!r}")
+    return steps

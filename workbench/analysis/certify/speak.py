@@ -1,0 +1,46 @@
+"""Speaks the protocol of a certificate for a scheduler that the hunt can drive."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+from workbench.analysis.certify.neutral import judge, simulated_workload, steps_of
+
+
+def speak(scheduler: str, lines: TextIO = sys.stdin) -> None:
+    """Answer workloads with the schedules of a scheduler until the input ends.
+
+    Args:
+        scheduler: "workbench", "vllm", "vllm:module:Class" or "module:factory".
+        lines: The workloads, a line of JSON each.
+
+    Raises:
+        ValueError: There is no such scheduler.
+    """
+    from workbench.analysis.hunt.target import find_target
+
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a scheduler prints is not an answer
+    target = None if scheduler == "workbench" else find_target(scheduler)
+    for line in lines:
+        print(json.dumps(_answer(target, json.loads(line))), file=answers, flush=True)
+
+
+def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
+    from workbench.analysis.hunt.schedule import schedule_of
+
+    if target is None:
+        return {"id": workload["id"], "steps": steps_of(judge(workload))}
+    dropped: set[str] = set()
+    steps, end = schedule_of(target, simulated_workload(workload), dropped=dropped)
+    if end.startswith("refused"):
+        return {"id": workload["id"], "unsupported": end}
+    if lacking := dropped & set(workload["config"]):
+        return {"id": workload["id"], "unsupported": f"no {', '.join(sorted(lacking))}"}
+    told = [{**step, "finished": list(step["finished"])} for step in steps]
+    for step in told:
+        del step["free_blocks"]
+    return {"id": workload["id"], "steps": told}

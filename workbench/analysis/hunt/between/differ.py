@@ -1,0 +1,150 @@
+"""The first step in which two schedules of one workload differ, and the kind of the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from workbench.base.text import counted
+
+KINDS = {
+    "refusal": "one side refuses the workload",
+    "crash": "one side ends in an exception",
+    "progress": "on one side requests wait forever",
+    "finish": "a request ends in another step, or for another reason",
+    "preemption": "one side preempts, the other does not",
+    "preemption victim": "both preempt, and another request or in another order",
+    "admission": "another request is admitted or resumed",
+    "prefix hit": "an admitted request finds another number of tokens in the prefix cache",
+    "running request": "a running request gets a chunk on one side only",
+    "asynchronous placeholders": "a running request gets a chunk on one side only, or starts elsewhere, while an "
+    "output is in flight",
+    "order": "the same chunks in another order",
+    "drafts": "a chunk has another number of drafts",
+    "chunk size": "a chunk has another number of tokens",
+    "window": "another block of a sliding window is held or given back",
+    "state": "the blocks of a recurrent layer differ",
+    "block count": "a request holds another number of blocks",
+    "block order": "the same number of blocks, and others of them",
+    "blocks freed": "the same tables, and another number of free blocks",
+}
+"""The kinds of a difference, from the first that is looked for to the last."""
+
+
+class Difference(NamedTuple):
+    """The first difference of two schedules.
+
+    Attributes:
+        kind: One of KINDS.
+        step: Index of the step.
+        message: The two sides.
+        request_id: The request concerned; "" for none.
+    """
+
+    kind: str
+    step: int
+    message: str
+    request_id: str = ""
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    """The first difference of two schedules; None if they are equal.
+
+    Args:
+        a: ``{"steps", "end"}`` of one side.
+        b: The same of the other.
+        config: The workload's configuration.
+    """
+    ends = [side["end"].partition(":")[0] for side in (a, b)]
+    for index, (one, other) in enumerate(zip(a["steps"], b["steps"])):
+        if one != other:
+            return _of_steps(index, one, other, config)
+    step = min(len(a["steps"]), len(b["steps"]))
+    if ends[0] == ends[1] and len(a["steps"]) == len(b["steps"]):
+        return None
+    for word, kind in (("refused", "refusal"), ("crash", "crash"), ("stuck", "progress"), ("max_steps", "progress")):
+        if (word in ends and ends[0] != ends[1]) or ends == [word, word]:
+            return Difference(kind, step, f"A: {a['end']}; B: {b['end']}")
+    return Difference("progress", step, f"A takes {counted(len(a['steps']), 'step')}, B {len(b['steps'])}")
+
+
+def _of_steps(index: int, a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference:
+    for look in (_preemptions, _admissions, _chunks, _tables):
+        if (found := look(a, b, config)) is not None:
+            return found._replace(step=index)
+    if a["finished"] != b["finished"]:
+        names = [
+            name for name in (*a["finished"], *b["finished"]) if a["finished"].get(name) != b["finished"].get(name)
+        ]
+        told = [", ".join(f"{name} ({why})" for name, why in side["finished"].items()) or "nobody" for side in (a, b)]
+        return Difference("finish", index, f"A ends {told[0]}; B ends {told[1]}", names[0] if names else "")
+    return Difference("blocks freed", index, f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}")
+
+
+def _preemptions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    one, other = a["preempted"], b["preempted"]
+    if one == other:
+        return None
+    kind = "preemption victim" if len(one) == len(other) else "preemption"
+    first = next((name for name in (*one, *other) if name not in one or name not in other), (*one, *other)[0])
+    return Difference(kind, 0, f"A preempts {_listed(one)}; B preempts {_listed(other)}", first)
+
+
+def _admissions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    one, other = a["hits"], b["hits"]
+    if list(one) != list(other):
+        first = next(
+            (name for name in (*one, *other) if name not in one or name not in other), next(iter((*one, *other)))
+        )
+        return Difference("admission", 0, f"A admits {_listed(one)}; B admits {_listed(other)}", first)
+    for name, tokens in one.items():
+        if tokens != other[name]:
+            return Difference("prefix hit", 0, f"{name} has {tokens} tokens already in A, {other[name]} in B", name)
+    return None
+
+
+def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    if a["chunks"] == b["chunks"]:
+        return None
+    one, other = ({chunk["id"]: chunk for chunk in side["chunks"]} for side in (a, b))
+    is_async = bool(config.get("async_scheduling"))
+    if alone := [name for name in (*one, *other) if name not in one or name not in other]:
+        kind = "asynchronous placeholders" if is_async else "running request"
+        told = f"A has chunks of {_listed(one)}; B of {_listed(other)}"
+        return Difference(kind, 0, told, alone[0])
+    for name, chunk in one.items():
+        same = other[name]
+        for field, kind, words in (
+            ("start", "asynchronous placeholders" if is_async else "chunk size", "starts at"),
+            ("num_drafts", "drafts", "drafts:"),
+            ("num_tokens", "chunk size", "tokens:"),
+        ):
+            if chunk[field] != same[field]:
+                return Difference(
+                    kind, 0, f"the chunk of {name}, {words} {chunk[field]} in A, {same[field]} in B", name
+                )
+    return Difference("order", 0, f"A: {_listed(one)}; B: {_listed(other)}", next(iter(one)))
+
+
+def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    groups = config.get("kv_cache_groups") or [{"kind": "full_attention"}]
+    for name, tables in a["blocks"].items():
+        for index, (one, other) in enumerate(zip(tables, b["blocks"][name])):
+            if one == other:
+                continue
+            message = f"the table of {name} in group {index}: {_blocks(one)} in A, {_blocks(other)} in B"
+            if groups[index]["kind"] == "mamba":
+                return Difference("state", 0, message, name)
+            if [not block for block in one[: len(other)]] != [not block for block in other[: len(one)]]:
+                return Difference("window", 0, message, name)
+            return Difference("block order" if len(one) == len(other) else "block count", 0, message, name)
+    return None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nobody"
+
+
+def _blocks(table: Sequence[int]) -> str:
+    shown = " ".join(map(str, table[:12]))
+    return f"[{shown}{' ...' if len(table) > 12 else ''}]"

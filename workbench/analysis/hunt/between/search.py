@@ -1,0 +1,192 @@
+"""The search for workloads whose schedules differ, and the smallest of each kind and place."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.analysis.hunt.between.differ import Difference, difference
+from workbench.analysis.hunt.between.place import Decided, Source, decided
+from workbench.analysis.hunt.between.sides import Asked
+from workbench.analysis.hunt.search import Limited, shape
+from workbench.analysis.hunt.shrink import shrink
+from workbench.analysis.hunt.workloads import FEATURES, WORKLOAD_BYTES, make_workload
+
+BATCH = 50
+"""Workloads that the two sides are asked for at once."""
+
+SHRINK_SECONDS = 6.0
+"""Seconds in which a case is made smaller."""
+
+OPTIONAL = (
+    "watermark",
+    "scheduler_reserve_full_isl",
+    "long_prefill_token_threshold_adaptive",
+    "max_num_active_seqs",
+    "max_num_scheduled_tokens",
+    "prefix_cache_retention_interval",
+    "disable_lookahead_block_hashes",
+)
+"""Settings that a side may not have; the workloads are then drawn without them."""
+
+
+@dataclass
+class Apart:
+    """A difference of two schedulers with its smallest case.
+
+    Attributes:
+        difference: The first difference of the two schedules.
+        workload: The smallest workload that shows it.
+        decided: The lines of the two sources that decide it.
+        num_seen: Number of workloads in which a difference of this kind with the same needs was seen.
+        num_workloads: Workloads until it was first seen.
+        seconds: Seconds until then.
+    """
+
+    difference: Difference
+    workload: dict[str, Any]
+    decided: Decided
+    num_seen: int
+    num_workloads: int
+    seconds: float
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The features of the smallest case."""
+        return shape(self.workload)
+
+
+@dataclass
+class Comparison(Limited):
+    """Two schedulers under the same workloads.
+
+    Args:
+        a: The first one.
+        b: The second one.
+        seconds: Time limit; None for none.
+        workloads: Largest number of workloads; None for no limit.
+        seed: Chooses the workloads.
+        tell: Called with this object now and then.
+
+    Attributes:
+        found: The distinct differences.
+        kinds: Number of workloads that differ first in each kind.
+        dropped: Settings that one side does not have, which no workload sets.
+    """
+
+    a: Asked
+    b: Asked
+    seconds: float | None = None
+    workloads: int | None = None
+    seed: int = 0
+    tell: Callable[[Comparison], None] = lambda comparison: None
+    found: list[Apart] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+    num_workloads: int = 0
+    num_different: int = 0
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self._sources = Source(self.a.roots), Source(self.b.roots)
+        self.features = [name for name in FEATURES if name in self.a.features and name in self.b.features]
+
+    def run(self) -> list[Apart]:
+        """Compare until it is over."""
+        self._learn_what_is_lacking()
+        drawn = random.Random(self.seed)
+        while not self.over:
+            count = BATCH if self.workloads is None else min(BATCH, self.workloads - self.num_workloads)
+            self._batch([drawn.randbytes(WORKLOAD_BYTES).hex() for _ in range(count)])
+            self.tell(self)
+        self._merge()
+        return self.found
+
+    def _learn_what_is_lacking(self) -> None:
+        values: dict[str, Any] = {"watermark": 0.1, "scheduler_reserve_full_isl": False, "max_num_active_seqs": 1}
+        values |= {"long_prefill_token_threshold": 4, "long_prefill_token_threshold_adaptive": True}
+        values |= {"max_num_scheduled_tokens": 4, "max_num_batched_tokens": 8, "max_num_seqs": 4}
+        workload = {"config": {**values, "num_blocks": 20, "block_size": 4, "max_model_len": 64}, "requests": []}
+        for side in (self.a, self.b):
+            if lacking := side.ask({"workload": workload})["dropped"]:
+                self.dropped[side.place.spec] = lacking
+
+    @property
+    def _without(self) -> list[str]:
+        return sorted({name for names in self.dropped.values() for name in names})
+
+    def _batch(self, choices: Sequence[str]) -> None:
+        asked = {"choices": choices, "features": self.features, "without": self._without}
+        self.a.send(asked)
+        self.b.send(asked)
+        for each, one, other in zip(choices, self.a.read(), self.b.read()):
+            self.num_workloads += 1
+            if one != other:
+                self._examine(each)
+
+    def _examine(self, choices: str) -> None:
+        workload = make_workload(bytes.fromhex(choices), self.features)
+        for name in self._without:
+            workload["config"].pop(name, None)
+        found = self.differs(workload)
+        if found is None:
+            return  # the end of a run that one side gives up in another place
+        self.num_different += 1
+        self.kinds[found.kind] += 1
+        if (same := self._explained(found.kind, shape(workload))) is not None:
+            same.num_seen += 1
+            return
+        seen = (self.num_workloads, round(self.elapsed, 1))
+        self.found.append(self._smallest(workload, found.kind, seen))
+
+    def _explained(self, kind: str, has: frozenset[str]) -> Apart | None:
+        same = (each for each in self.found if each.difference.kind == kind)
+        return next((each for each in same if each.needs <= has), None)
+
+    def differs(self, workload: dict[str, Any]) -> Difference | None:
+        """The first difference of the two schedules of a workload."""
+        self.a.send({"workload": workload})
+        self.b.send({"workload": workload})
+        return difference(self.a.read(), self.b.read(), workload["config"])
+
+    def _smallest(self, workload: dict[str, Any], kind: str, seen: tuple[int, float]) -> Apart:
+        def still(smaller: dict[str, Any]) -> bool:
+            found = self.differs(smaller)
+            return found is not None and found.kind == kind
+
+        smallest = shrink(workload, still, clock=time.monotonic, seconds=SHRINK_SECONDS)
+        asked = {"workload": smallest, "follow": True}
+        self.a.send(asked)
+        self.b.send(asked)
+        told = self.a.read(), self.b.read()
+        found = difference(*told, smallest["config"])
+        assert found is not None
+        return Apart(found, smallest, self._decided(smallest, found, told), 1, *seen)
+
+    def _decided(self, workload: dict[str, Any], found: Difference, told: tuple[Any, Any]) -> Decided:
+        def is_gone(grafts: Sequence[Mapping[str, str]]) -> bool:
+            made = self.b.ask({"workload": workload, "grafts": grafts})
+            if "problem" in made:
+                return False
+            left = difference(told[0], made, workload["config"])
+            return left is None or left.step > found.step
+
+        return decided(self._sources, (told[0]["ran"], told[1]["ran"]), found.step, is_gone)
+
+    def _merge(self) -> None:
+        """Leave of each kind and place the smallest case."""
+        merged: dict[tuple[str, ...], Apart] = {}
+        for each in sorted(self.found, key=lambda one: (len(one.needs), len(one.workload["requests"]))):
+            first = merged.setdefault(
+                (each.difference.kind, str(each.decided.place), *map(str, each.decided.lines_b)), each
+            )
+            if first is not each:
+                first.num_seen += each.num_seen
+                first.num_workloads, first.seconds = min(
+                    (first.num_workloads, first.seconds), (each.num_workloads, each.seconds)
+                )
+        self.found = sorted(merged.values(), key=lambda one: -one.num_seen)

@@ -1,0 +1,93 @@
+"""The schedule of a workload: what a scheduler decided in each step, as plain data that can be compared.
+
+A step is ``{"chunks": [{"id", "start", "num_tokens", "num_drafts"}], "hits": {id: tokens}, "preempted": [id],
+"blocks": {id: [a block table per group]}, "finished": {id: "length" | "stop"}, "free_blocks": number}``. ``hits`` has
+the requests that are admitted or resumed in the step, with the tokens whose KV is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.analysis.hunt.drive import LiveRequest, Run
+from workbench.analysis.hunt.target import MAX_STEPS, Target, crash_of, time_limit
+from workbench.analysis.hunt.workloads import length_of
+
+Step = dict[str, Any]
+
+
+class Kept:
+    """Keeps the steps of a run."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def added(self, request: LiveRequest) -> None:
+        """A request is known by its chunks."""
+
+    def proposed(self, drafts: Any) -> None:
+        """Drafts are known by the chunks that verify them."""
+
+    def scheduled(self, run: Run, plan: Any) -> None:
+        """Keep what was decided."""
+        names = {*plan.admitted, *plan.resumed}
+        self.steps.append(
+            {
+                "chunks": [
+                    {"id": c.request_id, "start": c.start, "num_tokens": c.num_tokens, "num_drafts": len(c.drafts)}
+                    for c in plan.chunks
+                ],
+                "hits": {chunk.request_id: chunk.start for chunk in plan.chunks if chunk.request_id in names},
+                "preempted": list(plan.preempted or ()),
+                "blocks": {
+                    chunk.request_id: [list(table) for table in run.scheduler.block_tables(chunk.request_id)]
+                    for chunk in plan.chunks
+                },
+                "finished": {},
+                "free_blocks": run.num_free(),
+            }
+        )
+
+    def updated(self, run: Run, plan: Any, latest: Any, ended: Mapping[str, str]) -> None:
+        """Keep who ended with the output that came in at the end of the step."""
+        self.steps[-1] |= {"finished": dict(ended), "free_blocks": run.num_free()}
+
+
+def schedule_of(
+    target: Target, workload: dict[str, Any], kept: Kept | None = None, dropped: set[str] | None = None
+) -> tuple[list[Step], str]:
+    """Run a workload through a scheduler.
+
+    Args:
+        target: The scheduler.
+        workload: The workload, in the format of ``simulate()``.
+        kept: Keeps the steps; None for a `Kept`.
+        dropped: Takes the settings that this version of the scheduler does not have.
+
+    Returns:
+        The steps, and how the run ended: "done"; "stuck" if requests wait forever; "max_steps"; "refused: " and
+        the reason; or "crash: " and the line that failed.
+    """
+    kept = kept or Kept()
+    max_model_len = workload["config"].get("max_model_len")
+    if max_model_len and any(length_of(request["prompt"]) >= max_model_len for request in workload["requests"]):
+        return [], "refused: a prompt leaves no room for a token"
+    try:
+        scheduler = target.make(workload["config"])
+    except Exception as problem:  # what a version does not have ends its constructor in many ways
+        return [], f"refused: {problem!r}"
+    if dropped is not None:
+        dropped.update(getattr(scheduler, "dropped", ()))
+    run = Run(scheduler, workload, kept)
+    try:
+        with time_limit():
+            end = run.drive(MAX_STEPS)
+    except Exception as problem:
+        if isinstance(problem, ValueError) and run.in_add:
+            return kept.steps, f"refused: {problem}"
+        end = f"crash: {crash_of(problem, run.step, target.folders).place}"
+    finally:
+        if hasattr(scheduler, "close"):
+            scheduler.close()
+    return kept.steps, end
