@@ -1,5 +1,7 @@
 """A right answer to every exercise of the course, and three wrong ones that people give."""
 
+from kernel_answers import RIGHT, WRONG
+
 RIGHT_MASK = """\
 def block_diagonal_mask(cu_seqlens_q, seqused_k):
     mask = np.zeros((cu_seqlens_q[-1], sum(seqused_k)), dtype=bool)
@@ -65,7 +67,7 @@ def tokens_kept(drafts, model_tokens):
             return kept
     return kept + [model_tokens[len(drafts)]]
 """
-REPAIR = 'letter = "F"\ncode = code_of(letter).replace("> request.max_num_tokens", "{} request.max_num_tokens")'
+REPAIR = 'letter = "F"\ncode = course.code_of(letter).replace("> request.max_num_tokens", "{} request.max_num_tokens")'
 EVICTION = """\
 class Mine(Lru):
     def __init__(self):
@@ -211,3 +213,13 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     ),
 }
 """By exercise: the right answer, then wrong ones."""
+
+ANSWERS |= {
+    f"kernel_{name}": tuple(f"{variable} = {source!r}" for source in (RIGHT[name], *(s for s, _ in WRONG[name][:3])))
+    for name, variable in (
+        ("guard", "guard_body"),
+        ("pooling", "pooling_body"),
+        ("online_softmax", "online_body"),
+        ("paged_row", "row_body"),
+    )
+}

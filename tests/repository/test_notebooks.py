@@ -27,7 +27,7 @@ def code_cells(path):
 
 def test_the_course_is_complete_and_in_order():
     numbers = [path.name[:2] for path in NOTEBOOKS]
-    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(21)]
+    assert numbers == sorted(set(numbers)) and numbers == [f"{number:02d}" for number in range(25)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

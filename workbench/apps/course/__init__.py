@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from workbench.apps.course.arena import check_eviction, league
     from workbench.apps.course.bugs import planted, unplanted
     from workbench.apps.course.faults import FAULTS, check_repair, code_of, hunt_code
+    from workbench.apps.course.puzzle_list import PUZZLES
+    from workbench.apps.course.puzzles import check_kernel
 
 _HOMES = {
+    "PUZZLES": "puzzle_list",
+    "check_kernel": "puzzles",
     "FAULTS": "faults",
     "check_eviction": "arena",
     "check_repair": "faults",
@@ -54,6 +58,7 @@ _HOMES = {
 
 __all__ = [
     "FAULTS",
+    "PUZZLES",
     "Picture",
     "Verdict",
     "bars",
@@ -65,6 +70,7 @@ __all__ = [
     "check_fewest_seats",
     "check_find_seq_idx",
     "check_first_block",
+    "check_kernel",
     "check_knobs",
     "check_mask",
     "check_num_chunks",
