@@ -295,7 +295,7 @@ WRONG = {
                 "make_filled_simdgroup_matrix<float, 8, 8>(0.0f); "
                 "simdgroup_multiply_accumulate(spare, left, right, spare);",
             ),
-            "more tiles than",
+            "a pair of tiles twice",
         ),
         (changed("matrix_product", "left, right, sum);", "right, left, sum);"), "Tile (r, c) of y"),
     ],

@@ -313,7 +313,7 @@ _ALL = [
             lambda work: work.counts.matrix_multiplications > 0,
             "no matrix product is used: simdgroup_multiply_accumulate multiplies 8 x 8 tiles",
         ),
-        needs(_least_products, "it multiplies more tiles than there are along the inner dimension"),
+        needs(_least_products, "it multiplies a pair of tiles twice"),
         header="#include <metal_simdgroup_matrix>\n",
         hints=((_always, "Tile (r, c) of y is the sum over k of tile (r, k) of a and tile (k, c) of b."),),
     ),

@@ -233,7 +233,7 @@ def run_case(puzzle: Puzzle, case: Case, source: str) -> tuple[dict[str, np.ndar
 
 
 def _of_fault(fault: MslError) -> str:
-    """The fault in words, with its line and a hint."""
+    """The fault with its line and a hint."""
     message = str(fault).split("\n  by thread", 1)[0]
     where = f" in line {fault.line}" if fault.line and fault.file.endswith(".source") else ""
     hint = HINTS.get(fault.kind, "")
