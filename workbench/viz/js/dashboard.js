@@ -10,6 +10,7 @@ import { h, offerDownload } from "./dom.js";
 import { EndCard } from "./end_card.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Inspector } from "./inspector.js";
+import { showKernelPage } from "./kernel_page.js";
 import { bindKeys, keyList } from "./keys.js";
 import { Place } from "./place.js";
 import { PhaseBox } from "./phase_box.js";
@@ -468,7 +469,10 @@ export function render({ model, el }) {
     "change:other": () => view.receiveOther(model.get("other")),
     "change:cursor": () => view.place.take(model.get("cursor")),
     "change:step": () => view.place.takeStep(model.get("step")),
-    "change:download": () => offerDownload(model.get("download")),
+    "change:download": () => {
+      const page = model.get("download");
+      if (!showKernelPage(view.root, page)) offerDownload(page);
+    },
   };
   // Of ipywidgets alone: the channel to the kernel, open until now.
   if (model.get("still")) listeners.comm_live_update = () => view.lose();
