@@ -235,6 +235,7 @@ class MetalKernel:
             threadgroup=asked.threadgroup,
             threadgroups=tuple(position_of(int(index), ended.finished.launch) for index in ran),
             num_threadgroups=len(chosen),
+            inputs=dict(zip(self.input_names, asked.inputs)),
             outputs=None if ended.error else asked.outputs(ended.bindings),
             error=ended.error,
         )
