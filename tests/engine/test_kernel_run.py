@@ -55,6 +55,16 @@ def test_the_sums_of_the_softmax_are_watched(engine):
     assert len(engine.kernel_run(0, watch=()).events) < len(run.events)
 
 
+def test_a_work_item_fits_into_a_small_page(engine, tmp_path):
+    for _ in range(3):
+        step = engine.step()
+    run = step.kernel_run(len(step.chunks) - 1)
+    run.save(tmp_path / "item.kernelrun")
+    run.save_html(tmp_path / "item.html")
+    assert len(run.events) > 10_000
+    assert (tmp_path / "item.kernelrun").stat().st_size < 2e6 and (tmp_path / "item.html").stat().st_size < 4e6
+
+
 def test_an_item_of_the_step_is_found_in_the_kernels_list(engine):
     for _ in range(3):
         step = engine.step()

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from kernel_replay import bytes_of, replay
 
 from workbench import msl
 
@@ -244,7 +245,7 @@ IN_FLOAT32_ALONE = ("expert_routing", "wkv7", "sinkhorn", "losses")
 def test_a_kernel_of_mlx_lm_computes_what_it_stands_for(metal_on_cpu, name, dtype, order):
     if name in IN_FLOAT32_ALONE and dtype != mx.float32:
         pytest.skip("the kernel is used in float32 alone")
-    metal_on_cpu.order = order
+    metal_on_cpu.order, metal_on_cpu.threadgroups = order, 2
     if name in FOUND:
         with pytest.raises(msl.MslError) as raised:
             CASES[name](metal_on_cpu, dtype)
@@ -255,6 +256,10 @@ def test_a_kernel_of_mlx_lm_computes_what_it_stands_for(metal_on_cpu, name, dtyp
     assert metal_on_cpu.runs
     for run in metal_on_cpu.runs:
         assert len(run.events) and (run.fault is None) == (name not in FOUND)
+        if run.fault is not None:  # lanes stand before the end of their last simd function
+            continue
+        for output, (data, written) in zip(run.outputs, replay(run, run.inputs).values()):
+            assert np.array_equal(bytes_of(output)[written], data[written])
 
 
 @pytest.mark.parametrize("order", [0, 1])

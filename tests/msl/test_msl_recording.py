@@ -1,5 +1,6 @@
 """Recordings of launches, against an interpreter that does without the emulator (`kernel_replay`)."""
 
+import gzip
 import math
 
 import mlx.core as mx
@@ -23,6 +24,7 @@ from workbench.kernels.msl.recorded import (
     STORE,
     WATCH,
 )
+from workbench.kernels.msl.recording_file import encode
 
 skip_without_compiler()
 
@@ -115,6 +117,26 @@ def test_a_kernel_may_watch_an_expression():
     first = [i for i in events_of(run, WATCH) if run.events["thread"][i] == 2]
     assert [run.values(i).tolist() for i in first] == [[3.0, 1.0], [3]]
     assert [run.names[run.events["name"][i]] for i in first] == ["pair", "i + 1"]
+
+
+def test_a_damaged_file_is_refused_or_read_as_it_was(tmp_path):
+    """One byte of the unpacked file changed: never an error of another kind, and never an event out of range."""
+    run = record(REVERSE, watch=["m"])
+    unpacked = bytearray(gzip.decompress(encode(run)))
+    rng, refused = np.random.default_rng(0), 0
+    for at in rng.integers(0, len(unpacked), 300).tolist():
+        damaged = bytearray(unpacked)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        (tmp_path / "a.run").write_bytes(gzip.compress(bytes(damaged), 1))
+        try:
+            read = msl.KernelRun.load(tmp_path / "a.run")
+        except ValueError as problem:
+            assert "a.run" in str(problem)
+            refused += 1
+            continue
+        for event in range(0, len(read.events), 50):
+            read.place(event), read.values(event)
+    assert refused > 20
 
 
 @pytest.mark.parametrize("name", ["3m", "m;", "", "q"])

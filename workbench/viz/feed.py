@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from workbench.base.field_checks import integer
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.readings.compare import compare
+from workbench.trace.records import WorkItem
 from workbench.trace.trace import Trace
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import outcome
 from workbench.viz.export_html import html_page
+from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
 from workbench.viz.layout.explanation import explanation_facts
@@ -33,7 +36,7 @@ from workbench.viz.visible_step import VisibleStep
 
 log = logging.getLogger("workbench")
 
-ABILITIES = ("breakpoints", "step_into", "fork", "capture", "shadow")
+ABILITIES = ("breakpoints", "step_into", "fork", "capture", "shadow", "kernel_run")
 """Optional attributes of a controller."""
 
 RIGHTS = {"control": "start", "ask": "add_request"}
@@ -50,6 +53,12 @@ LINK = "link"
 
 REPEAT_STEPS = 64
 """Number of steps that are sent again until a view confirms that it is loaded; until then packets can be lost."""
+
+KERNEL_PAGE = ".kernelrun.html"
+"""End of the name of the page of a recorded kernel, which the view shows instead of saving it."""
+
+MAX_FIELD = 2**31
+"""Largest value of a field of a work item that a view sends."""
 
 _TURN = threading.Lock()
 """Held by the work of a server's view: each takes processor time from the engine."""
@@ -477,6 +486,18 @@ class Feed:
             self._message, self._kind = repr(run), "note" if run.agrees else "problem"
 
         self._in_background(shadow)
+
+    def _do_kernel_run(self, step: int, item: int | list[int], kv_head: int = 0) -> None:
+        """Record the threadgroup of a work item of the newest step on the emulator, and send its page."""
+        engine = self._engine("kernel_run")
+        chosen = item if isinstance(item, int) else WorkItem(*(integer("item", field, 0, MAX_FIELD) for field in item))
+
+        def record() -> None:
+            run = engine.kernel_run(chosen, step, kv_head=integer("kv_head", kv_head, 0, MAX_FIELD))
+            self._download = f"step-{step}{KERNEL_PAGE}\n{kernel_page(run)}".encode("utf-8", "replace")
+            self._message, self._kind = run.about, "note"
+
+        self._in_background(record)
 
     def _do_forget_capture(self) -> None:
         self._visible.show_layer(None)

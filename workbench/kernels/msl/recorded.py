@@ -132,6 +132,7 @@ class RecordedLaunch:
         num_threadgroups: Number of threadgroups of the launch.
         num_left_out: Number of events that had no room in the recording; they are the last ones.
         about: Origin of the launch, such as a step of an engine; "" if nothing is known.
+        inputs: The launch's inputs by name; None if the recording comes from a file.
         outputs: The launch's outputs; None if it ended with a fault, or if the recording comes from a file.
         error: The fault as the error that the launch would have raised; None without one, or from a file.
     """
@@ -150,6 +151,7 @@ class RecordedLaunch:
     num_threadgroups: int
     num_left_out: int = 0
     about: str = ""
+    inputs: dict[str, mx.array] | None = field(default=None)
     outputs: list[mx.array] | None = field(default=None)
     error: MslError | None = field(default=None)
 

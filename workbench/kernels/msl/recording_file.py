@@ -17,11 +17,17 @@ import msgspec
 import numpy as np
 
 from workbench.kernels.msl.recorded import (
+    DTYPES,
     EVENT,
+    ITEMSIZE,
+    KIND_NAMES,
     MEETING_PLACE,
+    NO_ARRAY,
     SIMD_FUNCTION,
     SIMD_WIDTH,
     VALUE_BYTES,
+    WATCH,
+    WRITES,
     RecordedArray,
     RecordedFault,
     RecordedLaunch,
@@ -39,7 +45,8 @@ MEETING_COLUMNS = 5
 """Up to three inputs, the results and the source lanes of a simd function."""
 
 _PLAIN = ("kind", "bytes", "has_value", "thread", "group", "array", "place", "name", "site", "detail", "offset")
-MAX_BYTES = 1 << 32
+MAX_BYTES = 1 << 30
+"""Largest size of an unpacked file."""
 
 
 def encode(run: RecordedLaunch) -> bytes:
@@ -144,6 +151,19 @@ def _fields(header: dict[str, Any], data: bytes) -> dict[str, Any]:
     at = np.flatnonzero(events["kind"] == SIMD_FUNCTION)
     payload = _payload(events, at, columns["meetings"].reshape(-1, 2 + MEETING_COLUMNS), columns["lanes"])
     facts = {name: msgspec.convert(header[name], kind) for name, kind in _TYPES.items()}
+    sizes = {"array": len(facts["arrays"]), "place": len(facts["places"]), "name": len(facts["names"])}
+    sizes["group"] = len(facts["threadgroups"])
+    for name, size in sizes.items():
+        used = events[name][events[name] != NO_ARRAY] if name == "array" else events[name]
+        if used.max(initial=0) >= max(1, size):
+            raise ValueError(f"an event has the {name} {used.max()}, and there are {size}")
+    if not np.isin(events["kind"], list(KIND_NAMES)).all() or events["bytes"].max(initial=0) > VALUE_BYTES:
+        raise ValueError("an event is of an unknown kind or too long")
+    is_access = events["kind"] <= max(WRITES)
+    if (events["array"][is_access] == NO_ARRAY).any() or any(array.dtype not in ITEMSIZE for array in facts["arrays"]):
+        raise ValueError("an access has no array, or an array of an unknown type")
+    if events["detail"][events["kind"] == WATCH].max(initial=0) >= len(DTYPES):
+        raise ValueError("a watched value is of an unknown type")
     return {"events": events, "payload": payload, **facts}
 
 

@@ -11,6 +11,7 @@ import { EndCard } from "./end_card.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Film } from "./film.js";
 import { Inspector } from "./inspector.js";
+import { isKernelPage, showKernelPage } from "./kernel_page.js";
 import { bindKeys, keyList } from "./keys.js";
 import { LinkBox } from "./link_box.js";
 import { OwnQuestions } from "./own_questions.js";
@@ -260,11 +261,12 @@ class View {
     }, PATIENCE_MS);
   }
 
-  /** Take what the host has made for this page: a link to copy, or a page to save. */
+  /** Take what the host has made for this page: a link to copy, the page of a kernel, or a page to save. */
   takeDownload(bytes) {
     if (!bytes?.byteLength) return;
     const { name, content } = downloaded(bytes);
     if (name === "link") this.linkBox.take(new TextDecoder().decode(content));
+    else if (isKernelPage(name)) showKernelPage(this.root, name, content);
     else offerFile(new Blob([content], { type: "text/html" }), name);
   }
 

@@ -3,8 +3,9 @@
 import { counted, formatNumber, formatRange, h, plain, select, setText } from "./dom.js";
 import { hatch, MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
+import { askForKernelRun } from "./kernel_page.js";
 import { shadowFacts, threadgroupsOf } from "./shadow.js";
-import { bytesPerPosition, formatBytes, workOf, workTotals } from "./work.js";
+import { bytesPerPosition, fieldsOf, formatBytes, workOf, workTotals } from "./work.js";
 
 const LEFT = 84, TOP = 20, GAUGE = 56, BYTES = 52, MAX_ROWS = 240;
 
@@ -204,13 +205,20 @@ export class KernelPanel extends CanvasPanel {
     return {
       hover: { request: request.index, item: row.index, kv: [item.kv_start, item.kv_end] },
       request,
+      row,
       lines: [
         title,
         `${rows}, ${item.num_rows} of ${this.work.blockQ} used`,
         `KV ${formatRange(item.kv_start, item.kv_end)}${split}`,
         this.blocksLine(row, request),
+        ...(this.canRecord() ? ["click: step through its threadgroup in the kernel lab"] : []),
       ],
     };
+  }
+
+  canRecord() {
+    const { view, cursor } = this;
+    return view.can("kernel_run") && cursor.step === cursor.last && this.work.source !== "plan";
   }
 
   blocksLine({ item, blocks, bytes }, request) {
@@ -223,6 +231,10 @@ export class KernelPanel extends CanvasPanel {
 
   clicked(hit) {
     this.cursor.select(hit.request.index);
+    const { row } = hit, [, head = 0] = row.position ?? [];
+    const heads = this.work.launch?.num_kv_heads || 1;
+    if (this.launched) askForKernelRun(this.view, row.itemIndex, head % heads);
+    else if (this.work.source === "launch") askForKernelRun(this.view, fieldsOf(row.item), 0);
   }
 
   describe() {

@@ -4,17 +4,19 @@
 import { h, replace, select, setText, table } from "./dom.js";
 import { KernelRun, KIND, LANES } from "./kernel_run_file.js";
 import {
-  ends,
-  eventsPerLine,
   laneMarks,
+  latestWatch,
   nextStop,
   numThreads,
   sentence,
+  valueOrNothing,
   valueText,
   watchedMarks,
 } from "./kernel_run_marks.js";
+import { Inspector } from "./kernel_run_inspector.js";
 import { MemoryPanel } from "./kernel_run_memory.js";
 import { paintLanes } from "./kernel_run_paint.js";
+import { SourcePanel } from "./kernel_run_source.js";
 import { STYLE } from "./style.js";
 import { inkOn, Theme } from "./theme.js";
 
@@ -34,7 +36,6 @@ class KernelView {
     this.theme = new Theme(options.theme || "auto");
     this.now = run.header.fault?.event === null || !run.header.fault ? 0 : run.size - 1;
     this.way = "instruction";
-    this.file = "";
     this.asTable = false;
     this.build(options);
   }
@@ -55,13 +56,11 @@ class KernelView {
     this.play = button("Play", "Play or pause (space)", () => this.toggle());
     this.words = h("div", { class: "wb-kr-now", role: "status" });
     this.where = h("span", { class: "wb-hint" });
-    this.sourceTabs = h("div", { class: "wb-kr-tabs", role: "tablist", "aria-label": "Texts of the kernel" });
-    this.source = h("div", { class: "wb-kr-source", tabindex: 0, "aria-label": "Source" });
+    this.source = new SourcePanel(this);
     this.lanes = h("canvas", { class: "wb-kr-lanes", role: "img", tabindex: 0 });
     this.lanes.addEventListener("click", (event) => this.pickLane(event));
     this.laneTable = h("div", { class: "wb-table-view", tabindex: 0, hidden: true });
     this.watched = h("div", { class: "wb-kr-watched", tabindex: 0 });
-    this.inspector = h("div", { class: "wb-kr-inspector", "aria-live": "polite" });
     const counts = header.arrays.map((_, number) =>
       this.run.columns.array.reduce((sum, own) => sum + (own === number), 0)
     );
@@ -73,6 +72,7 @@ class KernelView {
       .sort((one, other) => rank(other) - rank(one));
     const panel = (title, hint, ...children) =>
       h("section", { class: "wb-panel", "aria-label": title }, h("header", {}, h("h3", {}, title), hint), ...children);
+    this.inspector = new Inspector(this, panel);
     const tableButton = h("button", { class: "wb-quiet", type: "button", "aria-pressed": "false" }, "Table");
     tableButton.addEventListener("click", () => {
       this.asTable = !this.asTable;
@@ -88,7 +88,7 @@ class KernelView {
     const left = header.num_left_out ? `, ${header.num_left_out.toLocaleString("en-US")} later events left out` : "";
     const faultButton = fault && h(
       "button",
-      { class: "wb-button wb-kr-fault", type: "button", onclick: () => this.showFault() },
+      { class: "wb-button wb-kr-fault", type: "button", onclick: () => this.inspector.showFault() },
       `Fault: ${fault.kind}${fault.line ? ` at ${fault.file}:${fault.line}` : ""}`,
     );
     this.element = h(
@@ -128,15 +128,15 @@ class KernelView {
         panel(
           "Source",
           h("span", { class: "wb-hint" }, "events per line; click a line to go there"),
-          this.sourceTabs,
-          this.source,
+          this.source.sourceTabs,
+          this.source.source,
         ),
         h(
           "div",
           { class: "wb-kr-right" },
           panel("Lanes", [legend, tableButton], this.lanes, this.laneTable),
           this.watchedPanel = panel("Watched values", null, this.watched),
-          this.inspectorPanel = panel("Who read it, who wrote it", null, this.inspector),
+          this.inspector.element,
           this.memory.map((one) => one.element),
           panel("Numbers", h("span", { class: "wb-hint" }, "counts, none of them a time on a GPU"), this.numbers()),
         ),
@@ -144,7 +144,6 @@ class KernelView {
     );
     this.element.workbench = this;
     this.watchedPanel.hidden = !this.run.columns.kind.includes(KIND.WATCH);
-    this.inspectorPanel.hidden = true;
     this.element.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -222,7 +221,7 @@ class KernelView {
     const line = place.line ? ` — ${place.file}:${place.line}` : "";
     setText(this.words, `Threadgroup (${at.join(", ")}) · ${sentence(run, now)}${line}`);
     if (this.groupChoice) this.groupChoice.value = run.columns.group[event];
-    this.drawSource(place);
+    this.source.draw(place);
     const marks = laneMarks(run, now), width = this.lanes.parentElement.clientWidth;
     this.painted = paintLanes(this.lanes, marks, this.theme, width - 24);
     this.drawLegend(marks);
@@ -257,75 +256,18 @@ class KernelView {
         lane,
         this.theme.action(action).words,
         what,
-        event < 0 ? "" : valueText2(this.run.valuesOf(event)),
+        event < 0 ? "" : valueOrNothing(this.run.valuesOf(event)),
       ];
     });
     return table(["thread", "simdgroup", "lane", "does", "element", "value"], rows);
   }
 
-  drawSource(place) {
-    const { texts } = this.run.header, files = Object.keys(texts).filter((file) => texts[file]);
-    if (texts[place.file] !== undefined && place.line && this.follows !== false) this.file = place.file;
-    if (!this.file) [this.file] = files;
-    if (this.shownFile !== this.file) {
-      this.shownFile = this.file;
-      replace(
-        this.sourceTabs,
-        files.map((file) =>
-          h("button", {
-            class: "wb-quiet",
-            type: "button",
-            role: "tab",
-            "aria-selected": String(file === this.file),
-            onclick: () => this.showFile(file),
-          }, file)
-        ),
-      );
-      const counts = eventsPerLine(this.run, this.file), most = Math.max(1, ...counts.values());
-      this.lines = texts[this.file].split("\n").map((text, index) => {
-        const count = counts.get(index + 1) || 0, share = Math.round(100 * Math.sqrt(count / most));
-        const props = { class: "wb-kr-line", style: `--share: ${share}%`, "data-line": index + 1 };
-        return h(
-          "div",
-          count ? { ...props, class: "wb-kr-line wb-kr-used", onclick: () => this.toLine(index + 1) } : props,
-          h("span", { class: "wb-kr-number" }, String(index + 1)),
-          h("span", { class: "wb-kr-count", title: `${count} events` }, count ? compact(count) : ""),
-          h("code", {}, text || " "),
-        );
-      });
-      replace(this.source, this.lines);
-      this.currentLine = null;
-    }
-    const line = place.file === this.file ? this.lines[place.line - 1] : null;
-    if (line === this.currentLine) return;
-    this.currentLine?.classList.remove("wb-kr-current");
-    this.currentLine = line;
-    if (!line) return;
-    line.classList.add("wb-kr-current");
-    const { offsetTop, offsetHeight } = line, { scrollTop, clientHeight } = this.source;
-    if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) {
-      this.source.scrollTop = offsetTop - clientHeight / 3;
-    }
-  }
-
-  showFile(file) {
-    this.file = file;
-    this.follows = false;
-    this.drawNow();
-    this.follows = true;
-  }
-
-  /** The next instruction at a line, or the first one. */
-  toLine(line) {
-    const { run, file } = this;
-    const at = (i) => run.place(run.first(i)).file === file && run.place(run.first(i)).line === line;
-    for (let i = this.now + 1; i < run.size; i++) if (at(i)) return this.seek(i);
-    for (let i = 0; i < run.size; i++) if (at(i)) return this.seek(i);
-  }
-
   drawWatched() {
-    const marks = watchedMarks(this.run, this.now), count = numThreads(this.run, this.run.first(this.now));
-    const simdgroup = this.run.columns.thread[this.run.first(this.now)] >> 5;
+    const { run, now } = this, event = run.first(now), simdgroup = run.columns.thread[event] >> 5;
+    const shown = `${run.columns.group[event]} ${simdgroup} ${latestWatch(run, now)}`;
+    if (this.watchedShown === shown) return;
+    this.watchedShown = shown;
+    const marks = watchedMarks(run, now), count = numThreads(run, event);
     const threads = Array.from(
       { length: Math.min(LANES, count - simdgroup * LANES) },
       (_, lane) => simdgroup * LANES + lane,
@@ -339,75 +281,9 @@ class KernelView {
     const column = Math.floor((event.clientX - box.left - this.painted.left) / size);
     const row = Math.floor((event.clientY - box.top) / size);
     if (column < 0 || column >= columns) return;
-    this.showThread(row * columns + column);
-  }
-
-  /** The latest accesses of a thread. */
-  showThread(thread) {
-    const { run } = this,
-      { kind, thread: threads, group } = run.columns,
-      present = group[run.first(this.now)],
-      rows = [];
-    for (let i = this.now; i >= 0 && rows.length < 12; i--) {
-      for (const event of run.eventsOf(i)) {
-        if (threads[event] !== thread || group[event] !== present) continue;
-        if (kind[event] === KIND.SIMD_FUNCTION || kind[event] === KIND.BARRIER_PASSED) continue;
-        rows.push(this.row(event, i));
-      }
-    }
-    this.inspect(`Thread ${thread} (simdgroup ${thread >> 5}, lane ${thread % LANES}), latest first`, rows);
-  }
-
-  row(event, instruction) {
-    const { run } = this, array = run.arrayOf(event), place = run.place(event);
-    const what = array ? `${array.name}[${run.span(event)[0]}]` : run.name(event);
-    const does =
-      this.theme.action(laneMarks(run, instruction).find((mark) => mark.event === event)?.action || "compute").words;
-    const cells = [instruction + 1, run.columns.thread[event], does, what, valueText2(run.valuesOf(event))];
-    return { cells: [...cells, place.line ? `${place.file}:${place.line}` : ""], instruction };
-  }
-
-  /** Show the first and last readers and writers of elements [from, to) of an array. */
-  showCell(array, from, to, words) {
-    const found = ends(this.run, array, from, to), rows = [];
-    const add = (label, entry) => {
-      if (!entry) return;
-      const { event, instruction } = entry, one = this.row(event, instruction);
-      rows.push({ instruction, cells: [label, ...one.cells] });
-    };
-    add("first write", found.firstWrite);
-    if (found.writes > 1) add("last write", found.lastWrite);
-    add("first read", found.firstRead);
-    if (found.reads > 1) add("last read", found.lastRead);
-    const counts = `${found.reads.toLocaleString("en-US")} reads, ${found.writes.toLocaleString("en-US")} writes`;
-    this.inspect(`${words}: ${counts} by the recorded threadgroups`, rows, ["which"]);
-  }
-
-  showFault() {
-    const { fault } = this.run.header, rows = [];
-    const add = (label, event) => {
-      if (event === null || event === undefined) return;
-      const instruction = this.run.instructionOf[event], one = this.row(event, instruction);
-      rows.push({ instruction, cells: [label, ...one.cells] });
-    };
-    add("earlier access", fault.earlier);
-    add("fault", fault.event);
-    if (fault.event !== null) this.seek(this.run.instructionOf[fault.event]);
-    this.inspect(fault.message, rows, ["which"]);
-  }
-
-  inspect(title, rows, first = []) {
-    const headings = [...first, "instruction", "thread", "does", "element", "value", "line"];
-    const go = (row) => this.seek(row.instruction);
-    replace(this.inspector, h("p", {}, title), rows.length ? table(headings, rows, { onclick: go }) : null);
-    this.inspectorPanel.hidden = false;
-    this.inspectorPanel.scrollIntoView?.({ block: "nearest" });
+    this.inspector.showThread(row * columns + column);
   }
 }
-
-const valueText2 = (values) => values.length ? valueText(values) : "";
-
-const compact = (count) => count < 1000 ? String(count) : `${Math.round(count / 100) / 10}k`;
 
 export const render = ({ model, el }) => {
   const style = h("style", {}, STYLE);
@@ -420,7 +296,7 @@ export const render = ({ model, el }) => {
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   scheme.addEventListener("change", again);
   view.drawNow();
-  if (view.run.header.fault) view.showFault();
+  if (view.run.header.fault) view.inspector.showFault();
   return () => {
     if (view.playing) view.toggle();
     sizes.disconnect();

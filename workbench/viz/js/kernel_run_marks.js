@@ -1,5 +1,5 @@
-// The marks of a recording at a moment: the lanes, the cells of memory, watched values, and the history of a cell. All of
-// them are read from the events; the painter and the tables show the same marks.
+// The marks of a recording at a moment: the lanes, the cells of memory, watched values, and the history of a cell. They
+// are read from the events; the painter and the tables show the same marks.
 //
 // A moment is the number of an instruction that has just taken place: the events of the lanes of a simdgroup that did
 // the same at the same place.
@@ -69,21 +69,67 @@ function standingOf(run, now, count) {
  *   access of the present instruction.
  */
 export function cellMarks(run, now, array) {
-  const { kind, array: arrays } = run.columns, cells = new Map();
-  for (let i = run.lastBarrier(now); i <= now; i++) {
-    if (arrays[run.first(i)] !== array) continue;
-    for (const event of run.eventsOf(i)) {
+  return new CellMarks(run, array).at(now).cells;
+}
+
+/** The same for one moment after another: moving on within a barrier looks at the new instructions alone. */
+export class CellMarks {
+  constructor(run, array) {
+    this.run = run;
+    this.array = array;
+    this.barrier = -1;
+    this.now = -1;
+    this.cells = new Map();
+    this.lit = [];
+  }
+
+  /** Move to a moment; `changed` says whether a mark differs from those of the moment before. */
+  at(now) {
+    const { run, array } = this, barrier = run.lastBarrier(now);
+    this.changed = this.lit.length > 0;
+    if (barrier !== this.barrier || now < this.now) {
+      this.changed = true;
+      this.cells = new Map();
+      this.now = barrier - 1;
+      this.barrier = barrier;
+    }
+    for (const cell of this.lit) cell.now = "";
+    this.lit = [];
+    for (let i = this.now + 1; i <= now; i++) {
+      if (run.columns.array[run.first(i)] === array) this.add(i, i === now);
+    }
+    // A moment that is shown again: its own cells are lit once more.
+    if (now === this.now && run.columns.array[run.first(now)] === array) this.light(now);
+    this.now = now;
+    return this;
+  }
+
+  add(instruction, isNow) {
+    const { run, cells } = this, { kind } = run.columns;
+    this.changed = true;
+    for (const event of run.eventsOf(instruction)) {
       const [from, count] = run.span(event), isRead = reads(kind[event]), isWrite = writes(kind[event]);
       for (let element = from; element < from + count; element++) {
         let cell = cells.get(element);
         if (!cell) cells.set(element, cell = { reads: 0, writes: 0, now: "" });
         cell.reads += isRead;
         cell.writes += isWrite;
-        if (i === now) cell.now = isWrite ? "write" : "read";
+      }
+    }
+    if (isNow) this.light(instruction);
+  }
+
+  light(instruction) {
+    const { run, cells } = this, isWrite = writes(run.columns.kind[run.first(instruction)]);
+    for (const event of run.eventsOf(instruction)) {
+      const [from, count] = run.span(event);
+      for (let element = from; element < from + count; element++) {
+        const cell = cells.get(element);
+        cell.now = isWrite ? "write" : "read";
+        this.lit.push(cell);
       }
     }
   }
-  return cells;
 }
 
 /** The elements of an array that the recording touches at all, in ascending order. */
@@ -129,22 +175,35 @@ export function ends(run, array, from, to) {
   };
 }
 
+/** The place in `run.watches` of the latest instruction up to a moment that shows watched values; -1 for none. */
+export function latestWatch(run, now) {
+  if (!run.watches) {
+    run.watches = [];
+    for (let i = 0; i < run.size; i++) if (run.columns.kind[run.first(i)] === KIND.WATCH) run.watches.push(i);
+  }
+  let low = -1, high = run.watches.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (run.watches[middle] <= now) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
 /**
  * The latest values of watched variables, up to a moment.
  * @returns A list of { name, values }: for each thread its value, or undefined.
  */
 export function watchedMarks(run, now) {
-  const { kind, thread, group } = run.columns, present = group[run.first(now)], found = new Map();
-  for (let i = 0; i <= now; i++) {
-    const first = run.first(i);
-    if (kind[first] !== KIND.WATCH || group[first] !== present) continue;
-    for (const event of run.eventsOf(i)) {
-      const name = run.name(event);
-      if (!found.has(name)) found.set(name, []);
-      found.get(name)[thread[event]] = run.valuesOf(event);
-    }
+  const { thread, group } = run.columns, present = group[run.first(now)], found = new Map();
+  for (let at = latestWatch(run, now); at >= 0; at--) {
+    const i = run.watches[at], first = run.first(i), name = run.name(first);
+    if (group[first] !== present) break;
+    if (!found.has(name)) found.set(name, []);
+    const values = found.get(name);
+    for (const event of run.eventsOf(i)) values[thread[event]] ??= run.valuesOf(event);
   }
-  return [...found].map(([name, values]) => ({ name, values }));
+  return [...found].map(([name, values]) => ({ name, values })).sort((a, b) => a.name < b.name ? -1 : 1);
 }
 
 /** Number of events at each line of a text, by line. */
@@ -202,6 +261,9 @@ export function valueText(values) {
   const short = (value) => Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
   return values.length === 1 ? short(values[0]) : `(${values.map(short).join(", ")})`;
 }
+
+/** The same, "" for no values. */
+export const valueOrNothing = (values) => values.length ? valueText(values) : "";
 
 /** An element of an array as the kernel's host would index it. */
 export function position({ shape }, element) {

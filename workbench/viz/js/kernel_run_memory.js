@@ -1,7 +1,7 @@
 // One array of a recorded kernel: the touched elements, as rows of cells that light up since the last barrier.
 
 import { h, replace, select, table } from "./dom.js";
-import { cellMarks, indices, position, touched } from "./kernel_run_marks.js";
+import { CellMarks, indices, position, touched } from "./kernel_run_marks.js";
 import { paintCells } from "./kernel_run_paint.js";
 import { itemsize } from "./kernel_run_file.js";
 
@@ -18,6 +18,7 @@ export class MemoryPanel {
     this.columns = columnsOf(array);
     this.rows = [...new Set(Array.from(this.elements, (element) => Math.floor(element / this.columns)))];
     this.top = 0;
+    this.marks = new CellMarks(view.run, number);
     this.canvas = h("canvas", { class: "wb-kr-cells", role: "img", tabindex: 0 });
     this.canvas.addEventListener("click", (event) => this.pick(event));
     this.tableView = h("div", { class: "wb-table-view", tabindex: 0, hidden: true });
@@ -51,17 +52,19 @@ export class MemoryPanel {
       const one = Number(event.target.value);
       this.top = Math.max(0, this.rows.findIndex((row) => row * this.columns >= one * size));
       this.chosen = true;
-      this.view.showCell(this.number, one * size, (one + 1) * size, `${this.array.name}[${one}]`);
+      this.view.inspector.showCell(this.number, one * size, (one + 1) * size, `${this.array.name}[${one}]`);
       this.draw();
       this.chosen = false;
     });
   }
 
   draw() {
-    const { view } = this, marks = cellMarks(view.run, view.now, this.number);
+    const { view } = this, { cells: marks, changed } = this.marks.at(view.now);
+    const width = this.canvas.parentElement.clientWidth - 24, look = `${width} ${view.theme.name} ${view.asTable}`;
+    if (!changed && !this.chosen && this.look === look) return;
+    this.look = look;
     this.follow(marks);
     const shown = this.rows.slice(this.top, this.top + MAX_ROWS);
-    const width = this.canvas.parentElement.clientWidth - 24;
     this.painted = paintCells(this.canvas, {
       rows: shown.map((row) => ({ row, label: this.label(row) })),
       columns: this.columns,
@@ -118,7 +121,7 @@ export class MemoryPanel {
     if (row === undefined || column >= this.columns) return;
     const element = row * this.columns + Math.max(0, column), whole = column < 0;
     const to = whole ? element + this.columns : element + 1;
-    this.view.showCell(
+    this.view.inspector.showCell(
       this.number,
       element,
       to,

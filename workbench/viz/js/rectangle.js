@@ -4,9 +4,10 @@
 import { counted, formatNumber, plain } from "./dom.js";
 import { fitting, MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
+import { askForKernelRun } from "./kernel_page.js";
 import { CanvasPanel } from "./panel.js";
 import { mix } from "./theme.js";
-import { workOf } from "./work.js";
+import { fieldsOf, workOf } from "./work.js";
 
 const LEFT = 84, TOP = 40, RIGHT = 16;
 
@@ -238,6 +239,8 @@ export class RectanglePanel extends CanvasPanel {
     if (item >= 0) {
       hover.item = item;
       lines.push(`computed by work item ${item}`);
+      const canRecord = this.view.can("kernel_run") && cursor.step === cursor.last && this.work.source === "launch";
+      if (canRecord) lines.push("double-click: step through its threadgroup in the kernel lab");
     }
     return { hover, lines };
   }
@@ -247,6 +250,12 @@ export class RectanglePanel extends CanvasPanel {
     const hasRow = (item) => q >= item.q_start && q < item.q_start + item.num_rows;
     const hasKv = (item) => kv >= item.kv_start && kv < item.kv_end;
     return this.work.items.findIndex((item) => item.seq === chunk.seq && hasRow(item) && hasKv(item));
+  }
+
+  clicked(hit, event) {
+    const item = this.work?.items[hit.hover.item];
+    if (event.detail === 2 && item && this.work.source === "launch") askForKernelRun(this.view, fieldsOf(item), 0);
+    else super.clicked(hit, event);
   }
 
   describe() {

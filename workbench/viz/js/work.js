@@ -19,6 +19,11 @@ export function workItem(values) {
   return Object.fromEntries(FIELDS.map((name, i) => [name, values[i]]));
 }
 
+/** The values of the fields of a work item. */
+export function fieldsOf(item) {
+  return FIELDS.map((name) => item[name]);
+}
+
 function recordedItems(store, step) {
   const [from, to] = store.span("work", step), result = [];
   const columns = FIELDS.map((name) => store.column(`work.${name}`));

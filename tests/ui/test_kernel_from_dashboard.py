@@ -1,0 +1,43 @@
+"""From a work item in the dashboard of a live engine into its recorded threadgroup."""
+
+import pytest
+from msl_runs import skip_without_compiler
+
+from workbench import Engine, EngineConfig, SamplingParams
+
+skip_without_compiler()
+
+
+@pytest.fixture
+def served(smollm2, serve):
+    """A live engine after three steps, and the address of its dashboard."""
+    config = EngineConfig(max_num_batched_tokens=48, block_size=16, num_blocks=32)
+    with Engine(smollm2, config) as engine:
+        engine.add_request("The capital of France is", SamplingParams(max_tokens=6))
+        engine.add_request("One two three four five six seven eight nine ten " * 12, SamplingParams(max_tokens=4))
+        for _ in range(3):
+            engine.step()
+        yield engine, serve(engine)
+
+
+def test_a_click_on_a_work_item_opens_its_threadgroup(open_page, served):
+    engine, address = served
+    page = open_page(address)
+    page.wait("view.store.numSteps === 3 && view.can('kernel_run')")
+    item = engine.trace[-1].kernel.work_items[-1]
+    request = engine.trace[-1].chunks[item.seq].request_id
+    point = page.view(
+        "(() => { const panel = view.panel('kernel'); panel.element.scrollIntoView({ block: 'center' });"
+        " const box = panel.canvas.getBoundingClientRect();"
+        " return [box.left + panel.x(0) + 4, box.top + 20 + (panel.rows.length - 0.5) * panel.row]; })()"
+    )
+    page.frame()
+    page.page.mouse.click(*point)
+    page.page.wait_for_selector(".wb-kernel-page iframe")
+    inner = page.page.frame_locator(".wb-kernel-page iframe")
+    inner.locator(".wb-kr-now").wait_for()
+    about = inner.locator(".wb-kr-head").inner_text()
+    assert f"step {engine.trace[-1].step}, layer 0" in about and f"{request}, rows" in about
+    page.page.get_by_role("button", name="Close").click()
+    assert page.page.locator(".wb-kernel-page").count() == 0
+    assert page.problems == [] and page.outside == []

@@ -1,0 +1,75 @@
+// The source of a recorded kernel: its lines with the number of events, and the current one.
+
+import { h, replace } from "./dom.js";
+import { eventsPerLine } from "./kernel_run_marks.js";
+
+export class SourcePanel {
+  constructor(view) {
+    this.view = view;
+    this.file = "";
+    this.sourceTabs = h("div", { class: "wb-kr-tabs", role: "tablist", "aria-label": "Texts of the kernel" });
+    this.source = h("div", { class: "wb-kr-source", tabindex: 0, "aria-label": "Source" });
+  }
+
+  draw(place) {
+    const { texts } = this.view.run.header, files = Object.keys(texts).filter((file) => texts[file]);
+    if (texts[place.file] !== undefined && place.line && this.follows !== false) this.file = place.file;
+    if (!this.file) [this.file] = files;
+    if (this.shownFile !== this.file) {
+      this.shownFile = this.file;
+      replace(
+        this.sourceTabs,
+        files.map((file) =>
+          h("button", {
+            class: "wb-quiet",
+            type: "button",
+            role: "tab",
+            "aria-selected": String(file === this.file),
+            onclick: () => this.showFile(file),
+          }, file)
+        ),
+      );
+      const counts = eventsPerLine(this.view.run, this.file), most = Math.max(1, ...counts.values());
+      this.lines = texts[this.file].split("\n").map((text, index) => {
+        const count = counts.get(index + 1) || 0, share = Math.round(100 * Math.sqrt(count / most));
+        const props = { class: "wb-kr-line", style: `--share: ${share}%`, "data-line": index + 1 };
+        return h(
+          "div",
+          count ? { ...props, class: "wb-kr-line wb-kr-used", onclick: () => this.toLine(index + 1) } : props,
+          h("span", { class: "wb-kr-number" }, String(index + 1)),
+          h("span", { class: "wb-kr-count", title: `${count} events` }, count ? compact(count) : ""),
+          h("code", {}, text || " "),
+        );
+      });
+      replace(this.source, this.lines);
+      this.currentLine = null;
+    }
+    const line = place.file === this.file ? this.lines[place.line - 1] : null;
+    if (line === this.currentLine) return;
+    this.currentLine?.classList.remove("wb-kr-current");
+    this.currentLine = line;
+    if (!line) return;
+    line.classList.add("wb-kr-current");
+    const { offsetTop, offsetHeight } = line, { scrollTop, clientHeight } = this.source;
+    if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) {
+      this.source.scrollTop = offsetTop - clientHeight / 3;
+    }
+  }
+
+  showFile(file) {
+    this.file = file;
+    this.follows = false;
+    this.view.drawNow();
+    this.follows = true;
+  }
+
+  /** The next instruction at a line, or the first one. */
+  toLine(line) {
+    const { file } = this, { view } = this, { run } = view;
+    const at = (i) => run.place(run.first(i)).file === file && run.place(run.first(i)).line === line;
+    for (let i = view.now + 1; i < run.size; i++) if (at(i)) return view.seek(i);
+    for (let i = 0; i < run.size; i++) if (at(i)) return view.seek(i);
+  }
+}
+
+const compact = (count) => count < 1000 ? String(count) : `${Math.round(count / 100) / 10}k`;
