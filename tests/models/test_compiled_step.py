@@ -53,6 +53,14 @@ def test_an_engine_gives_the_same_tokens_as_layer_by_layer(architecture):
             assert step == pytest.approx(expected_step, abs=1e-4)
 
 
+def test_checks_and_steps_share_their_code(monkeypatch):
+    for kept in ("_codes", "_calls"):
+        monkeypatch.setattr(run_layers, kept, {})
+    loaded = packed_model("llama")
+    run_engine(loaded)
+    assert len(run_layers._codes) == 1, "compiling it takes seconds"
+
+
 def test_widths_that_fill_no_vector():
     """Weights of 16 and 32 bits may have any number of columns."""
     loaded = packed_model("qwen2", hidden_size=60, intermediate_size=77, head_dim=30, num_attention_heads=2)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from workbench.base.device import default_device, gpu_name, why_cpu
@@ -73,6 +74,8 @@ class ModelRunner:
         *,
         one_table: bool = True,
         computes_all: bool = False,
+        backend: str = "",
+        memory: Sequence[mx.array] | None = None,
     ) -> None:
         """Preflight the model and allocate its KV pool.
 
@@ -82,16 +85,20 @@ class ModelRunner:
             one_table: Batches have one block table per sequence; False for a table per KV cache group, in which
                 windowed layers give blocks back.
             computes_all: See `ServedModel`.
+            backend: The attention backend; "" for that of the configuration.
+            memory: The arrays of another runner's pool, whose place this one takes; None to make them.
 
         Raises:
             UnsupportedModelError: The model cannot be served; the message gives the reason.
-            ValueError: The KV pool is larger than this machine's memory.
+            ValueError: The KV pool is larger than this machine's memory, or ``memory`` is of another form.
             RuntimeError: The attention backend cannot run on this machine.
         """
         self.loaded = None if isinstance(model, nn.Module) else model
         self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
         remembered = self.loaded.remembered if self.loaded is not None else NOTHING  # before anything is patched
-        self.backend, self.preflight, self.fallback_reason = _tried_backend(model, config)
+        self.backend, self.preflight, self.fallback_reason = _tried_backend(
+            model, config.replace(attention_backend=backend) if backend else config
+        )
         self.backend_name = self.backend.name
         limit_memory()
         caches, states = flat_caches(self.preflight.caches), self.preflight.states
@@ -108,7 +115,7 @@ class ModelRunner:
         changes: list[Change] = []
         self._restore = weakref.finalize(self, _restore, changes)
         try:
-            self._take_model(changes, first.block_size, groups, remembered, computes_all)
+            self._take_model(changes, first.block_size, groups, remembered, computes_all, memory)
         except BaseException:
             self._restore()
             raise
@@ -120,6 +127,7 @@ class ModelRunner:
         groups: Sequence[int],
         remembered: Remembered,
         computes_all: bool,
+        memory: Sequence[mx.array] | None,
     ) -> None:
         """Give the model a paged pool, and choose the way through it; changes of it go to ``changes`` at once."""
         if states := self.preflight.states:
@@ -127,7 +135,7 @@ class ModelRunner:
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
         reads_arithmetic = self.preflight.reads_arithmetic
-        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic)
+        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory)
         if reader is not None:
             changes += patch_model(self.model, reader, reads_arithmetic)
         one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
@@ -140,7 +148,7 @@ class ModelRunner:
         self.adapters = Adapters(self.model, self.config.max_loras, self.config.max_lora_rank, mixers)
         changes.append(self.adapters)
         parts = (self.model, self.preflight, self.kv_cache, self.backend, final_norm, self.config, self.adapters)
-        served = ServedModel(*parts, remembered, computes_all)
+        self._served = served = ServedModel(*parts, remembered, computes_all)
         self.path, self.not_taken = choose(served)
         if self.config.batch_invariant:
             self._make_invariant()
@@ -161,6 +169,11 @@ class ModelRunner:
             self.path.step.make_invariant()
             return
         raise ValueError(f"batch_invariant=True {problem}; set it to False")
+
+    def wait_for_compiled(self) -> None:
+        """Take steps layer by layer, because faster code is being compiled."""
+        self.not_taken = {CompiledPath.name: "its code is being compiled"}
+        self.path = LayerByLayer(self._served, "compiled code is not ready")
 
     @property
     def mode(self) -> str:

@@ -48,6 +48,8 @@ class PagedKVCache:
         mask_ndim: Axes of the masks without a backend: 4 for MLX's attention, 5 if the model groups its query heads
             itself.
         reads_arithmetic: See `workbench.models.preflight_result.PreflightResult`.
+        memory: `arrays` of another pool of this form without recurrent states, whose place this one takes; None to make
+            them.
 
     Attributes:
         argument: The model's ``cache`` argument.
@@ -67,8 +69,9 @@ class PagedKVCache:
         groups: Sequence[int] | None = None,
         mask_ndim: int = 4,
         reads_arithmetic: bool = False,
+        memory: Sequence[mx.array] | None = None,
     ) -> None:
-        wanted = flat_caches(specs)
+        wanted, taken = flat_caches(specs), iter(memory or ())
         groups = groups or [0] * len(wanted)
         arrays: dict[tuple[LayerKV, int], Memory] = {}
         flat: list[LayerCache | StateLayerCache] = []
@@ -79,8 +82,12 @@ class PagedKVCache:
             assert place is not None
             if place not in arrays:
                 slots = (num_blocks, block_size, one.num_kv_heads)
-                keys, values = (mx.zeros((*slots, dim), dtype=one.dtype) for dim in one.stored_dims)
-                arrays[place] = keys, keys if one.latent else values
+                shapes = [(*slots, dim) for dim in one.stored_dims[: 1 if one.latent else 2]]
+                if memory is None:
+                    made = [mx.zeros(shape, dtype=one.dtype) for shape in shapes]
+                else:
+                    made = [_of_form(next(taken), shape, one.dtype) for shape in shapes]
+                arrays[place] = made[0], made[-1]
             if backend is None:
                 flat.append(GatheredLayerCache(one, arrays[place], mask_ndim, group))
             else:
@@ -173,6 +180,17 @@ class PagedKVCache:
         """Raise RuntimeError if a layer was not called exactly once in this step."""
         if any(reads != 1 for reads in self.reads):
             raise RuntimeError(f"attention ran {self.reads} times per layer; the preflight saw 1 each")
+
+
+def _of_form(array: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """The array, if it has a shape and a type.
+
+    Raises:
+        ValueError: It has others.
+    """
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"the pool's arrays are {array.dtype} {array.shape} instead of {dtype} {shape}")
+    return array
 
 
 def bytes_per_block(

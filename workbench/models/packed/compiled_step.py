@@ -93,7 +93,7 @@ class CompiledStep:
         Args:
             token_ids: int32 [T].
             positions: int32 [T].
-            rows: Rows whose logits are needed, int32.
+            rows: Rows whose logits are needed.
             *metadata: The batch, with the tables of each KV cache group.
             adapters: See `workbench.models.adapters.Adapters.compiled`; None if no row has one.
 
@@ -113,6 +113,7 @@ class CompiledStep:
         adapters: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Iterator[mx.array]:
         """See `run`; the head projects so many rows at a time, when the rows before them have been taken."""
+        rows = rows.astype(np.int32, copy=False)  # `run_layers` is compiled for each type
         logits = self._room(rows[:size])
         embedded = self._description.embedding.product.matrix.rows(token_ids.astype(np.int64))
         if self._embedding_scale != 1.0:
