@@ -8,6 +8,7 @@ from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.kernels.cpu.kernels import ROWS
+from workbench.kernels.cpu.layer_loop import run_layers
 from workbench.models.packed import step_check
 from workbench.models.packed.description import Description
 from workbench.models.packed.pack_model import pack_model, why_not_packed
