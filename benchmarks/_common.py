@@ -13,6 +13,7 @@ from typing import Any
 
 # Every arm computes on one thread, unless a script or its caller says otherwise.
 os.environ.setdefault("WORKBENCH_THREADS", "1")
+os.environ.setdefault("WORKBENCH_WAIT_FOR_COMPILED", "1")
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (

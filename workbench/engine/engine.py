@@ -818,8 +818,9 @@ class Engine(Shortcuts):
             Among others ``runs_on``, the device and the kernel, such as "Metal kernel on Apple M3"; ``forward``, the
             way through the model ("compiled", "replayed", "layer by layer" or "gathering"), and ``forward_not_taken``,
             the faster ones with the reason why the model cannot take them. If the engine began before its code was
-            compiled, "compiling" has the state, the functions so far, and the reason if that failed. Besides, "files" has what was made of each
-            key of the model's files, and "thinking" whether the model is asked to think if a request does not say.
+            compiled, "compiling" has the state, the functions so far, and the reason if that failed. Besides, "files"
+            has what was made of each key of the model's files, and "thinking" whether the model is asked to think if a
+            request does not say.
 
         Example:
             >>> engine.describe()["attention_mode"]

@@ -35,7 +35,7 @@ class ThreadPool:
             return
         with self._lock:
             for jobs in self._jobs:
-                jobs.put(partial(copy_context().run, work))
+                jobs.put(partial(copy_context().run, work))  # type: ignore[call-arg]  # the number comes later
             problems: list[BaseException | None] = []
             try:
                 work(0)

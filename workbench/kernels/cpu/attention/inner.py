@@ -57,7 +57,8 @@ class _Compiler(CompilerBase):
         return [DefaultPassBuilder.define_nopython_pipeline(self.state)]
 
 
-jit = numba.njit(
-    nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=_Compiler
-)
-"""Compile a function; floating-point arithmetic follows IEEE rules, so NaN and -inf keep their meaning."""
+_OPTIONS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+jit = numba.njit(nogil=True, error_model="numpy", pipeline_class=_Compiler, **_OPTIONS)
+"""Compile a function that Python never calls: that would end the process. Floating-point arithmetic follows IEEE
+rules, so NaN and -inf keep their meaning."""

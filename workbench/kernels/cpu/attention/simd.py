@@ -372,7 +372,6 @@ def prefetch_row(typing_context, array, at, count):
     return types.void(array, types.intp, types.intp), codegen
 
 
-
 _ROUND = np.float32(1.5 * 2**23)
 """Adding this to a small float32 rounds it to an integer, which is then in the low bits of the sum."""
 
