@@ -18,10 +18,12 @@ from workbench.base.cache_folder import cached
 from workbench.config import EngineConfig
 from workbench.engine import compiling as home
 from workbench.engine.compiling import VARIABLE, why_wait
+from workbench.engine.distribution import Row
 from workbench.engine.forward.compiled import CompiledPath
 from workbench.kernels.cpu.attention import object_code
 from workbench.kernels.cpu.attention.object_code import NotCompiled, without_compiling
 from workbench.kernels.cpu.threads import thread_pool
+from workbench.kernels.cpu.weight_sums import keep_sum_weights, sum_weights
 from workbench.models import load_model
 from workbench.models.packed import matrix
 from workbench.models.packed.pack_model import why_not_packed
@@ -76,7 +78,8 @@ class Ready:
 
 
 @pytest.fixture
-def ready(monkeypatch, not_kept):
+def ready(file, monkeypatch, not_kept):
+    Engine(file, wait_for_compiled=True, **LIMITS).close()
     monkeypatch.setattr(home, "Compiling", Ready)
 
 
@@ -208,6 +211,7 @@ def test_the_first_weights_are_let_go(file, ready):
 def one_missing(file, tmp_path, monkeypatch):
     """A cache folder without one function, which this process has not loaded either."""
     Engine(file, wait_for_compiled=True, **LIMITS).close()
+    keep_sum_weights()
     kept = cached("compiled")
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("WORKBENCH_PREFLIGHT", "remembered")
@@ -294,6 +298,25 @@ def test_code_that_could_not_be_kept_is_the_reason(one_missing, monkeypatch):
     with Engine(one_missing, **LIMITS) as engine:
         wait_until(lambda: engine.describe()["compiling"]["state"] == "failed")
         assert "run_layers was compiled and not kept: is there room in" in engine.describe()["compiling"]["reason"]
+
+
+def test_sampling_does_not_compile_while_another_process_does(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    logits = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    expected = Row(logits, 0.7).sums(-1.0, 0.5)
+    for name in ("_codes", "_calls"):
+        monkeypatch.setattr(sum_weights, name, {})
+    monkeypatch.setattr(object_code, "elsewhere", {1})
+    assert Row(logits, 0.7).sums(-1.0, 0.5) == pytest.approx(expected, rel=1e-12)
+    assert not sum_weights._codes
+
+
+def test_the_other_process_compiles_what_sampling_calls(monkeypatch):
+    for name in ("_codes", "_calls"):
+        monkeypatch.setattr(sum_weights, name, {})
+    Row(np.zeros(100, np.float32), 1.0).sums(0.0)
+    keep_sum_weights()
+    assert len(sum_weights._codes) == 1
 
 
 # -- engines that wait ------------------------------------------------------------------------------------------

@@ -49,8 +49,10 @@ def main(descriptor: int) -> None:
 def _compile(model: str, options: dict[str, str], config: EngineConfig) -> None:
     """Load a model and make its runner."""
     from workbench.engine.model_runner import ModelRunner
+    from workbench.kernels.cpu.weight_sums import keep_sum_weights
     from workbench.models.load import load_model
 
+    keep_sum_weights()
     loaded = load_model(model, device="cpu", **options)  # type: ignore[arg-type]
     ModelRunner(loaded, config.replace(num_blocks=NUM_BLOCKS), one_table=False).close()
 

@@ -32,7 +32,7 @@ from workbench.engine import compile_process
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch
 from workbench.kernels.attention.selection import FALLBACK
-from workbench.kernels.cpu.attention.object_code import NotCompiled, remove_parts, without_compiling
+from workbench.kernels.cpu.attention.object_code import NotCompiled, elsewhere, remove_parts, without_compiling
 from workbench.models.load import LoadedModel, load_model
 from workbench.models.preflight import WORST_ROW
 
@@ -116,7 +116,8 @@ class Compiling:
         options = {name: _plain(value) for name, value in options.items()}
         asked = {"model": str(model), "options": options, "config": config.to_dict()}
         connection.send_bytes(json.dumps(asked).encode())
-        self._progress = _Progress()
+        self._progress = _Progress(process.pid)
+        elsewhere.add(process.pid)
         work = threading.Thread(
             target=_follow, args=(process, connection, self._progress, model, options), name="workbench-compiling"
         )
@@ -155,6 +156,7 @@ class Compiling:
 class _Progress:
     """What is known of a process that compiles."""
 
+    process: int
     state: str = "starting"
     reason: str = ""
     functions: list[str] = field(default_factory=list)
@@ -165,6 +167,7 @@ class _Progress:
 
     def end(self, state: str, reason: str = "") -> None:
         """It has come to an end."""
+        elsewhere.discard(self.process)
         if self.ended is None:
             self.state, self.reason, self.ended, self.loaded = state, reason, time.monotonic(), None
 

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -108,6 +108,15 @@ class Wanted(NamedTuple):
         """The function, not compiled."""
         function = getattr(import_module(self.module), self.name)
         return getattr(function, "py_func", function)
+
+
+elsewhere: set[int] = set()
+"""Ids of processes that compile for this one."""
+
+
+def compiling_elsewhere() -> AbstractContextManager[None]:
+    """`without_compiling` as long as another process compiles for this one."""
+    return without_compiling() if elsewhere else nullcontext()
 
 
 def code_of(wanted: Wanted) -> Code:
