@@ -135,7 +135,8 @@ class ModelRunner:
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
         reads_arithmetic = self.preflight.reads_arithmetic
-        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory)
+        self._grows = default_device() == "cpu"  # graphs of a GPU hold the pool's arrays
+        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory, self._grows)
         if reader is not None:
             changes += patch_model(self.model, reader, reads_arithmetic)
         one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
@@ -192,6 +193,8 @@ class ModelRunner:
         """
         if (packed.block_size, packed.num_blocks, packed.by_group) != self._valid_form:
             self._check(packed)
+        if self._grows:
+            self.kv_cache.reserve(1 + max(int(of_group.block_table.max()) for of_group in packed.metadata))
         watched = any(layer.taps for layer in self.kv_cache.kernel_layers)
         return (self.watched_path if watched else self.path).run(packed)
 

@@ -26,6 +26,10 @@ from workbench.models.state_cache import LayerState, StateLayerCache, States, St
 CacheSpec = LayerKV | LayerState | tuple["LayerKV | LayerState", ...]
 """Contents of an entry of a model's cache argument; a tuple for an entry that is a list of caches."""
 
+FIRST_BLOCKS = 64
+"""Blocks that a pool that grows has memory for at first; then the memory doubles. Zeros for all 512 blocks that an
+engine has by default take 0.3 s for SmolLM2."""
+
 Kept = tuple[Collection[Hashable], Sequence[Callable[[int], bool]]]
 """Requests whose recurrent states have to stay, and for each KV cache group whether a block's has to."""
 
@@ -50,6 +54,7 @@ class PagedKVCache:
         reads_arithmetic: See `workbench.models.preflight_result.PreflightResult`.
         memory: `arrays` of another pool of this form without recurrent states, whose place this one takes; None to make
             them.
+        grows: Take memory for a few blocks at first, and for more when `reserve` is called.
 
     Attributes:
         argument: The model's ``cache`` argument.
@@ -70,8 +75,12 @@ class PagedKVCache:
         mask_ndim: int = 4,
         reads_arithmetic: bool = False,
         memory: Sequence[mx.array] | None = None,
+        grows: bool = False,
     ) -> None:
         wanted, taken = flat_caches(specs), iter(memory or ())
+        self._num_reserved = min(num_blocks, FIRST_BLOCKS) if grows else num_blocks
+        if memory:
+            self._num_reserved = memory[0].shape[0]
         groups = groups or [0] * len(wanted)
         arrays: dict[tuple[LayerKV, int], Memory] = {}
         flat: list[LayerCache | StateLayerCache] = []
@@ -81,7 +90,7 @@ class PagedKVCache:
                 continue
             assert place is not None
             if place not in arrays:
-                slots = (num_blocks, block_size, one.num_kv_heads)
+                slots = (self._num_reserved, block_size, one.num_kv_heads)
                 shapes = [(*slots, dim) for dim in one.stored_dims[: 1 if one.latent else 2]]
                 if memory is None:
                     made = [mx.zeros(shape, dtype=one.dtype) for shape in shapes]
@@ -126,11 +135,26 @@ class PagedKVCache:
         for layer, (keys, values) in zip(self.layers, self._indices):
             layer.k_cache, layer.v_cache = arrays[keys], arrays[values]
 
+    def reserve(self, num_blocks: int) -> None:
+        """Have memory for the first blocks of the pool, at least so many; what is written stays."""
+        if num_blocks <= self._num_reserved:
+            return
+        self._num_reserved = min(self.num_blocks, max(num_blocks, 2 * self._num_reserved))
+        owned, arrays = len({id(array) for layer in self.layers for array in layer.state}), self.arrays
+        for index, array in enumerate(arrays[:owned]):  # one by one: both are in memory meanwhile
+            more = (self._num_reserved - array.shape[0], *array.shape[1:])
+            arrays[index] = mx.concatenate([array, mx.zeros(more, array.dtype)])
+            mx.eval(arrays[index])
+            self.replace_arrays(arrays)
+            del array
+
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool, and of the states that are kept."""
         arrays = {id(array): array.nbytes for layer in self.layers for array in layer.state}
-        return sum(arrays.values()) + sum(states.nbytes for states in self._kept.values())
+        return sum(arrays.values()) // self._num_reserved * self.num_blocks + sum(
+            states.nbytes for states in self._kept.values()
+        )
 
     def begin_step(
         self,
