@@ -80,7 +80,7 @@ def others_cpu(seconds: float) -> float | None:
 
 
 def _busy_seconds() -> float | None:
-    """CPU time of all processes since the system started; None where it cannot be read."""
+    """CPU time of all processes since the system started; None if the system does not tell."""
     try:
         numbers = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     except OSError:

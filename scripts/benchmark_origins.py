@@ -1,7 +1,7 @@
 """The origin of each result that a page shows: script, date, machine, load and arms, and whether its code has changed.
 
 A result measures the files that its script imports, directly or not. If one of them has a later commit than the result,
-the result is older than the code. Results from before dates were recorded are as old as their last commit at least.
+the result is older than the code. Results without a date are taken to be as old as their last commit.
 """
 
 from __future__ import annotations

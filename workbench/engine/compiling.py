@@ -132,7 +132,7 @@ class Compiling:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The state in words, the functions that were compiled, the seconds so far, and the reason of a failure."""
+        """Its state, the functions that were compiled, the seconds so far, and the reason of a failure."""
         progress = self._progress
         return {
             "state": progress.state,
@@ -154,7 +154,7 @@ class Compiling:
 
 @dataclass
 class _Progress:
-    """What is known of a process that compiles."""
+    """The progress of a process that compiles."""
 
     process: int
     state: str = "starting"
@@ -317,7 +317,7 @@ def taken_over(first: ModelRunner, loaded: LoadedModel, packed: PackedBatch) -> 
 
 
 def _difference(logits: np.ndarray, expected: np.ndarray, bound: float) -> str:
-    """How the logits of both ways differ; empty if rounding explains it."""
+    """The difference between the logits of both ways; empty if rounding explains it."""
     errors = np.sqrt(np.square(logits - expected).mean(axis=1)) / expected.std()
     typical, worst = float(np.median(errors)), float(errors.max())
     if typical <= bound and worst <= WORST_ROW * bound:  # not true of a NaN
