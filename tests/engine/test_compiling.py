@@ -288,6 +288,14 @@ def test_closing_an_engine_ends_its_compilation(one_missing, monkeypatch):
     assert engine.describe()["compiling"]["state"] == "stopped"
 
 
+def test_a_fork_that_ends_leaves_the_compilation(one_missing, monkeypatch):
+    with Engine(one_missing, **LIMITS) as engine:
+        monkeypatch.setattr(home.os, "getpid", lambda: -1)
+        engine._compiling.close()
+        monkeypatch.undo()
+        assert engine.describe()["compiling"]["state"] != "stopped"
+
+
 def test_code_that_could_not_be_kept_is_the_reason(one_missing, monkeypatch):
     def load(*arguments, **options):
         if options.get("weights") == "float32":

@@ -123,7 +123,7 @@ class Compiling:
         )
         work.daemon = True
         work.start()
-        self._end = weakref.finalize(self, _end, process, self._progress, work)
+        self._end = weakref.finalize(self, _end, os.getpid(), process, self._progress, work)
 
     @property
     def loaded(self) -> LoadedModel | None:
@@ -218,7 +218,9 @@ def _not_kept(missing: NotCompiled) -> str:
     )
 
 
-def _end(process: subprocess.Popen[bytes], progress: _Progress, work: threading.Thread) -> None:
+def _end(owner: int, process: subprocess.Popen[bytes], progress: _Progress, work: threading.Thread) -> None:
+    if os.getpid() != owner:  # a fork of the engine's process ends
+        return
     progress.stopped = True
     progress.end("stopped")
     process.terminate()
