@@ -173,3 +173,20 @@ def test_a_pool_takes_memory_as_blocks_are_handed_out(kind, monkeypatch):
     assert (first, last) == ({64}, {290})
     monkeypatch.setattr(paged_cache, "FIRST_BLOCKS", 1000)
     assert run() == ({290}, {290}, tokens)
+
+
+def test_growing_holds_no_second_pool():
+    loaded = tiny_loaded_model("llama", num_key_value_heads=4, head_dim=64)
+    pack_model(loaded.model)
+    with Engine(loaded, num_blocks=2000, block_size=16) as engine:
+        engine.generate([[1, 2, 3]], max_tokens=2)
+        engine.runner.reserve(1000)
+        engine.generate([[1, 2, 3]], max_tokens=2)
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before, arrays = mx.get_active_memory(), engine.runner.kv_cache.arrays
+        size, number = arrays[0].nbytes, len(arrays)
+        del arrays
+        engine.runner.reserve(2000)
+        assert number > 3
+        assert mx.get_peak_memory() - before < (number + 2.5) * size  # twice the memory, and one array more

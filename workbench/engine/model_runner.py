@@ -194,9 +194,15 @@ class ModelRunner:
         if (packed.block_size, packed.num_blocks, packed.by_group) != self._valid_form:
             self._check(packed)
         if self._grows:
-            self.kv_cache.reserve(1 + max(int(of_group.block_table.max()) for of_group in packed.metadata))
+            self.reserve(1 + max(int(of_group.block_table.max()) for of_group in packed.metadata))
         watched = any(layer.taps for layer in self.kv_cache.kernel_layers)
         return (self.watched_path if watched else self.path).run(packed)
+
+    def reserve(self, num_blocks: int) -> None:
+        """Have memory for the first blocks of the pool, see `PagedKVCache.reserve`."""
+        if num_blocks > self.kv_cache.num_reserved:
+            self.path.let_go_of_memory()
+            self.kv_cache.reserve(num_blocks)
 
     def _check(self, packed: PackedBatch) -> None:
         """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes.

@@ -61,6 +61,7 @@ class PagedKVCache:
         layers: The caches of attention in it.
         states: The caches of recurrent layers in it.
         num_blocks: Blocks in the pool.
+        num_reserved: Blocks that there is memory for.
         block_size: Tokens per block.
         backend: The attention backend, None if the model computes attention itself.
     """
@@ -78,9 +79,9 @@ class PagedKVCache:
         grows: bool = False,
     ) -> None:
         wanted, taken = flat_caches(specs), iter(memory or ())
-        self._num_reserved = min(num_blocks, FIRST_BLOCKS) if grows else num_blocks
+        self.num_reserved = min(num_blocks, FIRST_BLOCKS) if grows else num_blocks
         if memory:
-            self._num_reserved = memory[0].shape[0]
+            self.num_reserved = memory[0].shape[0]
         groups = groups or [0] * len(wanted)
         arrays: dict[tuple[LayerKV, int], Memory] = {}
         flat: list[LayerCache | StateLayerCache] = []
@@ -90,7 +91,7 @@ class PagedKVCache:
                 continue
             assert place is not None
             if place not in arrays:
-                slots = (self._num_reserved, block_size, one.num_kv_heads)
+                slots = (self.num_reserved, block_size, one.num_kv_heads)
                 shapes = [(*slots, dim) for dim in one.stored_dims[: 1 if one.latent else 2]]
                 if memory is None:
                     made = [mx.zeros(shape, dtype=one.dtype) for shape in shapes]
@@ -137,22 +138,21 @@ class PagedKVCache:
 
     def reserve(self, num_blocks: int) -> None:
         """Have memory for the first blocks of the pool, at least so many; what is written stays."""
-        if num_blocks <= self._num_reserved:
+        if num_blocks <= self.num_reserved:
             return
-        self._num_reserved = min(self.num_blocks, max(num_blocks, 2 * self._num_reserved))
+        self.num_reserved = min(self.num_blocks, max(num_blocks, 2 * self.num_reserved))
         owned, arrays = len({id(array) for layer in self.layers for array in layer.state}), self.arrays
-        for index, array in enumerate(arrays[:owned]):  # one by one: both are in memory meanwhile
-            more = (self._num_reserved - array.shape[0], *array.shape[1:])
-            arrays[index] = mx.concatenate([array, mx.zeros(more, array.dtype)])
+        for index in range(owned):  # one by one: the old one and the new one are in memory meanwhile
+            more = (self.num_reserved - arrays[index].shape[0], *arrays[index].shape[1:])
+            arrays[index] = mx.concatenate([arrays[index], mx.zeros(more, arrays[index].dtype)])
             mx.eval(arrays[index])
             self.replace_arrays(arrays)
-            del array
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool, and of the states that are kept."""
         arrays = {id(array): array.nbytes for layer in self.layers for array in layer.state}
-        return sum(arrays.values()) // self._num_reserved * self.num_blocks + sum(
+        return sum(arrays.values()) // self.num_reserved * self.num_blocks + sum(
             states.nbytes for states in self._kept.values()
         )
 

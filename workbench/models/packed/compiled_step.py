@@ -72,15 +72,20 @@ class CompiledStep:
 
     def _find_memory(self) -> None:
         """Take the addresses of the pool's arrays, which are others when the pool has grown."""
-        self._first = self._caches[0].k_cache
-        self._pool_size = self._first.size
-        self._memory = []
+        self._first: mx.array | None = self._caches[0].k_cache
+        self._pool_size = self._caches[0].k_cache.size
+        self._memory: list[tuple[np.ndarray, np.ndarray]] = []
         for row, cache in zip(self._model.layers, self._caches):
             mx.eval(cache.k_cache, cache.v_cache)
             keys, values = kernel_memory(cache.k_cache), kernel_memory(cache.v_cache)
             row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
             self._memory.append((keys, values))
         self._like = np.empty(0, self._memory[0][0].dtype)
+
+    def let_go_of_memory(self) -> None:
+        """Hold no array of the pool until the next step, which takes the addresses again."""
+        self._first = None
+        self._memory.clear()
 
     def make_invariant(self) -> None:
         """Compute every row of attention as a part of a chunk, so that its bits do not depend on the batch."""
