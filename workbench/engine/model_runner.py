@@ -135,8 +135,8 @@ class ModelRunner:
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
         reads_arithmetic = self.preflight.reads_arithmetic
-        self._grows = default_device() == "cpu"  # graphs of a GPU hold the pool's arrays
-        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory, self._grows)
+        grows = default_device() == "cpu"  # graphs of a GPU hold the pool's arrays
+        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory, grows)
         if reader is not None:
             changes += patch_model(self.model, reader, reads_arithmetic)
         one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
@@ -186,28 +186,26 @@ class ModelRunner:
         self._restore()
 
     def forward(self, packed: PackedBatch) -> ForwardOutput:
-        """Run the model once, see `ForwardPath.run`; layer by layer if something looks at a layer.
-
-        Raises:
-            ValueError: The batch was packed for another block size, or names blocks outside the pool.
-        """
+        """Run the model once, see `ForwardPath.run`; layer by layer if something looks at a layer. `_check` may raise."""
         if (packed.block_size, packed.num_blocks, packed.by_group) != self._valid_form:
             self._check(packed)
-        if self._grows:
-            self.reserve(1 + max(int(of_group.block_table.max()) for of_group in packed.metadata))
+        if (last := max(int(one.block_table.max(initial=0)) for one in packed.metadata)) >= self.kv_cache.num_reserved:
+            self.reserve(last + 1)
         watched = any(layer.taps for layer in self.kv_cache.kernel_layers)
         return (self.watched_path if watched else self.path).run(packed)
 
     def reserve(self, num_blocks: int) -> None:
         """Have memory for the first blocks of the pool, see `PagedKVCache.reserve`."""
-        if num_blocks > self.kv_cache.num_reserved:
-            self.path.let_go_of_memory()
-            self.kv_cache.reserve(num_blocks)
+        self.path.let_go_of_memory()
+        self.kv_cache.reserve(num_blocks)
 
     def _check(self, packed: PackedBatch) -> None:
         """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes.
 
         One that was packed for this pool, with one table per sequence, is valid by construction.
+
+        Raises:
+            ValueError: The batch was packed for another block size, or names blocks outside the pool.
         """
         pool = self.kv_cache
         if packed.block_size != pool.block_size:

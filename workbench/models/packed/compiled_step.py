@@ -104,7 +104,7 @@ class CompiledStep:
         Args:
             token_ids: int32 [T].
             positions: int32 [T].
-            rows: Rows whose logits are needed.
+            rows: Rows whose logits are needed, int32.
             *metadata: The batch, with the tables of each KV cache group.
             adapters: See `workbench.models.adapters.Adapters.compiled`; None if no row has one.
 
@@ -126,7 +126,6 @@ class CompiledStep:
         """See `run`; the head projects so many rows at a time, when the rows before them have been taken."""
         if self._caches[0].k_cache is not self._first:
             self._find_memory()
-        rows = rows.astype(np.int32, copy=False)  # `run_layers` is compiled for each type
         logits = self._room(rows[:size])
         embedded = self._description.embedding.product.matrix.rows(token_ids.astype(np.int64))
         if self._embedding_scale != 1.0:
