@@ -186,7 +186,7 @@ class ModelRunner:
         self._restore()
 
     def forward(self, packed: PackedBatch) -> ForwardOutput:
-        """Run the model once, see `ForwardPath.run`; layer by layer if something looks at a layer. `_check` may raise."""
+        """Run the model once, see `ForwardPath.run`; layer by layer if something looks at one. `_check` may raise."""
         if (packed.block_size, packed.num_blocks, packed.by_group) != self._valid_form:
             self._check(packed)
         if (last := max(int(one.block_table.max(initial=0)) for one in packed.metadata)) >= self.kv_cache.num_reserved:
