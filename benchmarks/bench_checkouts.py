@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _common import save, summarise
+from _common import before_arm, save, summarise
 
 HERE = Path(__file__).parents[1]
 MEASUREMENTS = {
@@ -99,6 +99,7 @@ def main() -> None:
     for name in options.only or MEASUREMENTS:
         for repeat in range(options.repeats):
             for arm in sorted(checkouts, reverse=repeat % 2 == 1):
+                before_arm(f"{name}, {arm}")
                 for what, value in measure(checkouts[arm], name).items():
                     times.setdefault(what, {"this": [], "other": []})[arm].append(value)
     results = {}

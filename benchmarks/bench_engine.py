@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any
 
-from _common import save, summarise
+from _common import before_arm, save, summarise
 
 NUM_REQUESTS, OUTPUT_TOKENS, TOTAL_PROMPT_TOKENS = 16, 64, 4600
 
@@ -183,6 +183,7 @@ def main() -> None:
     order = order * options.repeats + ["mlx_lm_as_its_wheel_comes"] * options.wheel
     runs: dict[str, list[dict[str, float]]] = {}
     for arm in order:
+        before_arm(arm)
         result = run_arm(arm, options.budget, options.llama)
         runs.setdefault(arm, []).append(result)
         print(f"{arm:28s} cpu {result['cpu_s']:7.2f} s  ttft {result['mean_ttft_s']:6.2f} s", flush=True)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _common import save, summarise
+from _common import before_arm, save, summarise
 
 HERE = Path(__file__).parents[1]
 SIZES = (397, 2_000, 20_000)
@@ -76,6 +76,7 @@ def main() -> None:
     times: dict[str, dict[str, list[float]]] = {}
     for repeat in range(options.repeats):
         for arm in sorted(checkouts, reverse=repeat % 2 == 1):
+            before_arm(arm)
             for what, value in measure(checkouts[arm]).items():
                 times.setdefault(what, {"this": [], "other": []})[arm].append(value)
     results = {}

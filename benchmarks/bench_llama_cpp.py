@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _common import RESULTS, machine, summarise
+from _common import RESULTS, before_arm, machine, summarise
 
 SCENES = {"decode, batch 1": (1, 16, 48), "decode, batch 4": (4, 16, 24), "decode, batch 16": (16, 16, 12)}
 """Requests, prompt tokens of each, and decoded tokens of each."""
@@ -190,6 +190,7 @@ def compare(path: str, threads: int, llama: str, repeats: int) -> dict[str, Any]
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
         for repeat in range(-1, repeats):  # the first one warms both up
             for name, arm in arms.items():
+                before_arm(name)
                 run = arm.run(scene, repeat + 1)
                 peaks[name] = max(peaks[name], run.pop("peak_mib"))
                 if repeat >= 0:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _common import RESULTS, machine, summarise
+from _common import RESULTS, before_arm, machine, summarise
 from bench_llama_cpp import NUM_BLOCKS, LlamaArm, WorkbenchArm, file_of, memory, token_ids
 
 PROMPT_TOKENS = 64
@@ -118,6 +118,7 @@ def main() -> None:
     path = file_of(options.model)
     runs: dict[str, list[dict[str, float]]] = {}
     for _ in range(options.cold):
+        before_arm("cold")
         cache = Path(tempfile.mkdtemp())
         runs.setdefault("cold", []).append(run("cold", path, cache, None))
         shutil.rmtree(cache)
@@ -131,8 +132,10 @@ def main() -> None:
             script(path, checkout, bytecode)
     for repeat in range(options.repeats):
         for kind in sorted(scripts, reverse=repeat % 2 == 1):
+            before_arm(kind)
             runs.setdefault(kind, []).append(script(path, scripts[kind], bytecode))
         for kind in kinds:
+            before_arm(kind)
             runs.setdefault(kind, []).append(run(kind, path, None, options.llama))
     shutil.rmtree(bytecode)
     results: dict[str, Any] = {

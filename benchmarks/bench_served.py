@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _common import RESULTS, free_port, machine, summarise
+from _common import RESULTS, before_arm, free_port, machine, summarise
 from bench_llama_cpp import file_of
 
 NUM_CLIENTS, NUM_WORDS, MAX_TOKENS = 16, (24, 48, 96, 192), 24
@@ -163,6 +163,7 @@ def main() -> None:
         for number in range(-1, options.bursts):  # the first burst warms up
             for kind, sampling in SAMPLING.items():
                 for name in sorted(servers, reverse=number % 2 == 0):
+                    before_arm(name)
                     run = servers[name].burst(f"{kind} {number + 1}", sampling)
                     if number >= 0:
                         runs[kind][name].append(run)

@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from _common import machine, save, summarise
+from _common import before_arm, machine, save, summarise
 from serving.arm import SERVERS
 from serving.http_client import replay_over_http, stream_completion, token_prompt
 from serving.metrics import compare_outputs, serving_metrics
@@ -152,6 +152,7 @@ def measure(name: str, options: argparse.Namespace, tokenizer: Any, vocabulary: 
         for repeat in range(options.repeats):
             turn = repeat % len(options.arms)  # no arm always follows the same one
             for arm in options.arms[turn:] + options.arms[:turn]:
+                before_arm(arm)
                 if arm in SERVERS:
                     result, timelines = run_server(arm, workload, str(file), tokenizer)
                 else:

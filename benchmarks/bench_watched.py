@@ -125,7 +125,7 @@ def main() -> None:
     if options.arm:
         run_arm(options.arm)
         return
-    from _common import save, summarise
+    from _common import before_arm, save, summarise
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -137,6 +137,7 @@ def main() -> None:
         for repeat in range(options.repeats):
             # The order changes with each repeat, so that no arm always follows the same one.
             for arm in ARMS[repeat % len(ARMS) :] + ARMS[: repeat % len(ARMS)]:
+                before_arm(arm)
                 result = measure(arm, browser)
                 runs[arm].append(result)
                 print(f"{repeat} {arm:10s} cpu {result['cpu_s']:6.2f} s  wall {result['wall_s']:6.2f} s", flush=True)

@@ -20,8 +20,9 @@ from nbformat import NotebookNode
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.nb_run import NotebookRun
 
-VARIABLES = {"WORKBENCH_HEADLESS": "1", "WORKBENCH_PREFLIGHT": "remembered"}
-"""Environment of the kernels. No notebook breaks what the checks of a model are there for, so they are made once."""
+VARIABLES = {"WORKBENCH_HEADLESS": "1", "WORKBENCH_PREFLIGHT": "remembered", "WORKBENCH_WAIT_FOR_COMPILED": "1"}
+"""Environment of the kernels. No notebook breaks what the checks of a model are there for, so they are made once. Cells
+assert tokens, so all steps take the same way."""
 
 UGLY = re.compile(r"np\.(float|int)\d+\(|<[\w.]+ object at 0x|\bnan\b")
 """Output that a reader should not see: numpy's repr of a number, an address, NaN."""

@@ -397,7 +397,7 @@ def answer(place: Place, folder: Path, name: str, size: tuple[int, int]) -> None
 def dashboard() -> Iterator[tuple[Engine, str]]:
     """The engine of ``workbench demo`` after its run, and the address of its dashboard."""
     port = browsers.free_port()
-    with Engine("smollm2", CONFIG) as engine, contextlib.redirect_stdout(io.StringIO()):
+    with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine, contextlib.redirect_stdout(io.StringIO()):
         Arrivals(engine)
         engine.run(progress=False)
         running = app.serve(engine, port=port, threaded=True)

@@ -11,9 +11,14 @@ RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 Result = Mapping[str, Any]
 
 
+loaded: dict[str, Result] = {}
+"""The results that `load` has read, by name."""
+
+
 def load(name: str) -> Result:
     """A result file by name."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    loaded[name] = result = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
 
 
 def number(value: float) -> str:

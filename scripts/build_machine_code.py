@@ -46,7 +46,7 @@ def calls_of_a_run() -> list[Call]:
 
     object_code.place_of = noting
     for activations in ("float32", "int8"):
-        with Engine("smollm2", activations=activations) as engine:
+        with Engine("smollm2", activations=activations, wait_for_compiled=True) as engine:
             engine.add_request("The capital of France is", SamplingParams(max_tokens=2))
             engine.run(progress=False)
     layout = packing.layout_of(GGML_FORMATS["Q4_K"], 8)

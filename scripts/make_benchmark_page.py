@@ -2,17 +2,21 @@
 
 The text of the page is written by hand, and so is that of docs/models.md and docs/operations.md, which show some of the
 numbers. This script
-writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check`` compares instead of writing.
+writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check`` compares instead of writing,
+but for the marks of results that are older than their code: every commit may add some.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmark_figures import ARM_NAMES, WATCHED_NAMES, arena_figure, chunk_size_figure, serving_figure, watched_figure
-from benchmark_tables import Result, cell, load, number, provenance, spread, table
+from benchmark_origins import origins
+from benchmark_tables import Result, cell, load, loaded, number, provenance, spread, table
 from generated_files import write_or_check
 from model_tables import llama_cpp_table, models_table, quality_table, starts_table
 from summary_tables import checkouts_summary, llama_cpp_summary, losses, served_summary, serving_summary
@@ -326,6 +330,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "speculation": speculation_table,
     "other scripts": other_scripts,
 }
+ORIGINS = "origins"
+"""The last section of the page: the origins of everything above."""
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -337,7 +343,10 @@ def files() -> Iterator[tuple[Path, str]]:
     pages = ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS), (OPERATIONS_PAGE, OPERATIONS_SECTIONS))
     for page, sections in pages:
         text = page.read_text()
-        for name, make in sections.items():
+        kept = text if "--check" in sys.argv else None
+        last = {ORIGINS: partial(origins, kept)} if page == PAGE else {}
+        loaded.clear()
+        for name, make in {**sections, **last}.items():
             begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
             filled = f"{begin}\n{make()}\n{end}"
             text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: filled, text, flags=re.DOTALL)  # noqa: B023

@@ -24,7 +24,7 @@ QUESTIONS = {
 
 def main() -> None:
     """Run the requests and save the trace."""
-    with Engine("smollm2", CONFIG) as engine:
+    with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine:
         engine.add_request([{"role": "user", "content": document(engine, 2000)}], request_id="long", max_tokens=49)
         for step in range(1000):
             for request_id, question in QUESTIONS.get(step, {}).items():

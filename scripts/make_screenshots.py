@@ -65,7 +65,7 @@ def take(browser: Browser, wanted: set[str]) -> None:
     def asked(name: str) -> bool:
         return not wanted or name in wanted
 
-    with Engine("smollm2", CONFIG) as engine, tempfile.TemporaryDirectory() as folder:
+    with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine, tempfile.TemporaryDirectory() as folder:
         Arrivals(engine)
         engine.run(progress=False)
         one, two = Path(folder) / "one.html", Path(folder) / "two.html"
@@ -96,7 +96,7 @@ def take_live(browser: Browser) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with Engine("smollm2", CONFIG) as engine:
+    with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine:
         Arrivals(engine)
         for _ in range(14):
             engine.step()

@@ -108,7 +108,7 @@ def step_path(root: Path) -> tuple[dict[str, dict[str, set[int]]], list[str]]:
                     way.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}")
                 frame = frame.f_back
 
-    with Engine("smollm2", EngineConfig(max_num_batched_tokens=64, num_blocks=64)) as engine:
+    with Engine("smollm2", EngineConfig(max_num_batched_tokens=64, num_blocks=64), wait_for_compiled=True) as engine:
         engine.add_request("The capital of France is", max_tokens=8)
         engine.add_request("The opposite of hot is", max_tokens=2)
         engine.step()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from _common import RESULTS, machine
+from _common import RESULTS, BusyMachineError, before_arm, machine
 
 ROOT = Path(__file__).parents[1]
 # The quick ones first.
@@ -59,6 +59,7 @@ SAVED = {
 BY_HAND = {
     "class": "its delays mean something only on an idle machine",
     "checkouts": "needs another checkout",
+    "first_start": "installs into fresh folders",
     "fit": "needs another checkout",
     "hunt": "make measure-hunt",
     "instructions": "needs another checkout, and valgrind",
@@ -126,6 +127,12 @@ def main() -> int:
             print(f"{name}: to run", flush=True)
         else:
             print(f"{name}: load {machine()['load_average']}", flush=True)
+            try:
+                before_arm(name)
+            except BusyMachineError as busy:
+                print(busy, file=sys.stderr)
+                failed.append(name)
+                continue
             seconds = run(name)
             failed += [name] * (seconds is None)
             print(f"{name}: " + ("FAILED" if seconds is None else f"{seconds:.0f} s"), flush=True)

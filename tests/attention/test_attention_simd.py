@@ -8,19 +8,20 @@ import sys
 
 import llvmlite.binding
 import mlx.core as mx
+import numba
 import numpy as np
 import pytest
 
 from workbench.kernels.attention.cpu_ops import swiglu
 from workbench.kernels.cpu.attention.layout import TILE_ROWS
 from workbench.kernels.cpu.attention.matmul_tiles import dot_tile, matmul_tile, weighted_tile
-from workbench.kernels.cpu.attention.simd import LANES, exp, exp2, jit, load, store, tanh
+from workbench.kernels.cpu.attention.simd import LANES, exp, exp2, load, store, tanh
 
 
 def elementwise(function):
     """A compiled loop over whole vectors."""
 
-    @jit
+    @numba.njit(nogil=True, error_model="numpy")
     def apply(x, out):
         for at in range(0, x.size, LANES):
             store(out, at, function(load(x, at)))
@@ -67,7 +68,7 @@ def test_a_matmul_tile_touches_its_tile_only(vectors, accumulate):
     a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((depth, rows + 3), (depth, 40), (20, 50)))
     tile = matmul_tile(rows, vectors, accumulate)
 
-    @jit
+    @numba.njit(nogil=True, error_model="numpy")
     def run(c, a, b):
         tile(c, 52, 50, a, 2, 1, rows + 3, b, 4, 40, depth)  # a is read as its transpose
 
@@ -92,7 +93,7 @@ def test_a_dot_tile_reads_four_rows_in_lockstep(dtype):
     c = np.zeros((3, 10), np.float32)
     tile = dot_tile(3, keys)
 
-    @jit
+    @numba.njit(nogil=True, error_model="numpy")
     def run(c, a, b, places):
         tile(c, 1, 10, a, 0, width, b, places, 2, step, 7, vectors)
 
@@ -109,7 +110,7 @@ def test_a_weighted_tile_touches_its_tile_only():
     places = np.concatenate([PLACES * step, np.zeros(64, np.int64)])
     tile = weighted_tile(rows, vectors)
 
-    @jit
+    @numba.njit(nogil=True, error_model="numpy")
     def run(c, a, b, places):
         tile(c, 52, 50, a, 1, 8, b, places, 2, 7, depth, b, 10)
 

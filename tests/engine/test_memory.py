@@ -1,11 +1,14 @@
 """Memory: MLX's limits, the size of the pool, and errors that name the knob."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams, simulate
 from workbench.engine import memory
+from workbench.models import paged_cache
+from workbench.models.packed.pack_model import pack_model
 
 GIB = 2**30
 
@@ -142,3 +145,48 @@ def test_an_allocation_that_fails_names_the_knobs(monkeypatch):
 def test_other_errors_stay_as_they_are():
     problem = RuntimeError("shapes differ")
     assert memory.explained(problem, EngineConfig(), 3) is problem
+
+
+@pytest.mark.parametrize("kind", ["compiled", "cpu", "gather"])
+def test_a_pool_takes_memory_as_blocks_are_handed_out(kind, monkeypatch):
+    """With chunks, preemption and blocks that are handed out again; the memory grows in the middle of requests."""
+
+    def run():
+        loaded = tiny_loaded_model("gemma3_text")
+        if kind == "compiled":
+            pack_model(loaded.model)
+        limits = {"num_blocks": 290, "block_size": 4, "max_num_batched_tokens": 40, "max_num_seqs": 24}
+        backend = "auto" if kind == "compiled" else kind
+        with Engine(loaded, attention_backend=backend, **limits) as engine:
+            first = {array.shape[0] for array in engine.runner.kv_cache.arrays}
+            assert engine.runner.path.name == ("compiled" if kind == "compiled" else "layer by layer")
+            random = np.random.default_rng(3)
+            for length in random.integers(3, 50, 40).tolist():
+                prompt = random.integers(1, 200, length).tolist()
+                engine.add_request(prompt, max_tokens=9, ignore_eos=True)
+            tokens = [output.token_ids for output in engine.run(progress=False)]
+            last = {array.shape[0] for array in engine.runner.kv_cache.arrays}
+            assert engine.runner.kv_cache.nbytes == 290 * engine.runner.bytes_per_block
+        return first, last, tokens
+
+    first, last, tokens = run()
+    assert (first, last) == ({64}, {290})
+    monkeypatch.setattr(paged_cache, "FIRST_BLOCKS", 1000)
+    assert run() == ({290}, {290}, tokens)
+
+
+def test_growing_holds_no_second_pool():
+    loaded = tiny_loaded_model("llama", num_key_value_heads=4, head_dim=64)
+    pack_model(loaded.model)
+    with Engine(loaded, num_blocks=2000, block_size=16) as engine:
+        engine.generate([[1, 2, 3]], max_tokens=2)
+        engine.runner.reserve(1000)
+        engine.generate([[1, 2, 3]], max_tokens=2)
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before, arrays = mx.get_active_memory(), engine.runner.kv_cache.arrays
+        size, number = arrays[0].nbytes, len(arrays)
+        del arrays
+        engine.runner.reserve(2000)
+        assert number > 3
+        assert mx.get_peak_memory() - before < (number + 2.5) * size  # twice the memory, and one array more

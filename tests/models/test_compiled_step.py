@@ -8,6 +8,7 @@ from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.kernels.cpu.kernels import ROWS
+from workbench.kernels.cpu.layer_loop import run_layers
 from workbench.models.packed import step_check
 from workbench.models.packed.description import Description
 from workbench.models.packed.pack_model import pack_model, why_not_packed
@@ -51,6 +52,14 @@ def test_an_engine_gives_the_same_tokens_as_layer_by_layer(architecture):
         assert tokens == expected
         for step, expected_step in zip(logprobs, expected_logprobs, strict=True):
             assert step == pytest.approx(expected_step, abs=1e-4)
+
+
+def test_checks_and_steps_share_their_code(monkeypatch):
+    for kept in ("_codes", "_calls"):
+        monkeypatch.setattr(run_layers, kept, {})
+    loaded = packed_model("llama")
+    run_engine(loaded)
+    assert len(run_layers._codes) == 1, "compiling it takes seconds"
 
 
 def test_widths_that_fill_no_vector():

@@ -41,6 +41,7 @@ def repository(tmp_path, monkeypatch):
         "import pathlib\npathlib.Path('benchmarks/results/scheduler.json').write_text('{}')"
     )
     monkeypatch.setattr(run_benchmarks, "ROOT", tmp_path)
+    monkeypatch.setattr(run_benchmarks, "before_arm", lambda name: None)
     monkeypatch.setattr(run_benchmarks, "RESULTS", tmp_path / "benchmarks/results")
     commit(1_000_000_000)
     return tmp_path, commit

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from workbench.kernels.cpu.weight_sums import BLOCK, sum_weights
+from workbench.kernels.cpu.attention.object_code import NotCompiled, compiling_elsewhere
+from workbench.kernels.cpu.weight_sums import BLOCK, sum_weights, sum_with_numpy
 
 if TYPE_CHECKING:
     from workbench.config import SamplingParams
@@ -129,7 +130,12 @@ class Row:
     def sums(self, low: float, high: float = np.inf) -> np.ndarray:
         """Sums of the weights over two limits, see `sum_weights`; float64 [2, ceil(vocab_size / `BLOCK`)]."""
         sums = np.empty((2, -(-len(self.logits) // BLOCK)))
-        sum_weights(self.logits.astype(np.float64, copy=False), self.largest, 1.0 / self.temperature, low, high, sums)
+        logits = self.logits.astype(np.float64, copy=False)
+        with compiling_elsewhere():
+            try:
+                sum_weights(logits, self.largest, 1.0 / self.temperature, low, high, sums)
+            except NotCompiled:
+                sum_with_numpy(logits, self.largest, 1.0 / self.temperature, low, high, sums)
         return sums
 
     def log_probabilities(self, logits: np.ndarray) -> np.ndarray:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +22,7 @@ from workbench.base.named_fields import show_fields
 from workbench.base.on_demand import find, picture
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
+from workbench.engine.compiling import MAX_COMPARED_ROWS, Compiling, start, taken_over, why_wait
 from workbench.engine.failed_steps import FailedSteps
 from workbench.engine.input_processor import TokensPrompt, make_config, process_input, resolve_config
 from workbench.engine.live import LIVE
@@ -78,6 +81,9 @@ class Engine(Shortcuts):
         chat_template: A chat template in place of the model's, see `load_model`; not for a LoadedModel.
         ignore_config_keys: Keys of the model's files that are accepted without effect, see `load_model`; not for a
             LoadedModel.
+        wait_for_compiled: Compile what is not kept from an earlier start before the first step. By default, a small
+            model on a CPU begins layer by layer and changes to compiled code when another process has compiled it
+            (`workbench.engine.compiling`).
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
         check_laws: Check the laws (`workbench.trace.laws`) after every step; ``broken_laws`` and the log have what is
@@ -124,6 +130,7 @@ class Engine(Shortcuts):
         device: Device = "auto",
         chat_template: str | Path | None = None,
         ignore_config_keys: Collection[str] = (),
+        wait_for_compiled: bool = False,
         clock: Callable[[], float] | None = None,
         check_laws: bool = False,
         **config_fields: Any,
@@ -160,6 +167,9 @@ class Engine(Shortcuts):
         self.breakpoints = Breakpoints()
         self.broken_laws: list[Broken] = []
         self._checks_laws = check_laws
+        self._compiling: Compiling | None = None
+        waits = wait_for_compiled or bool(drafting["draft_model"]) or bool(self._situations)
+        self._runs_first = not waits and not why_wait(model, config, options, self.device)
         try:
             self._thread.call(lambda: self._load(model, config, policy, window, drafting, options))
         except BaseException:
@@ -180,11 +190,12 @@ class Engine(Shortcuts):
         drafting: dict[str, Any],
         options: dict[str, Any],
     ) -> None:
-        if not isinstance(model, LoadedModel):
-            model = load_model(model, **options)
-        self.model = model
-        self.config = resolve_config(config, self.model)
-        self.runner = self._make_runner()
+        if self._runs_first and not isinstance(model, LoadedModel):
+            self.model, self.runner, self._compiling = start(model, config, options)
+        else:
+            self.model = model if isinstance(model, LoadedModel) else load_model(model, **options)
+            self.config = resolve_config(config, self.model)
+            self.runner = self._make_runner()
         self.config = (
             self.runner.config
         )  # with the model's KV cache groups, and the number of blocks that "auto" stands for
@@ -215,12 +226,34 @@ class Engine(Shortcuts):
         for part in self._make_parts(**window):
             self._step.join(part)
         self._stepper: Stepper | AsyncStepper
+        if self._compiling is not None:
+            self._step.listeners.append(partial(_change_when_compiled, weakref.ref(self)))
         if self.config.async_scheduling:
             from workbench.engine.async_step import AsyncStepper
 
             self._stepper = AsyncStepper(self._step)
         else:
             self._stepper = Stepper(self._step)
+
+    def _change_when_compiled(self, record: StepRecord) -> None:
+        """After a step, let compiled code take over, if it is there and both ways can be compared by that step."""
+        compiling, packed, runner = self._compiling, self._step.packed, self.runner
+        if compiling is None or compiling.loaded is None or packed is None or record.kernel is None:
+            return
+        watched = any(layer.taps for layer in runner.kv_cache.kernel_layers)
+        if watched or not 0 < len(packed.logits_rows) <= MAX_COMPARED_ROWS:
+            return
+        loaded = compiling.loaded
+        made = taken_over(runner, loaded, packed)
+        if isinstance(made, str):
+            compiling.finish("failed", made)
+            return
+        self._step.run_with(made)
+        self.runner = made
+        runner.close()
+        self.model.become(loaded)
+        made.loaded = self.model
+        compiling.finish(f"done: steps after step {record.step} run {made.path.name}")
 
     def _make_scheduler(self, policy: SchedulingPolicy | None) -> Scheduler:
         if not self._checks_laws:
@@ -782,6 +815,8 @@ class Engine(Shortcuts):
             self._step.shadow.close()
         if self._compiler is not None:
             self._compiler.close()
+        if self._compiling is not None:
+            self._compiling.close()
         self._stepper.close()
         self._thread.close()
         self.runner.close()
@@ -820,14 +855,17 @@ class Engine(Shortcuts):
         Returns:
             Among others ``runs_on``, the device and the kernel, such as "Metal kernel on Apple M3"; ``forward``, the
             way through the model ("compiled", "replayed", "layer by layer" or "gathering"), and ``forward_not_taken``,
-            the faster ones with the reason why the model cannot take them. Besides, "files" has what was made of each
-            key of the model's files, and "thinking" whether the model is asked to think if a request does not say.
+            the faster ones with the reason why the model cannot take them. If the engine began before its code was
+            compiled, "compiling" has the state, the functions so far, and the reason if that failed. Besides, "files"
+            has what was made of each key of the model's files, and "thinking" whether the model is asked to think if a
+            request does not say.
 
         Example:
             >>> engine.describe()["attention_mode"]
             'kernel'
         """
-        return {**self.runner.describe(), **self.model.described_files()}
+        compiling = {"compiling": self._compiling.facts} if self._compiling is not None else {}
+        return {**self.runner.describe(), **compiling, **self.model.described_files()}
 
     def facts(self) -> dict[str, Any]:
         """Facts about the engine and its progress by name, for the views."""
@@ -851,6 +889,12 @@ class Engine(Shortcuts):
 
 show_fields(EngineConfig, Engine.__init__, Engine.fork)
 show_fields(SamplingParams, Engine.add_request)
+
+
+def _change_when_compiled(engine: weakref.ref[Engine], record: StepRecord) -> None:
+    """See the method; a listener that does not keep the engine alive."""
+    if (alive := engine()) is not None:
+        alive._change_when_compiled(record)
 
 
 def _versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from workbench.base.device import default_device, gpu_name, why_cpu
@@ -73,6 +74,8 @@ class ModelRunner:
         *,
         one_table: bool = True,
         computes_all: bool = False,
+        backend: str = "",
+        memory: Sequence[mx.array] | None = None,
     ) -> None:
         """Preflight the model and allocate its KV pool.
 
@@ -82,16 +85,20 @@ class ModelRunner:
             one_table: Batches have one block table per sequence; False for a table per KV cache group, in which
                 windowed layers give blocks back.
             computes_all: See `ServedModel`.
+            backend: The attention backend; "" for that of the configuration.
+            memory: The arrays of another runner's pool, whose place this one takes; None to make them.
 
         Raises:
             UnsupportedModelError: The model cannot be served; the message gives the reason.
-            ValueError: The KV pool is larger than this machine's memory.
+            ValueError: The KV pool is larger than this machine's memory, or ``memory`` is of another form.
             RuntimeError: The attention backend cannot run on this machine.
         """
         self.loaded = None if isinstance(model, nn.Module) else model
         self.model: nn.Module = model if isinstance(model, nn.Module) else model.model
         remembered = self.loaded.remembered if self.loaded is not None else NOTHING  # before anything is patched
-        self.backend, self.preflight, self.fallback_reason = _tried_backend(model, config)
+        self.backend, self.preflight, self.fallback_reason = _tried_backend(
+            model, config.replace(attention_backend=backend) if backend else config
+        )
         self.backend_name = self.backend.name
         limit_memory()
         caches, states = flat_caches(self.preflight.caches), self.preflight.states
@@ -108,7 +115,7 @@ class ModelRunner:
         changes: list[Change] = []
         self._restore = weakref.finalize(self, _restore, changes)
         try:
-            self._take_model(changes, first.block_size, groups, remembered, computes_all)
+            self._take_model(changes, first.block_size, groups, remembered, computes_all, memory)
         except BaseException:
             self._restore()
             raise
@@ -120,6 +127,7 @@ class ModelRunner:
         groups: Sequence[int],
         remembered: Remembered,
         computes_all: bool,
+        memory: Sequence[mx.array] | None,
     ) -> None:
         """Give the model a paged pool, and choose the way through it; changes of it go to ``changes`` at once."""
         if states := self.preflight.states:
@@ -127,7 +135,8 @@ class ModelRunner:
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
         reads_arithmetic = self.preflight.reads_arithmetic
-        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic)
+        grows = default_device() == "cpu"  # graphs of a GPU hold the pool's arrays
+        self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory, grows)
         if reader is not None:
             changes += patch_model(self.model, reader, reads_arithmetic)
         one_table = len(self.groups) == 1 and self.preflight.mode != "gather"
@@ -140,7 +149,7 @@ class ModelRunner:
         self.adapters = Adapters(self.model, self.config.max_loras, self.config.max_lora_rank, mixers)
         changes.append(self.adapters)
         parts = (self.model, self.preflight, self.kv_cache, self.backend, final_norm, self.config, self.adapters)
-        served = ServedModel(*parts, remembered, computes_all)
+        self._served = served = ServedModel(*parts, remembered, computes_all)
         self.path, self.not_taken = choose(served)
         if self.config.batch_invariant:
             self._make_invariant()
@@ -162,6 +171,11 @@ class ModelRunner:
             return
         raise ValueError(f"batch_invariant=True {problem}; set it to False")
 
+    def wait_for_compiled(self) -> None:
+        """Take steps layer by layer, because faster code is being compiled."""
+        self.not_taken = {CompiledPath.name: "its code is being compiled"}
+        self.path = LayerByLayer(self._served, "compiled code is not ready")
+
     @property
     def mode(self) -> str:
         """Mode of the attention: "kernel" or "gather", see `PreflightResult`."""
@@ -172,20 +186,26 @@ class ModelRunner:
         self._restore()
 
     def forward(self, packed: PackedBatch) -> ForwardOutput:
-        """Run the model once, see `ForwardPath.run`; layer by layer if something looks at a layer.
-
-        Raises:
-            ValueError: The batch was packed for another block size, or names blocks outside the pool.
-        """
+        """Run the model once, see `ForwardPath.run`; layer by layer if something looks at one. `_check` may raise."""
         if (packed.block_size, packed.num_blocks, packed.by_group) != self._valid_form:
             self._check(packed)
+        if (last := max(int(one.block_table.max(initial=0)) for one in packed.metadata)) >= self.kv_cache.num_reserved:
+            self.reserve(last + 1)
         watched = any(layer.taps for layer in self.kv_cache.kernel_layers)
         return (self.watched_path if watched else self.path).run(packed)
+
+    def reserve(self, num_blocks: int) -> None:
+        """Have memory for the first blocks of the pool, see `PagedKVCache.reserve`."""
+        self.path.let_go_of_memory()
+        self.kv_cache.reserve(num_blocks)
 
     def _check(self, packed: PackedBatch) -> None:
         """Reject a batch that does not belong to this pool: MLX does not check where it reads and writes.
 
         One that was packed for this pool, with one table per sequence, is valid by construction.
+
+        Raises:
+            ValueError: The batch was packed for another block size, or names blocks outside the pool.
         """
         pool = self.kv_cache
         if packed.block_size != pool.block_size:

@@ -97,7 +97,6 @@ class Step:
         speculator: Speculator | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self.runner = runner
         self.sampler = sampler
         self.outputs = outputs
         self.trace = trace
@@ -114,15 +113,27 @@ class Step:
         self._was_empty = False  # the latest step had no chunk
         self._has_states = not all(group.is_attention for group in runner.groups)
         self.parts: tuple[StepPart, ...] = ()
-        # The stages do not refer to this object, so that an engine that is dropped is gone at once.
-        self._stages: dict[str, Stage] = {"forward": partial(run_model, runner), "sample": partial(sample, sampler)}
-        self.stages = tuple(self._stages.values())
+        self.run_with(runner)
+
+    def run_with(self, runner: ModelRunner) -> None:
+        """Run the model with this runner from now on; between two steps."""
+        self.runner = runner
+        self._make_stages()
 
     def join(self, part: StepPart) -> None:
         """Let a feature take part in every step from now on; between two steps."""
         self.parts += (part,)
-        self._stages |= part.stages(self._stages)
-        self.stages = tuple([self._stages[name] for name in STAGES if name in self._stages])
+        self._make_stages()
+
+    def _make_stages(self) -> None:
+        # They do not refer to this object, so that an engine that is dropped is gone at once.
+        stages: dict[str, Stage] = {
+            "forward": partial(run_model, self.runner),
+            "sample": partial(sample, self.sampler),
+        }
+        for part in self.parts:
+            stages |= part.stages(stages)
+        self.stages = tuple([stages[name] for name in STAGES if name in stages])
 
     def begin(self) -> bool:
         """Do the work of the inbox; whether there is a step to take."""

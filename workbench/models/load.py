@@ -97,6 +97,10 @@ class LoadedModel:
         )
         return self._found_before if unchanged else NOTHING
 
+    def become(self, other: LoadedModel) -> None:
+        """Hold what another object holds, for all who have this one; the same files, loaded otherwise."""
+        vars(self).update(vars(other) | {"tokenizer": self.tokenizer})
+
     def described_files(self) -> dict[str, Any]:
         """The verdict on each key of the model's files, and whether its template asks it to think."""
         files: dict[str, Any] = {}
@@ -434,8 +438,8 @@ def _common_dtype(model: nn.Module) -> mx.Dtype:
 
 def _count_parameters(model: nn.Module) -> int:
     packed = [module for module in model.modules() if hasattr(module, "num_packed_weights")]
-    if not packed:
-        from mlx_lm.utils import get_total_parameters
+    if not packed and any(hasattr(module, "bits") for module in model.modules()):
+        from mlx_lm.utils import get_total_parameters  # imports transformers, in two seconds
 
         return int(get_total_parameters(model))
     others = sum(array.size for array in dict(tree_flatten(model.parameters())).values())

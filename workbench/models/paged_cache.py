@@ -26,6 +26,10 @@ from workbench.models.state_cache import LayerState, StateLayerCache, States, St
 CacheSpec = LayerKV | LayerState | tuple["LayerKV | LayerState", ...]
 """Contents of an entry of a model's cache argument; a tuple for an entry that is a list of caches."""
 
+FIRST_BLOCKS = 64
+"""Blocks that a pool that grows has memory for at first; then the memory doubles. Zeros for all 512 blocks that an
+engine has by default take 0.3 s for SmolLM2."""
+
 Kept = tuple[Collection[Hashable], Sequence[Callable[[int], bool]]]
 """Requests whose recurrent states have to stay, and for each KV cache group whether a block's has to."""
 
@@ -48,12 +52,16 @@ class PagedKVCache:
         mask_ndim: Axes of the masks without a backend: 4 for MLX's attention, 5 if the model groups its query heads
             itself.
         reads_arithmetic: See `workbench.models.preflight_result.PreflightResult`.
+        memory: `arrays` of another pool of this form without recurrent states, whose place this one takes; None to make
+            them.
+        grows: Take memory for a few blocks at first, and for more when `reserve` is called.
 
     Attributes:
         argument: The model's ``cache`` argument.
         layers: The caches of attention in it.
         states: The caches of recurrent layers in it.
         num_blocks: Blocks in the pool.
+        num_reserved: Blocks that there is memory for.
         block_size: Tokens per block.
         backend: The attention backend, None if the model computes attention itself.
     """
@@ -67,8 +75,13 @@ class PagedKVCache:
         groups: Sequence[int] | None = None,
         mask_ndim: int = 4,
         reads_arithmetic: bool = False,
+        memory: Sequence[mx.array] | None = None,
+        grows: bool = False,
     ) -> None:
-        wanted = flat_caches(specs)
+        wanted, taken = flat_caches(specs), iter(memory or ())
+        self.num_reserved = min(num_blocks, FIRST_BLOCKS) if grows else num_blocks
+        if memory:
+            self.num_reserved = memory[0].shape[0]
         groups = groups or [0] * len(wanted)
         arrays: dict[tuple[LayerKV, int], Memory] = {}
         flat: list[LayerCache | StateLayerCache] = []
@@ -78,9 +91,13 @@ class PagedKVCache:
                 continue
             assert place is not None
             if place not in arrays:
-                slots = (num_blocks, block_size, one.num_kv_heads)
-                keys, values = (mx.zeros((*slots, dim), dtype=one.dtype) for dim in one.stored_dims)
-                arrays[place] = keys, keys if one.latent else values
+                slots = (self.num_reserved, block_size, one.num_kv_heads)
+                shapes = [(*slots, dim) for dim in one.stored_dims[: 1 if one.latent else 2]]
+                if memory is None:
+                    made = [mx.zeros(shape, dtype=one.dtype) for shape in shapes]
+                else:
+                    made = [_of_form(next(taken), shape, one.dtype) for shape in shapes]
+                arrays[place] = made[0], made[-1]
             if backend is None:
                 flat.append(GatheredLayerCache(one, arrays[place], mask_ndim, group))
             else:
@@ -119,11 +136,25 @@ class PagedKVCache:
         for layer, (keys, values) in zip(self.layers, self._indices):
             layer.k_cache, layer.v_cache = arrays[keys], arrays[values]
 
+    def reserve(self, num_blocks: int) -> None:
+        """Have memory for the first blocks of the pool, at least so many; what is written stays."""
+        if num_blocks <= self.num_reserved:
+            return
+        self.num_reserved = min(self.num_blocks, max(num_blocks, 2 * self.num_reserved))
+        owned, arrays = len({id(array) for layer in self.layers for array in layer.state}), self.arrays
+        for index in range(owned):  # one by one: the old one and the new one are in memory meanwhile
+            more = (self.num_reserved - arrays[index].shape[0], *arrays[index].shape[1:])
+            arrays[index] = mx.concatenate([arrays[index], mx.zeros(more, arrays[index].dtype)])
+            mx.eval(arrays[index])
+            self.replace_arrays(arrays)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool, and of the states that are kept."""
         arrays = {id(array): array.nbytes for layer in self.layers for array in layer.state}
-        return sum(arrays.values()) + sum(states.nbytes for states in self._kept.values())
+        return sum(arrays.values()) // self.num_reserved * self.num_blocks + sum(
+            states.nbytes for states in self._kept.values()
+        )
 
     def begin_step(
         self,
@@ -173,6 +204,17 @@ class PagedKVCache:
         """Raise RuntimeError if a layer was not called exactly once in this step."""
         if any(reads != 1 for reads in self.reads):
             raise RuntimeError(f"attention ran {self.reads} times per layer; the preflight saw 1 each")
+
+
+def _of_form(array: mx.array, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """The array, if it has a shape and a type.
+
+    Raises:
+        ValueError: It has others.
+    """
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"the pool's arrays are {array.dtype} {array.shape} instead of {dtype} {shape}")
+    return array
 
 
 def bytes_per_block(

@@ -24,8 +24,6 @@ from workbench.base.served_names import is_any, is_loopback, own_addresses
 
 if TYPE_CHECKING:
     from workbench.engine.distributed.job import MakeEngine
-    from workbench.models.load import LoadedModel
-
 
 REACHABLE = (
     "warning: everybody who reaches {host} can see this run, unencrypted. Only pages opened by the teacher's link "
@@ -63,12 +61,12 @@ def run(options: argparse.Namespace) -> int:
         if options.headless
         else partial(_run_served, options.host, check_port(options), allow_hosts(options), not options.no_browser)
     )
-    from workbench.engine.distributed.job import run_job
+    from workbench.engine.distributed.job import run_engines
 
-    return run_job(options.model, run_requests)
+    return run_engines(options.model, run_requests)
 
 
-def _run_headless(_model: LoadedModel, make_engine: MakeEngine) -> int:
+def _run_headless(make_engine: MakeEngine) -> int:
     from workbench.apps.demo import CONFIG, Arrivals
     from workbench.trace.readings.metrics_collector import metrics
 
@@ -89,7 +87,6 @@ def _run_served(
     port: int,
     allow_hosts: tuple[str, ...],
     browser: bool,
-    _model: LoadedModel,
     make_engine: MakeEngine,
 ) -> int:
     from workbench.apps.demo import CONFIG, Arrivals

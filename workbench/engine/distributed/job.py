@@ -74,3 +74,10 @@ def run_job(model: str, lead: Callable[[LoadedModel, MakeEngine], int], **loadin
         link.close()
         # The process ends now. Python's last garbage collection takes seconds when ranks share the cores.
         gc.freeze()
+
+
+def run_engines(model: str, lead: Callable[[MakeEngine], int]) -> int:
+    """`run_job` for a command that only makes engines: in one process they load the model, and need not be compiled."""
+    if not is_launched():
+        return lead(partial(Engine, model))
+    return run_job(model, lambda _, make_engine: lead(make_engine))

@@ -37,7 +37,7 @@ class SharedRunner(ModelRunner):
         **options: See `ModelRunner`.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link, **options: bool) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, link: Link, **options: Any) -> None:
         self._link = link
         self._num_passes = 0
         super().__init__(model, config, **options)

@@ -43,6 +43,10 @@ class CompiledPath(ChosenPath):
         step, reason = make_compiled_step(served.model, served.preflight, served.kv_cache, served.remembered)
         return cls(served, step) if step is not None else reason
 
+    def let_go_of_memory(self) -> None:
+        """See `ChosenPath.let_go_of_memory`."""
+        self.step.let_go_of_memory()
+
     def run(self, packed: PackedBatch, adapters: AdapterTables | None = None) -> ForwardOutput:
         """See `ForwardPath.run`; ``adapters`` are those of the batch, if it has any."""
         if (packed.adapters and adapters is None) or len(packed.logits_rows) > self._slice_rows:

@@ -60,6 +60,9 @@ class ChosenPath(ForwardPath):
 
     projects_in_slices: ClassVar[bool] = False
 
+    def let_go_of_memory(self) -> None:
+        """Hold no array of the pool until the next step: it gets others."""
+
     @classmethod
     @abstractmethod
     def make(cls, served: ServedModel) -> Self | str:

@@ -42,7 +42,7 @@ from workbench.kernels.cpu.threads import share
 
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _GELU_SCALE, _GELU_CUBE = np.float32(0.7978845608028654), np.float32(0.044715)
-_LARGEST_CODE = np.float32(127.0)
+_LARGEST_CODE, _INFINITY = np.float32(127.0), np.float32(np.inf)
 
 register_jitable(input_sizes)
 
@@ -74,15 +74,41 @@ def _normalise(x, numbers, weight, size, epsilon, out):
         out[at] = x[at] * factor * numbers[weight + at]
 
 
+# Loops, because numba compiles half as much again for `x += y` and `x[row] = y`: the text of an error about shapes.
+
+
+@jit
+def _add_to(x, y):
+    """Add one flat array to another."""
+    for at in range(x.size):
+        x[at] += y[at]
+
+
+@jit
+def _copy_to(x, y):
+    """Copy the first elements of one flat array to another."""
+    for at in range(x.size):
+        x[at] = y[at]
+
+
+@jit
+def _filled(size, value):
+    """A flat array of one value, float32."""
+    made = np.empty(size, np.float32)
+    for at in range(size):
+        made[at] = value
+    return made
+
+
 @jit
 def _add_output(residual, out, numbers, weight, epsilon, normed):
     """Add a sublayer's output to the residual, after its norm if it has one."""
-    if weight < 0:
-        residual += out
-        return
     for row in range(out.shape[0]):
-        _normalise(out[row], numbers, weight, normed.size, epsilon, normed)
-        residual[row] += normed
+        if weight < 0:
+            _add_to(residual[row], out[row])
+        else:
+            _normalise(out[row], numbers, weight, normed.size, epsilon, normed)
+            _add_to(residual[row], normed)
 
 
 _share = jit(share)
@@ -272,7 +298,7 @@ def _activated(gate, up, activation):
 @jit
 def _activate(gate_up, hidden, activation):
     """``gate = activation(gate) * up`` of some rows."""
-    rest = np.zeros(2 * LANES, np.float32)
+    rest = _filled(2 * LANES, _ZERO)
     for row in range(gate_up.shape[0]):
         source = gate_up[row]
         whole = hidden - hidden % LANES
@@ -305,7 +331,7 @@ def run_layers(model, batch, shapes, pool_size, like, buffers, scratch, thread, 
     num_rows, hidden_size = residual.shape
     normed = np.empty(hidden_size, np.float32)
     lowered = np.empty((min(num_rows, ROWS), max(1, _largest_rank(batch.adapters))), np.float32)
-    first_maximum, first_total = np.full(shapes.num_heads, -np.inf, np.float32), np.zeros(shapes.num_heads, np.float32)
+    first_maximum, first_total = _filled(shapes.num_heads, -_INFINITY), _filled(shapes.num_heads, _ZERO)
 
     for index in range(model.layers.shape[0]):
         layer = model.layers[index]
@@ -327,7 +353,7 @@ def run_layers(model, batch, shapes, pool_size, like, buffers, scratch, thread, 
                 cosines, sines = batch.cosines[rope, position], batch.sines[rope, position]
                 slot = batch.slots[layer[Field.BLOCK_TABLE], row + place]
                 _place_row(model, layer, qkv[place], slot, cosines, sines, shapes, k_cache, v_cache)
-                attended[place] = qkv[place, : attended.shape[1]]
+                _copy_to(attended[place], qkv[place])
         wait_for_all(barrier, num_threads)
         scoring = Scoring(model.scales[index], _ZERO, layer[Field.LEFT], first_maximum, first_total)
         queries = buffers.attended.reshape(-1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from contextvars import copy_context
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,13 +29,13 @@ class ThreadPool:
             ).start()
 
     def run(self, work: Callable[[int], None]) -> None:
-        """Call ``work(thread)`` in every thread, and wait for all of them."""
+        """Call ``work(thread)`` in every thread, in this context, and wait for all of them."""
         if self.size == 1:
             work(0)
             return
         with self._lock:
             for jobs in self._jobs:
-                jobs.put(work)
+                jobs.put(partial(copy_context().run, work))  # type: ignore[call-arg]  # the number comes later
             problems: list[BaseException | None] = []
             try:
                 work(0)

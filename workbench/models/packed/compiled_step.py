@@ -50,18 +50,12 @@ class CompiledStep:
         _, block_size, _, stored_dim = caches[0].k_cache.shape
         sizes = description.num_heads, description.num_kv_heads, description.head_dim, description.head_dim
         self._shapes = Shapes(*sizes, block_size, stored_dim, stored_dim)
-        self._pool_size = caches[0].k_cache.size
-        layers = model.layers.copy()
-        self._memory = []
+        self._caches, self._model = caches, model._replace(layers=model.layers.copy())
+        self._find_memory()
+        layers = self._model.layers
         for row, cache in zip(layers, caches):
-            mx.eval(cache.k_cache, cache.v_cache)
-            keys, values = kernel_memory(cache.k_cache), kernel_memory(cache.v_cache)
-            row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
             row[Field.LEFT] = cache.layer.window - 1 if cache.layer.window > 0 else -1
             row[Field.BLOCK_TABLE] = cache.group
-            self._memory.append((keys, values))
-        self._like = np.empty(0, self._memory[0][0].dtype)
-        self._model = model._replace(layers=layers)
         self._lefts = layers[:, Field.LEFT].tolist()
         group = description.num_heads // description.num_kv_heads
         self._block_q = max(1, PAIRS_PER_ITEM // group)
@@ -75,6 +69,23 @@ class CompiledStep:
             np.empty(0, np.int64),
         )
         self._cosines = self._sines = np.empty((0, 0, 0), np.float32)
+
+    def _find_memory(self) -> None:
+        """Take the addresses of the pool's arrays, which are others when the pool has grown."""
+        self._first: mx.array | None = self._caches[0].k_cache
+        self._pool_size = self._caches[0].k_cache.size
+        self._memory: list[tuple[np.ndarray, np.ndarray]] = []
+        for row, cache in zip(self._model.layers, self._caches):
+            mx.eval(cache.k_cache, cache.v_cache)
+            keys, values = kernel_memory(cache.k_cache), kernel_memory(cache.v_cache)
+            row[Field.K_CACHE], row[Field.V_CACHE] = keys.ctypes.data, values.ctypes.data
+            self._memory.append((keys, values))
+        self._like = np.empty(0, self._memory[0][0].dtype)
+
+    def let_go_of_memory(self) -> None:
+        """Hold no array of the pool until the next step, which takes the addresses again."""
+        self._first = None
+        self._memory.clear()
 
     def make_invariant(self) -> None:
         """Compute every row of attention as a part of a chunk, so that its bits do not depend on the batch."""
@@ -113,6 +124,8 @@ class CompiledStep:
         adapters: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Iterator[mx.array]:
         """See `run`; the head projects so many rows at a time, when the rows before them have been taken."""
+        if self._caches[0].k_cache is not self._first:
+            self._find_memory()
         logits = self._room(rows[:size])
         embedded = self._description.embedding.product.matrix.rows(token_ids.astype(np.int64))
         if self._embedding_scale != 1.0:

@@ -197,7 +197,8 @@ def _check_far(model: nn.Module, result: PreflightResult, backend: AttentionBack
         description = Description(packed, kv_cache.kernel_layers, num_heads)
         tables, scale = list(description.variants())[variant]
         step = CompiledStep(description, kv_cache.kernel_layers, tables, scale)
-        return np.array(step.run(token_ids, positions, np.arange(len(token_ids)), *metadata))
+        rows = np.arange(len(token_ids), dtype=np.int32)  # code for another type would be compiled for this alone
+        return np.array(step.run(token_ids, positions, rows, *metadata))
 
     if difference := far.difference(backend, TOLERANCE[mx.float32], f"compiled {variant}", forward):
         raise _Refused(f"in compiled code, {difference}")

@@ -13,9 +13,10 @@ import ctypes
 import hashlib
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
@@ -38,8 +39,29 @@ else:
     Signature = tuple
 
 _LOCK = RLock()
-_DIGEST_BYTES = 32
+_DIGEST_BYTES, _PART = 32, ".part"
 _SHOWN_SECONDS = 1.0
+_WITHOUT_COMPILING: ContextVar[bool] = ContextVar("without_compiling", default=False)
+
+listeners: list[Callable[[str, bool], None]] = []
+"""Functions that are called with the name of a function before it is compiled (False) and when it is kept (True)."""
+
+
+class NotCompiled(BaseException):
+    """A function is not kept, and may not be compiled here.
+
+    It is not an Exception: checks of models take those for faults of the model.
+    """
+
+
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """Raise `NotCompiled` inside the block if a function would have to be compiled."""
+    token = _WITHOUT_COMPILING.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_COMPILING.reset(token)
 
 
 class Code(NamedTuple):
@@ -88,6 +110,15 @@ class Wanted(NamedTuple):
         return getattr(function, "py_func", function)
 
 
+elsewhere: set[int] = set()
+"""Ids of processes that compile for this one."""
+
+
+def compiling_elsewhere() -> AbstractContextManager[None]:
+    """`without_compiling` as long as another process compiles for this one."""
+    return without_compiling() if elsewhere else nullcontext()
+
+
 def code_of(wanted: Wanted) -> Code:
     """A compiled function.
 
@@ -99,6 +130,7 @@ def code_of(wanted: Wanted) -> Code:
 
     Raises:
         TypeError: The function returns something.
+        NotCompiled: It is not kept, inside `without_compiling`.
     """
     with _LOCK:
         place = place_of(wanted)
@@ -107,11 +139,17 @@ def code_of(wanted: Wanted) -> Code:
             path = cached("compiled", *place)
             kept = _read(path)
         if kept is None:
+            if _WITHOUT_COMPILING.get():
+                raise NotCompiled(wanted.name)
             if not path.parent.exists():
                 _announce()
             start = time.perf_counter()
+            for listener in listeners:
+                listener(wanted.name, False)
             kept = compiled(wanted.function(), wanted.signature(), wanted.for_python)
             write(path, kept)
+            for listener in listeners:
+                listener(wanted.name, True)
             if time.perf_counter() - start > _SHOWN_SECONDS:
                 print(f"compiled {wanted.name.lstrip('_')}", file=sys.stderr, flush=True)
         return _load(wanted, kept)
@@ -246,16 +284,33 @@ def _read(path: Path) -> _Kept | None:
 def write(path: Path, kept: _Kept) -> None:
     """Keep machine code in a file, if it can be written."""
     rest = b"\0".join([kept.function, kept.wrapper, kept.environment, kept.machine_code])
-    part = None
+    part = path.with_name(f"{path.name}.{os.getpid()}{_PART}")
     try:
         make_folder(path.parent)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as stream:
-            part = stream.name
+        remove_parts(path.parent)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(hashlib.sha256(rest).digest() + rest)
         os.replace(part, path)  # another process may write the same file
     except OSError:
-        if part is not None:
-            Path(part).unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove files that processes had not finished when they were ended."""
+    for part in folder.glob(f"*{_PART}"):
+        if not _is_running(int(part.name.split(".")[-2])):
+            part.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        pass
+    return True
 
 
 @cache

@@ -25,6 +25,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, overload, register_model
 
+from workbench.kernels.cpu.attention.inner import jit
 from workbench.kernels.cpu.attention.processor import LANES, config
 
 numba.config.CPU_NAME, numba.config.CPU_FEATURES = config.CPU_NAME, config.CPU_FEATURES  # type: ignore[attr-defined]
@@ -370,9 +371,6 @@ def prefetch_row(typing_context, array, at, count):
 
     return types.void(array, types.intp, types.intp), codegen
 
-
-jit = numba.njit(nogil=True, error_model="numpy")
-"""Compile a function; floating-point arithmetic follows IEEE rules, so NaN and -inf keep their meaning."""
 
 _ROUND = np.float32(1.5 * 2**23)
 """Adding this to a small float32 rounds it to an integer, which is then in the low bits of the sum."""
