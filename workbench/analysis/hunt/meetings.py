@@ -49,6 +49,9 @@ WINDOW = 3
 MOST_KEPT = 600
 """Workloads that are kept to be changed, the latest ones."""
 
+RECENT = 40
+"""The workload that is changed is about this many behind the latest one, on average."""
+
 _BIT = {name: 1 << index for index, name in enumerate(EVENTS)}
 _CONTEXTS = ("async_scheduling", "num_speculative_tokens", "kv_cache_groups")
 """Settings under which the same events are another meeting."""
@@ -201,7 +204,8 @@ class Corpus:
     def changed(self) -> bytes:
         """A kept workload with some bytes, a request or the configuration from elsewhere."""
         rng = self._rng
-        made, other = bytearray(rng.choice(self._kept)), rng.choice(self._kept)
+        late = min(len(self._kept) - 1, int(rng.expovariate(1 / RECENT)))  # what was kept late had the rarer meetings
+        made, other = bytearray(self._kept[-1 - late]), rng.choice(self._kept)
         way = rng.randrange(4)
         if way == 0:  # a request of another one
             start, source = (CONFIG_BYTES + rng.randrange(MAX_REQUESTS) * REQUEST_BYTES for _ in range(2))
