@@ -1,5 +1,6 @@
 """Meetings of events: which are counted, and that a hunt changes the workloads that had new ones."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,9 +118,10 @@ def test_a_fault_of_a_changed_workload_is_kept_and_remembered(tmp_path, monkeypa
     original = Corpus.changed
     changed = []
     monkeypatch.setattr(Corpus, "changed", lambda self: changed.append(original(self)) or changed[-1])
-    monkeypatch.setattr(Search, "_batch", lambda self, batch: self._corpus.keep(bytes(WORKLOAD_BYTES)))
+    drawn = random.Random(1)
+    monkeypatch.setattr(Search, "_batch", lambda self, batch: self._corpus.keep(drawn.randbytes(WORKLOAD_BYTES)))
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    search = Search(find_target("planted:generous"), None, 400, laws=["limits"], database=tmp_path)
+    search = Search(find_target("planted:generous"), None, 1000, laws=["limits"], database=tmp_path)
     (found, *_) = search.run()
     assert found.fault.law == "limits" and len(found.workload["requests"]) <= 3
     assert set(search._kept_cases().fetch(b"workloads")) <= set(changed)
