@@ -160,6 +160,10 @@ class Meetings:
             self._of_context[key] = before | mask
             self.is_new = True
 
+    def count_in_settings(self) -> int:
+        """Number of distinct pairs, those under other settings counted again."""
+        return sum(mask.bit_count() for seen in self._seen.values() for key, mask in seen.items() if key[0] < 2)
+
     def count(self) -> tuple[int, int]:
         """Number of distinct pairs and triples, whatever the settings."""
         seen: dict[tuple[int, ...], int] = {}
