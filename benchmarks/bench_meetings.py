@@ -3,8 +3,8 @@
     python benchmarks/bench_meetings.py pairs [--workloads 10000]
     PYTHONPATH=FOLDER python benchmarks/bench_meetings.py fault VERSION    # in vLLM's environment, a release in FOLDER
 
-Guided and random hunts take turns, so that both meet the same load. Seconds are those of the processor, from the first workload to
-the first one that breaks the law at the place; shrinking of other findings counts.
+Guided and random hunts take turns, so that both meet the same load. Seconds are those of the processor, from the first
+workload to the first one that breaks the law at the place; shrinking of other findings counts.
 """
 
 from __future__ import annotations
