@@ -105,7 +105,7 @@ def _hooks(options: argparse.Namespace) -> list[str]:
 
 
 def to_change(result: dict[str, Any]) -> list[str]:
-    """What is to be changed, a line each."""
+    """The changes that are needed, a line each."""
     lines = [f"{feature}: {message}" for feature, message in result["features_that_differ"].items()]
     if lines:
         lines += [f"look at {each['kind']}, decided in {each['place']}" for each in result["differences"]]

@@ -41,7 +41,7 @@ EVENTS = (
     "finds the pool empty",
     "finds the budget spent",
 )
-"""What may happen to a request in a step."""
+"""Events of a request in a step."""
 
 WINDOW = 3
 """Steps in which events meet."""
