@@ -11,7 +11,7 @@ BIN := .venv/bin
 # Containers often set it. Each of the hundreds of processes that tests start would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-all test-fake-gpu lint lint-types lint-structure lint-imports lint-style lint-scripts lint-workflows benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
+.PHONY: demo check test test-all test-fake-gpu lint lint-types lint-structure lint-imports lint-style lint-scripts lint-workflows benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm new-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
 
 # $(call install,ENVIRONMENT,PACKAGES): with uv in a tenth of pip's time, with pip where uv cannot, such as behind a mirror
 # that only pip knows.
@@ -116,6 +116,12 @@ hunt-vllm: .venv-vllm/.installed
 	    --for $(HUNT_FOR) -j $(JOBS) --out $(FOUND) || test $$? = 1
 	test -z "$$(ls $(FOUND)/*/finding.json 2>/dev/null)" || \
 	  $(VLLM_PYTHON) -m workbench hunt replay $(FOUND)/*/ --against $(SINCE)..$(VERSION) || test $$? = 1
+
+# A new release in ten minutes: certificate, differences from the last one, the recorder's hooks, laws; writes the table of
+# docs/limits.md, and ends with "equal" or with what is to be changed.
+LAST ?= 0.33.0
+new-vllm: .venv-vllm/.installed
+	$(VLLM_PYTHON) scripts/new_vllm.py $(VERSION) --last $(LAST) --out found/new-vllm-$(VERSION)
 
 # What the hunt finds of known faults. NANO_VLLM=FOLDER is a clone of nano-vllm, which needs xxhash.
 measure-hunt: .venv-vllm/.installed

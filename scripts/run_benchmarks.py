@@ -62,6 +62,7 @@ BY_HAND = {
     "first_start": "installs into fresh folders",
     "fit": "needs another checkout",
     "hunt": "make measure-hunt",
+    "meetings": "in vLLM's environment, a release at a time",
     "instructions": "needs another checkout, and valgrind",
     "llama_cpp": "needs a Python that has llama-cpp-python",
     "served": "needs llama.cpp's server",

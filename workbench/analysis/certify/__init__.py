@@ -91,7 +91,7 @@ class Certificate:
 def certify(
     program: str | Callable[[dict[str, Any]], Any],
     *,
-    workloads: int = 25,
+    workloads: int = 100,
     seed: int | None = None,
     features: Collection[str] | None = None,
     timeout: float = 60,

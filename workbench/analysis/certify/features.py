@@ -59,9 +59,18 @@ FEATURES = (
     Feature("asynchronous steps", ("async",), frozenset({"async"})),
     Feature("asynchronous steps with preemption", ("async",), frozenset({"async"}), preempts=True),
     Feature("drafts", ("drafts",), frozenset({"drafts"}), _drafts),
+    Feature("drafts with prefix caching", ("drafts", "caching"), frozenset({"drafts", "caching"}), _drafts, None),
     Feature("drafts in asynchronous steps", ("drafts", "async"), frozenset({"drafts", "async"}), _drafts),
     Feature("sliding windows", ("groups",), frozenset({"windows"}), preempts=None),
+    Feature("windows with prefix caching", ("groups", "caching"), frozenset({"windows", "caching"}), _hits, None),
     Feature("recurrent layers", ("groups", "states"), frozenset({"states"}), preempts=None),
+    Feature(
+        "recurrent layers with prefix caching",
+        ("groups", "states", "caching"),
+        frozenset({"states", "caching"}),
+        _hits,
+        None,
+    ),
     Feature("adapters"),
     Feature("grammars", ("grammars",), frozenset({"grammars"})),
     Feature(

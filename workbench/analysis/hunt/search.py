@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.analysis.hunt.meetings import Corpus, Meetings
 from workbench.analysis.hunt.progress import UNSERVABLE, obstacle
 from workbench.analysis.hunt.shrink import shrink
 from workbench.analysis.hunt.target import ALL_FREE, Fault, Refused, Tally, Target
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 BATCH = 250
 """Workloads that are drawn before findings are written and known."""
+
+CHANGED_TO_RANDOM = 2
+"""One batch of this many has random workloads; the others change those that had new meetings."""
 
 SHRINK_SECONDS = 0.5
 """Processor time in which Hypothesis shrinks a case; afterwards the smallest one so far is taken."""
@@ -97,8 +101,11 @@ class Search(Limited):
         laws: Names of the laws to check; None for all.
         database: Folder of cases that are tried first; None for none.
         tell: Called with this object now and then, and with each finding.
+        guided: Count meetings of events.
+        changes: Change workloads that had new ones; otherwise all are random.
 
     Attributes:
+        meetings: The meetings of events so far.
         pairs: Pairs of features that a workload had.
         tally: The processor time and its parts, and the settings that the scheduler under test does not have.
     """
@@ -110,6 +117,8 @@ class Search(Limited):
     laws: Collection[str] | None = None
     database: Path | None = None
     tell: Callable[[Search, Found | None], None] = lambda search, found: None
+    guided: bool = True
+    changes: bool = True
     found: list[Found] = field(default_factory=list)
     num_workloads: int = 0
     num_refused: int = 0
@@ -122,13 +131,15 @@ class Search(Limited):
         self._shrinking: tuple[str, str] | None = None
         self._shrinks_until = 0.0
         self._tried: dict[bytes, _Interesting | None] = {}
+        self.meetings, self._corpus = Meetings(), Corpus(self.seed)
 
     def run(self) -> list[Found]:
         """Search until it is over, after the cases that the database remembers."""
         self._retry()
         batch = 0
         while not self.over:
-            if (problem := self._batch(batch)) is not None:
+            drawn = self._changed_batch if self.changes and batch % CHANGED_TO_RANDOM and self._corpus else self._batch
+            if (problem := drawn(batch)) is not None:
                 self._note(problem)
             self.tally.whole = time.process_time() - self._began
             self.tell(self, None)
@@ -177,11 +188,30 @@ class Search(Limited):
             return problem
         return None
 
+    def _changed_batch(self, batch: int) -> _Interesting | None:
+        """Change workloads that had new meetings until one breaks a law that is not known."""
+        for _ in range(BATCH):
+            if self.over:
+                return None
+            choices = self._corpus.changed()
+            if (problem := self._try_choices(choices)) is not None:
+                if (kept := self._kept_cases()) is not None:
+                    kept.save(_KEY, choices)
+                return problem
+        return None
+
+    def _try_choices(self, choices: bytes) -> _Interesting | None:
+        """Run a workload, and keep it if events met in it that had not."""
+        problem = self._try(make_workload(choices, self.target.features))
+        if self.meetings.is_new:
+            self._corpus.keep(choices)
+        return problem
+
     def _examine(self, choices: bytes) -> None:
         if self._shrinking is None:
             if self.over:
                 return
-            problem = self._try(make_workload(choices, self.target.features))
+            problem = self._try_choices(choices)
             if problem is not None:
                 self._shrinking, self._shrinks_until = (
                     (problem.fault.law, problem.fault.place),
@@ -201,7 +231,8 @@ class Search(Limited):
         has = shape(workload)
         self.num_workloads += 1
         self.pairs.update(combinations(sorted(has), 2))
-        fault = self.fault(workload)
+        self.meetings.is_new = False
+        fault = self.fault(workload, meetings=self.meetings if self.guided else None)
         if fault is None:
             return None
         if (same := self._explained((fault.law, fault.place), has)) is not None:
@@ -217,15 +248,16 @@ class Search(Limited):
         fault = self.fault(workload, key[1])
         return _Interesting(fault, workload) if fault is not None and (fault.law, fault.place) == key else None
 
-    def fault(self, workload: dict[str, Any], place: str = "") -> Fault | None:
+    def fault(self, workload: dict[str, Any], place: str = "", meetings: Meetings | None = None) -> Fault | None:
         """The fault of a workload.
 
         Args:
             workload: The workload.
             place: The place that a fault of progress is asked for, which is tried alone; "" to find it.
+            meetings: Takes the events of the run.
         """
         try:
-            fault = self.target.run(workload, self.laws, tally=self.tally)
+            fault = self.target.run(workload, self.laws, tally=self.tally, meetings=meetings)
         except Refused:
             self.num_refused += 1
             return None

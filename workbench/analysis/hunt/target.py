@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import workbench
 from workbench.analysis.hunt.drive import Run
+from workbench.analysis.hunt.meetings import Meetings
 from workbench.analysis.hunt.watch import BrokenLaw, Watch
 from workbench.analysis.hunt.workloads import FEATURES, length_of
 from workbench.trace.laws import EXCEPTIONS
@@ -149,6 +150,7 @@ class Target:
         max_steps: int = MAX_STEPS,
         *,
         tally: Tally | None = None,
+        meetings: Meetings | None = None,
     ) -> Fault | None:
         """Run a workload.
 
@@ -157,6 +159,7 @@ class Target:
             laws: Names of the laws to check; None for all.
             max_steps: Steps after which the run is given up.
             tally: Takes the time, and the settings that the scheduler does not have.
+            meetings: Takes the events of the run.
 
         Returns:
             The first broken law; None if all hold, or the run was given up.
@@ -178,7 +181,7 @@ class Target:
             if self.is_ours and not isinstance(problem, ValueError):
                 return crash_of(problem, 0, self.folders)
             raise Refused(str(problem)) from None
-        watch = Watch(scheduler, workload["config"], laws=laws, allow_exceptions=self.allows)
+        watch = Watch(scheduler, workload["config"], laws=laws, allow_exceptions=self.allows, meetings=meetings)
         run = Run(scheduler, workload, watch)
         try:
             with time_limit():
@@ -192,6 +195,8 @@ class Target:
         finally:
             if hasattr(scheduler, "close"):
                 scheduler.close()
+            if meetings is not None:
+                meetings.end_step()
             if tally is not None:
                 tally.add(scheduler, time.process_time() - began, watch.seconds)
         if end != "stuck" or (laws and "progress" not in laws):

@@ -7,6 +7,7 @@ from time import process_time
 from typing import Any
 
 from workbench.analysis.hunt.drive import LiveRequest, Run
+from workbench.analysis.hunt.meetings import Meetings
 from workbench.analysis.hunt.protocol import Counters
 from workbench.trace.laws import Broken, Checker, Limits, SchedulerState
 
@@ -54,6 +55,7 @@ class Watch:
         config: The workload's configuration.
         laws: Names of the laws to check; None for all.
         allow_exceptions: Leave out what a named exception allows, or one of those named here.
+        meetings: Takes the events of the run; None for nobody.
 
     Attributes:
         checker: Checks the laws.
@@ -69,8 +71,12 @@ class Watch:
         *,
         laws: Collection[str] | None = None,
         allow_exceptions: bool | Collection[str] = False,
+        meetings: Meetings | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._meetings = meetings
+        if meetings is not None:
+            meetings.begin(config)
         self.limits = scheduler.limits if hasattr(scheduler, "limits") else Limits.of(whole_config(config))
         self._counters = getattr(scheduler, "counters", None)
         for judge in getattr(scheduler, "judges", ()):
@@ -87,6 +93,8 @@ class Watch:
 
     def scheduled(self, run: Run, plan: Any) -> None:
         """Check a step that was just scheduled."""
+        if self._meetings is not None:
+            self._meetings.scheduled(run, plan)
         began = process_time()
         broken = self.checker.scheduled(plan, self._state(run))
         self.seconds += process_time() - began
@@ -94,6 +102,8 @@ class Watch:
 
     def updated(self, run: Run, plan: Any, latest: Any, ended: Mapping[str, str]) -> None:
         """Check a step whose output was just taken in."""
+        if self._meetings is not None:
+            self._meetings.updated(plan, ended)
         began = process_time()
         broken = self.checker.updated(plan, latest, ended, self._state(run))
         self.seconds += process_time() - began

@@ -11,7 +11,7 @@ from workbench.base.text import printable
 
 _EXAMPLES = """\
   workbench certify simulator:schedule --out certificate
-  workbench certify "node simulator.js" --workloads 100 --features "prefix caching,priority"
+  workbench certify "node simulator.js" --workloads 500 --features "prefix caching,priority"
   workbench certify "python -m workbench certify --speak workbench"
 """
 
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
     )
     program = "module:function that takes a workload and returns its schedule, or a command that answers JSON lines"
     parser.add_argument("program", nargs="?", metavar="PROGRAM", help=program)
-    parser.add_argument("--workloads", type=int, default=25, metavar="N", help="for each feature (default: 25)")
+    parser.add_argument("--workloads", type=int, default=100, metavar="N", help="for each feature (default: 100)")
     parser.add_argument("--seed", type=int, metavar="N", help="chooses the workloads (default: others each time)")
     parser.add_argument("--features", metavar="NAME,...", help="features to look at (default: all)")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds for an answer (default: 60)")

@@ -22,6 +22,9 @@ Lines = Sequence[Sequence[tuple[str, str, int]]]
 Trial = Callable[[Sequence[Mapping[str, str]]], bool]
 """Tells whether the difference is gone when functions of B have other texts."""
 
+_Place = tuple[int, int, int, int]
+"""Lines [i1, i2) of A's function that stand where lines [j1, j2) of B's do."""
+
 MOST_LINES = 10
 """Lines told for each side."""
 
@@ -108,6 +111,46 @@ class Source:
         return found
 
 
+class _Changed:
+    """A function that both sources have with different code.
+
+    Attributes:
+        changes: Its changed places.
+    """
+
+    def __init__(self, sources: tuple[Source, Source], file: str, function: str) -> None:
+        self._file, self._function = file, function
+        (self._first_a, self._a), (self._first_b, self._b) = (source.functions(file)[function] for source in sources)
+        codes = SequenceMatcher(None, self._a, self._b, autojunk=False).get_opcodes()
+        self.changes = [code[1:] for code in codes if code[0] != "equal"]
+
+    def graft(self, chosen: Sequence[_Place]) -> dict[str, str] | None:
+        """B's text with A's in some places; None if that is not Python."""
+        made = list(self._b)
+        for i1, i2, j1, j2 in sorted(chosen, key=lambda place: -place[2]):
+            made[j1:j2] = self._a[i1:i2]
+        text = "\n".join(made)
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            return None
+        return {"file": self._file, "function": self._function, "text": text}
+
+    def lines(self, chosen: Sequence[_Place]) -> tuple[list[Line], list[Line]]:
+        """The lines of code of A and B in some places."""
+        sides = (self._first_a, self._a, 0), (self._first_b, self._b, 2)
+        made = [
+            [
+                Line(self._file, self._function, first + index, text.strip())
+                for place in chosen
+                for index, text in enumerate(lines[place[at] : place[at + 1]], start=place[at])
+                if text.strip() and text.strip()[0] != "#"
+            ]
+            for first, lines, at in sides
+        ]
+        return made[0], made[1]
+
+
 def decided(sources: tuple[Source, Source], ran: tuple[Lines, Lines], step: int, is_gone: Trial) -> Decided:
     """The lines that decide a difference.
 
@@ -117,20 +160,32 @@ def decided(sources: tuple[Source, Source], ran: tuple[Lines, Lines], step: int,
         step: The step that differs.
         is_gone: Tries texts of functions in B.
     """
-    changed = [key for key in _functions_that_ran(ran[1][: step + 1]) if _is_changed(sources, *key)]
-    texts = [_graft(sources[0], *key) for key in changed]
-    chosen = [text for text in texts if is_gone([text])][:1]
-    if not chosen and texts and is_gone(texts):
-        chosen = _fewer(texts, is_gone)
-    if chosen:
-        found: list[tuple[list[Line], list[Line]]] = []
-        for index, text in enumerate(chosen):
-            *lines, chosen[index] = _places(sources, text, chosen, is_gone)
-            found.append((lines[0], lines[1]))
-        needed = _fewer(chosen, is_gone)
-        found = [lines for text, lines in zip(chosen, found) if text in needed]
-        return Decided([line for a, _ in found for line in a], [line for _, b in found for line in b], True)
-    return Decided(_alone(*sources, *ran, step), _alone(*sources[::-1], *ran[::-1], step))
+    keys = _functions_that_ran(ran[1][: step + 1])
+    changed = [_Changed(sources, *key) for key in keys if _is_changed(sources, *key)]
+
+    def still(chosen: Sequence[_Chosen]) -> bool:
+        grafts = [graft for function, places in chosen if (graft := function.graft(places)) is not None]
+        return len(grafts) == len(chosen) and is_gone(grafts)
+
+    whole: list[_Chosen] = [(function, function.changes) for function in changed]
+    single: list[_Chosen] = [(function, [place]) for function in changed for place in function.changes]
+    found = next(([each] for each in [*whole, *single] if still([each])), None)
+    if found is None and whole and still(whole):
+        found = _fewer(whole, still)
+    if found is None:
+        return Decided(_alone(*sources, *ran, step), _alone(*sources[::-1], *ran[::-1], step))
+    for index, (function, places) in enumerate(found):
+        found[index] = function, _places(places, lambda fewer, at=index: still(_with(found, at, fewer)))  # type: ignore[misc]
+    lines = [function.lines(places) for function, places in _fewer(found, still)]
+    return Decided([line for a, _ in lines for line in a], [line for _, b in lines for line in b], True)
+
+
+_Chosen = tuple[_Changed, list[_Place]]
+"""A function and some of its changed places."""
+
+
+def _with(chosen: list[_Chosen], at: int, places: list[_Place]) -> list[_Chosen]:
+    return [(function, places if index == at else its) for index, (function, its) in enumerate(chosen)]
 
 
 def _functions_that_ran(lines: Lines) -> Iterator[tuple[str, str]]:
@@ -150,53 +205,24 @@ def _code(lines: Sequence[str]) -> str:
     return ast.dump(ast.parse("\n".join(lines)))
 
 
-def _graft(source: Source, file: str, function: str) -> dict[str, str]:
-    return {"file": file, "function": function, "text": "\n".join(source.functions(file)[function][1])}
-
-
-def _fewer(texts: list[dict[str, str]], is_gone: Trial) -> list[dict[str, str]]:
+def _fewer(chosen: list[_Chosen], still: Callable[[list[_Chosen]], bool]) -> list[_Chosen]:
     """The functions that are needed together."""
-    kept = list(texts)
-    for text in texts:
-        rest = [each for each in kept if each is not text]
-        if rest and is_gone(rest):
+    kept = list(chosen)
+    for each in chosen:
+        rest = [one for one in kept if one is not each]
+        if rest and still(rest):
             kept = rest
     return kept
 
 
-def _places(
-    sources: tuple[Source, Source], graft: dict[str, str], all_of_them: Sequence[dict[str, str]], is_gone: Trial
-) -> tuple[list[Line], list[Line], dict[str, str]]:
-    """The changed places of a function that are needed, as lines of A and of B, and B's text with A's places."""
-    file, function = graft["file"], graft["function"]
-    (first_a, a), (first_b, b) = (source.functions(file)[function] for source in sources)
-    changes = [code for code in SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if code[0] != "equal"]
-    others = [each for each in all_of_them if each is not graft]
-
-    def text(chosen: Sequence[tuple[str, int, int, int, int]]) -> list[str]:
-        made = list(b)
-        for _, i1, i2, j1, j2 in sorted(chosen, key=lambda code: -code[3]):
-            made[j1:j2] = a[i1:i2]
-        return made
-
-    def still(chosen: Sequence[tuple[str, int, int, int, int]]) -> bool:
-        made = text(chosen)
-        try:
-            ast.parse("\n".join(made))
-        except SyntaxError:
-            return False
-        return is_gone([*others, {**graft, "text": "\n".join(made)}])
-
-    kept = next(([each] for each in changes if still([each])), list(changes))
-    if len(kept) > 1:
-        for each in changes:
-            rest = [one for one in kept if one is not each]
-            if rest and still(rest):
-                kept = rest
-    lines_a = [Line(file, function, first_a + i, a[i].strip()) for _, i1, i2, _, _ in kept for i in range(i1, i2)]
-    lines_b = [Line(file, function, first_b + i, b[i].strip()) for _, _, _, j1, j2 in kept for i in range(j1, j2)]
-    is_code = [[line for line in lines if line.text and line.text[0] != "#"] for lines in (lines_a, lines_b)]
-    return is_code[0], is_code[1], {**graft, "text": "\n".join(text(kept))}
+def _places(places: list[_Place], still: Callable[[list[_Place]], bool]) -> list[_Place]:
+    """The changed places of a function that are needed: one, if one is enough."""
+    kept = next(([each] for each in places if still([each])), list(places))
+    for each in places if len(kept) > 1 else ():
+        rest = [one for one in kept if one is not each]
+        if rest and still(rest):
+            kept = rest
+    return kept
 
 
 def _alone(source: Source, other_source: Source, ran: Lines, other: Lines, step: int) -> list[Line]:

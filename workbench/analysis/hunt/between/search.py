@@ -22,16 +22,8 @@ BATCH = 50
 SHRINK_SECONDS = 6.0
 """Seconds in which a case is made smaller."""
 
-OPTIONAL = (
-    "watermark",
-    "scheduler_reserve_full_isl",
-    "long_prefill_token_threshold_adaptive",
-    "max_num_active_seqs",
-    "max_num_scheduled_tokens",
-    "prefix_cache_retention_interval",
-    "disable_lookahead_block_hashes",
-)
-"""Settings that a side may not have; the workloads are then drawn without them."""
+TRIAL_SECONDS = 20.0
+"""Seconds in which texts of functions are tried; what is found until then is told."""
 
 
 @dataclass
@@ -168,7 +160,11 @@ class Comparison(Limited):
         return Apart(found, smallest, self._decided(smallest, found, told), 1, *seen)
 
     def _decided(self, workload: dict[str, Any], found: Difference, told: tuple[Any, Any]) -> Decided:
+        until = time.monotonic() + TRIAL_SECONDS
+
         def is_gone(grafts: Sequence[Mapping[str, str]]) -> bool:
+            if time.monotonic() > until:
+                return False
             made = self.b.ask({"workload": workload, "grafts": grafts})
             if "problem" in made:
                 return False
