@@ -281,10 +281,24 @@ def test_ways_of_stepping(run, ask):
         "threadgroup": lambda i, now: i == 0 or group[i] != group[i - 1],
     }
     asked = [(now, way, d) for now in moments(run)[::4] for way in ways for d in (1, -1)]
-    for (now, way, direction), found in zip(asked, ask(*(["nextStop", *question] for question in asked))):
+    for (now, way, direction), found in zip(asked, ask(*(["nextStop", *question, 99] for question in asked))):
         candidates = range(now + 1, len(first)) if direction > 0 else range(now - 1, -1, -1)
         end = len(first) - 1 if direction > 0 else 0
         assert found == next((i for i in candidates if ways[way](i, now)), end), (now, way, direction)
+
+
+def test_lines_of_the_kernel_step_over_the_functions_that_it_calls(run, ask):
+    first = run.instructions.order[run.instructions.starts[:-1]].tolist()
+    lines = [(*run.callers(event), run.place(event))[0] for event in first]
+    simdgroups = [int(run.events["thread"][event]) // 32 for event in first]
+    if run.kernel == "paged_varlen":
+        assert any(run.callers(event) for event in first)
+    for now in moments(run)[:-1:4]:
+        later = range(now + 1, len(first))
+        expected = next(
+            (i for i in later if (lines[i], simdgroups[i]) != (lines[now], simdgroups[now])), len(first) - 1
+        )
+        assert ask(["nextStop", now, "line", 1, 0]) == [expected]
 
 
 def test_events_per_line(run, ask):

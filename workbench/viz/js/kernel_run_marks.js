@@ -215,13 +215,20 @@ export function eventsPerLine(run, file) {
   return counts;
 }
 
-/** The next moment, in a direction of 1 or -1, at which a way of stepping stops; the end if there is none. */
-export function nextStop(run, now, way, direction) {
-  const { place, thread, group } = run.columns, here = run.first(now);
+/**
+ * The next moment, in a direction of 1 or -1, at which a way of stepping stops; the end if there is none. Lines are
+ * compared at a depth of calls: at 0, functions that the kernel calls are stepped over.
+ */
+export function nextStop(run, now, way, direction, depth = Infinity) {
+  const { thread, group } = run.columns, here = run.first(now), line = run.lineAt(here, depth);
+  const isThere = (event) => {
+    const other = run.lineAt(event, depth);
+    return other.line === line.line && other.file === line.file && thread[event] >> 5 === thread[here] >> 5;
+  };
   const stops = {
     instruction: () => true,
-    line: (event) => place[event] !== place[here] || thread[event] >> 5 !== thread[here] >> 5,
-    again: (event) => place[event] === place[here] && thread[event] >> 5 === thread[here] >> 5,
+    line: (event) => !isThere(event),
+    again: isThere,
     simdgroup: (event) => thread[event] >> 5 === thread[here] >> 5 && group[event] === group[here],
     barrier: (_, i) => run.startsAnew(i),
     threadgroup: (event, i) => i === 0 || group[event] !== group[run.first(i - 1)],
