@@ -240,6 +240,28 @@ def test_the_history_of_a_cell(run, ask):
                     assert (entry["file"], entry["line"]) == (run.place(event[0]).file, run.place(event[0]).line)
 
 
+def test_the_value_of_a_cell_is_that_of_its_latest_access(run, ask):
+    asked, expected = [], []
+    for now in moments(run)[::7]:
+        order = events_until(run, now)[0]
+        for array in range(len(run.arrays)):
+            size = run.arrays[array].itemsize
+            own = [event for event in order.tolist() if run.events["array"][event] == array]
+            elements = sorted({int(run.events["offset"][event]) // size for event in own})[::11]
+            for element in [*elements, 10**6]:
+                begins = [int(run.events["offset"][event]) // size for event in own]
+                lengths = [max(1, int(run.events["bytes"][event]) // size) for event in own]
+                hits = [e for e, begin, n in zip(own, begins, lengths) if begin <= element < begin + n]
+                asked.append(["latestAccess", now, array, element])
+                expected.append(hits[-1] if hits else None)
+    for question, event, found in zip(asked, expected, ask(*asked)):
+        assert (found and found["event"]) == event, question
+        if found and found["value"] is not None:
+            values = run.values(event)
+            first = int(run.events["offset"][event]) // run.arrays[question[2]].itemsize
+            assert float(found["value"]) == float(values[question[3] - first])
+
+
 def test_watched_values(run, ask):
     if WATCH not in run.events["kind"]:
         return

@@ -175,6 +175,26 @@ export function ends(run, array, from, to) {
   };
 }
 
+/**
+ * The latest access to an element up to a moment, in the threadgroup of that moment.
+ * @returns An object with the `event` and the `value`, or null if there was none.
+ */
+export function latestAccess(run, now, array, element) {
+  const { array: arrays, group } = run.columns, present = group[run.first(now)];
+  for (let i = now; i >= 0; i--) {
+    const first = run.first(i);
+    if (group[first] !== present) break;
+    if (arrays[first] !== array) continue;
+    for (const event of run.eventsOf(i).toReversed?.() ?? [...run.eventsOf(i)].reverse()) {
+      const [from, count] = run.span(event);
+      if (element >= from && element < from + count) {
+        return { event, value: run.valuesOf(event)[element - from] ?? null };
+      }
+    }
+  }
+  return null;
+}
+
 /** The place in `run.watches` of the latest instruction up to a moment that shows watched values; -1 for none. */
 export function latestWatch(run, now) {
   if (!run.watches) {
