@@ -181,6 +181,11 @@ def test_threadgroups_outside_the_grid_are_refused(asked, message):
         record("y[i] = x[i];", inputs=[ramp(256)], threads=256, threadgroups=asked)
 
 
+def test_more_threadgroups_than_an_event_can_name_are_refused():
+    with pytest.raises(ValueError, match="threadgroups chooses 65536: at most 65535 are recorded"):
+        record("y[i] = x[0];", threads=70_000, threadgroup=1, threadgroups=65_536)
+
+
 def test_a_full_recording_says_what_it_left_out():
     whole, cut = record(REVERSE), record(REVERSE, max_bytes=8000)
     assert 0 < len(cut.events) < len(whole.events)
