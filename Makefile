@@ -58,7 +58,7 @@ lint-imports:
 lint-style:
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 lint-scripts:
-	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/apps/playground/page/playground.js workbench/apps/playground/page/worker.js
+	$(BIN)/deno fmt --check && $(BIN)/deno lint && $(BIN)/deno check --quiet workbench/viz/js/dashboard.js workbench/viz/js/kernel_run.js workbench/apps/playground/page/playground.js workbench/apps/playground/page/worker.js
 lint-workflows:
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --quiet --offline --config .github/zizmor.yml .github/workflows .github/dependabot.yml

@@ -69,6 +69,26 @@ def test_events_have_thread_array_index_value_and_line():
     assert len(events_of(run, BARRIER_WAIT)) == 64 and len(events_of(run, BARRIER_PASSED)) == 1
 
 
+def test_an_event_in_a_helper_knows_its_callers():
+    header = """
+METAL_FUNC float inner(const device float* p, uint at) {
+  return p[at];
+}
+METAL_FUNC float outer(const device float* p, uint at) {
+  return 2 * inner(p, at);
+}
+"""
+    run = record("y[i] = outer(x, i)\n+ inner(x, i);", header=header)
+    found = {}
+    for event in events_of(run, LOAD):
+        lines = tuple((place.file, place.line) for place in (*run.callers(event), run.place(event)))
+        found[lines] = found.get(lines, 0) + 1
+    # The compiler may load once for both calls.
+    direct = (("k.source", 3), ("k.header", 3))
+    through = (("k.source", 2), ("k.header", 6), ("k.header", 3))
+    assert set(found) <= {direct, through} and through in found and found[through] == 64
+
+
 def test_a_launch_gives_the_same_result_when_it_is_recorded():
     options = {"inputs": [ramp(256)], "threads": 256, "threadgroup": 64, "shape": (256,)}
     source = REVERSE.replace("63 - i", "63 - i % 64").replace("shared[i]", "shared[i % 64]")
@@ -159,6 +179,11 @@ def test_what_cannot_be_watched_is_named(name):
 def test_threadgroups_outside_the_grid_are_refused(asked, message):
     with pytest.raises(ValueError, match=message):
         record("y[i] = x[i];", inputs=[ramp(256)], threads=256, threadgroups=asked)
+
+
+def test_more_threadgroups_than_an_event_can_name_are_refused():
+    with pytest.raises(ValueError, match="threadgroups chooses 65536: at most 65535 are recorded"):
+        record("y[i] = x[0];", threads=70_000, threadgroup=1, threadgroups=65_536)
 
 
 def test_a_full_recording_says_what_it_left_out():

@@ -170,3 +170,23 @@ def test_watched_values_are_shown_for_each_lane(open_run, attention):
     seek(page, len(attention.instructions) - 1)
     table = page.locator(".wb-kr-watched")
     assert table.get_by_text("row.maximum").count() == 1 and table.locator("thead th").count() == 33
+
+
+def test_the_pointer_tells_the_value_of_a_cell(open_run, attention):
+    page = open_run(attention)
+    number = next(i for i, array in enumerate(attention.arrays) if array.name == "query_rows")
+    first = next(
+        moment
+        for moment in range(len(attention.instructions))
+        if attention.events["array"][attention.instructions.events(moment)[0]] == number
+    )
+    seek(page, first)
+    event = int(attention.instructions.events(first)[0])
+    value = float(f"{attention.values(event)[0]:.4g}")
+    panel = page.locator(".wb-panel[aria-label='Memory of query_rows']")
+    panel.scroll_into_view_if_needed()
+    box = panel.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + 74 + 3, box["y"] + 3)
+    told = panel.locator(".wb-kr-told").inner_text()
+    thread, line = int(attention.events["thread"][event]), attention.place(event).line
+    assert told == f"query_rows[0] = {value:g}, last stored by thread {thread} at paged_varlen.source:{line}"

@@ -11,7 +11,7 @@ skip_without_compiler()
 
 @pytest.fixture
 def run():
-    kernel = msl.metal_kernel("<b>"[1:2] + "old", ["x"], ["y"], "uint i = thread_position_in_grid.x;\ny[i] = x[i + 1];")
+    kernel = msl.metal_kernel("bold", ["x"], ["y"], "uint i = thread_position_in_grid.x;\ny[i] = x[i + 1];")
     x = mx.arange(64).astype(mx.float32)
     launch = {"inputs": [x], "output_shapes": [(64,)], "output_dtypes": [x.dtype]}
     return kernel.record(**launch, grid=(64, 1, 1), threadgroup=(32, 1, 1), threadgroups=2)
@@ -41,3 +41,11 @@ def test_a_page_is_written_whole_or_not_at_all(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
     page = (tmp_path / "run.html").read_text()
     assert "http" not in page.split('<script type="module">')[0].replace("http-equiv", "")
+
+
+def test_a_recording_too_large_for_a_page_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.viz.kernel_run.MAX_EVENTS", len(run.events) - 1)
+    for show in (run.watch, lambda: run.save_html(tmp_path / "run.html")):
+        with pytest.raises(ValueError, match="and a page shows at most"):
+            show()
+    assert not list(tmp_path.iterdir())

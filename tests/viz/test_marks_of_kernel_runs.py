@@ -240,6 +240,28 @@ def test_the_history_of_a_cell(run, ask):
                     assert (entry["file"], entry["line"]) == (run.place(event[0]).file, run.place(event[0]).line)
 
 
+def test_the_value_of_a_cell_is_that_of_its_latest_access(run, ask):
+    asked, expected = [], []
+    for now in moments(run)[::7]:
+        order = events_until(run, now)[0]
+        for array in range(len(run.arrays)):
+            size = run.arrays[array].itemsize
+            own = [event for event in order.tolist() if run.events["array"][event] == array]
+            elements = sorted({int(run.events["offset"][event]) // size for event in own})[::11]
+            for element in [*elements, 10**6]:
+                begins = [int(run.events["offset"][event]) // size for event in own]
+                lengths = [max(1, int(run.events["bytes"][event]) // size) for event in own]
+                hits = [e for e, begin, n in zip(own, begins, lengths) if begin <= element < begin + n]
+                asked.append(["latestAccess", now, array, element])
+                expected.append(hits[-1] if hits else None)
+    for question, event, found in zip(asked, expected, ask(*asked)):
+        assert (found and found["event"]) == event, question
+        if found and found["value"] is not None:
+            values = run.values(event)
+            first = int(run.events["offset"][event]) // run.arrays[question[2]].itemsize
+            assert float(found["value"]) == float(values[question[3] - first])
+
+
 def test_watched_values(run, ask):
     if WATCH not in run.events["kind"]:
         return
@@ -281,10 +303,24 @@ def test_ways_of_stepping(run, ask):
         "threadgroup": lambda i, now: i == 0 or group[i] != group[i - 1],
     }
     asked = [(now, way, d) for now in moments(run)[::4] for way in ways for d in (1, -1)]
-    for (now, way, direction), found in zip(asked, ask(*(["nextStop", *question] for question in asked))):
+    for (now, way, direction), found in zip(asked, ask(*(["nextStop", *question, 99] for question in asked))):
         candidates = range(now + 1, len(first)) if direction > 0 else range(now - 1, -1, -1)
         end = len(first) - 1 if direction > 0 else 0
         assert found == next((i for i in candidates if ways[way](i, now)), end), (now, way, direction)
+
+
+def test_lines_of_the_kernel_step_over_the_functions_that_it_calls(run, ask):
+    first = run.instructions.order[run.instructions.starts[:-1]].tolist()
+    lines = [(*run.callers(event), run.place(event))[0] for event in first]
+    simdgroups = [int(run.events["thread"][event]) // 32 for event in first]
+    if run.kernel == "paged_varlen":
+        assert any(run.callers(event) for event in first)
+    for now in moments(run)[:-1:4]:
+        later = range(now + 1, len(first))
+        expected = next(
+            (i for i in later if (lines[i], simdgroups[i]) != (lines[now], simdgroups[now])), len(first) - 1
+        )
+        assert ask(["nextStop", now, "line", 1, 0]) == [expected]
 
 
 def test_events_per_line(run, ask):

@@ -123,6 +123,7 @@ class MetalMagics(Magics):
         """
         from workbench.apps.metal_cell import run_cell
         from workbench.kernels.msl import MslCompileError
+        from workbench.kernels.msl.diagnostics import with_carets
 
         given = parse_argstring(self.metal, line)
         assert self.shell is not None
@@ -138,7 +139,9 @@ class MetalMagics(Magics):
                 threadgroups=given.record,
                 watch=given.watch,
             )
-        except (ValueError, MslCompileError) as problem:
+        except MslCompileError as problem:
+            raise UsageError(with_carets(str(problem))) from None
+        except ValueError as problem:
             raise UsageError(str(problem)) from None
         self.shell.user_ns.update(found.outputs)
         return found

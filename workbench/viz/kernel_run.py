@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ENTRY = "kernel_run.js"
+MAX_EVENTS = 1_000_000
+"""Maximum number of events of a page; a browser holds about 60 bytes for each."""
 
 
 class Number(Protocol):
@@ -35,6 +37,7 @@ class Recording(Protocol):
 
     kernel: str
     fault: Any
+    events: Any
 
     @property
     def numbers(self) -> Sequence[Number]:
@@ -60,17 +63,37 @@ def run_html(run: Recording) -> str:
     )
 
 
+def check_size(run: Recording) -> None:
+    """Refuse a recording that is too large for a page.
+
+    Raises:
+        ValueError: It has too many events.
+    """
+    if len(run.events) > MAX_EVENTS:
+        raise ValueError(
+            f"the recording has {len(run.events):,} events, and a page shows at most {MAX_EVENTS:,}: record fewer "
+            "threadgroups, or choose a smaller max_bytes"
+        )
+
+
 def watch(run: Recording) -> Any:
     """A view of the recording for a notebook: every moment, forwards and backwards.
 
     Raises:
+        ValueError: The recording has too many events.
         ModuleNotFoundError: The extra notebook is not installed; the message says how to install it.
     """
+    check_size(run)
     return imported("workbench.viz.kernel_run_widget", "KernelRunView", "run.watch()")(run)
 
 
 def page(run: Recording) -> str:
-    """The HTML of the page, which needs no network."""
+    """The HTML of the page, which needs no network.
+
+    Raises:
+        ValueError: The recording has too many events.
+    """
+    check_size(run)
     return offline_page(
         title=f"Kernel {run.kernel}", summary=repr(run), packets={"packet": run.packet()}, module=bundle(ENTRY)
     )
@@ -84,6 +107,7 @@ def save_html(run: Recording, path: str | os.PathLike[str]) -> None:
         path: The HTML file; replaced if it exists.
 
     Raises:
+        ValueError: The recording has too many events.
         OSError: The file cannot be written; an earlier file of that name is left unchanged.
     """
     write_whole(Path(path), page(run))

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from workbench.kernels.msl.kernel import MetalKernel
     from workbench.kernels.msl.recorded_numbers import Number
 
+COUNTED_THREADGROUPS = 16
+"""Maximum number of threadgroups that `check_file` counts; all of them are checked."""
+
 LAUNCH = "--inputs x=float32[64] --outputs y=float32[64] --grid 64 --threadgroup 32"
 
 
@@ -73,6 +76,8 @@ def check_file(options: argparse.Namespace) -> int:
     print(f"kernel {kernel.name}: no fault in {results[0].num_threadgroups} threadgroups, in both orders of threads")
     if not same:
         print("the outputs of the two orders differ: a result depends on the order of threads, as atomics can cause")
+    if len(results[0].threadgroups) < results[0].num_threadgroups:
+        print(f"the numbers are those of the first {len(results[0].threadgroups)} threadgroups")
     print(numbers_text(results[0].numbers))
     return 0
 
@@ -149,11 +154,11 @@ def _text(path: Path, option: str) -> str:
 
 
 def _all_of(launch: dict[str, Any]) -> int:
-    """Number of threadgroups of a launch, at most as many as are recorded for the numbers of `check_file`."""
+    """Number of threadgroups of a launch, at most `COUNTED_THREADGROUPS`."""
     count = 1
     for threads, per_group in zip(launch["grid"], launch["threadgroup"]):
         count *= max(1, -(-threads // max(1, per_group)))
-    return min(count, 16)
+    return min(count, COUNTED_THREADGROUPS)
 
 
 def _threadgroups(word: str) -> int | list[int]:

@@ -81,8 +81,8 @@ def compile_error(kernel: str, findings: list[Finding], texts: Mapping[str, str]
     lines = [f"kernel {kernel} does not compile:"]
     for finding in findings[:_MOST_SHOWN]:
         lines.append(f"{finding.file}:{finding.line}: {finding.text}")
-        if quoted := underlined(texts, finding.file, finding.line):
-            lines.append(quoted)
+        if quoted := quote(texts, finding.file, finding.line):
+            lines.append(f"    {quoted}")
     if len(findings) > _MOST_SHOWN:
         lines.append(f"and {len(findings) - _MOST_SHOWN} more")
     return MslCompileError(
@@ -119,10 +119,14 @@ def quote(texts: Mapping[str, str], file: str, line: int) -> str:
     return lines[line - 1].strip() if 1 <= line <= len(lines) else ""
 
 
-def underlined(texts: Mapping[str, str], file: str, line: int) -> str:
-    """A line of the caller's text with a caret under its first letter, or "" if it is not known."""
-    quoted = quote(texts, file, line)
-    return f"    {quoted}\n{carets(f'    {quoted}', quoted)}" if quoted else ""
+def with_carets(message: str) -> str:
+    """The message of a `compile_error` with marks below each line that it quotes."""
+    lines = []
+    for line in message.split("\n"):
+        lines.append(line)
+        if line.startswith("    "):
+            lines.append(carets(line, line.strip()))
+    return "\n".join(lines)
 
 
 def carets(message: str, quoted: str) -> str:

@@ -27,6 +27,7 @@ from workbench.kernels.msl.watching import with_watches
 
 TIME_LIMIT_SECONDS = 600.0
 MAX_RECORDED_BYTES = 256 << 20
+MAX_RECORDED_THREADGROUPS = 65_535
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,8 @@ class MetalKernel:
         asked = self._asked(order=order, **launch)
         counts = [-(-size // per_group) for size, per_group in zip(asked.grid, asked.threadgroup)]
         chosen = chosen_threadgroups(threadgroups, counts, order)
+        if (number := int(chosen.sum())) > MAX_RECORDED_THREADGROUPS:
+            raise ValueError(f"threadgroups chooses {number}: at most {MAX_RECORDED_THREADGROUPS} are recorded")
         watched = replace(asked, text=with_watches(asked.text, watch))
         ended = self._run(watched, to_record=ToRecord(chosen, max_bytes), time_limit=time_limit)
         ran = np.flatnonzero(chosen)[:: -1 if order else 1]

@@ -44,13 +44,13 @@ MULTIPLY_ACCUMULATE = "simdgroup_multiply_accumulate"
 EVENT = np.dtype(
     [
         ("kind", "u1"), ("bytes", "u1"), ("has_value", "u1"), ("thread", "u2"), ("group", "u2"), ("array", "u2"),
-        ("place", "u2"), ("name", "u2"), ("site", "u4"), ("detail", "u4"), ("offset", "i8"),
+        ("place", "u2"), ("stack", "u2"), ("name", "u2"), ("site", "u4"), ("detail", "u4"), ("offset", "i8"),
         ("value", "u1", (VALUE_BYTES,)),
     ]
 )  # fmt: skip
-"""An event. ``array``, ``place``, ``name`` and ``group`` are indices into the lists of the recording; ``site`` is the
-place in the compiled code, finer than a line; ``detail`` are the flags of a barrier, the mask of the lanes in a
-simd function, or the type of a watched value; ``offset`` is in bytes."""
+"""An event. ``array``, ``place``, ``stack``, ``name`` and ``group`` are indices into the lists of the recording;
+``site`` is the place in the compiled code, finer than a line; ``detail`` are the flags of a barrier, the mask of the
+lanes in a simd function, or the type of a watched value; ``offset`` is in bytes."""
 
 DTYPES = (
     "float32", "float16", "bfloat16", "int32", "uint32", "int16", "uint16", "int8", "uint8", "bool", "int64", "uint64",
@@ -127,6 +127,7 @@ class RecordedLaunch:
         events: Array of `EVENT`.
         payload: Bytes of the values that lanes gave to and got from simd functions, see `meeting`.
         places: Lines of the source by index; index 0 is an unknown place.
+        stacks: By index the calls of functions around a place, the outermost first; index 0 has none.
         names: Names of simd functions, watched values and faults by index.
         fault: The fault that ended the launch, or None.
         num_threadgroups: Number of threadgroups of the launch.
@@ -146,6 +147,7 @@ class RecordedLaunch:
     events: np.ndarray
     payload: np.ndarray
     places: tuple[SourceLine, ...]
+    stacks: tuple[tuple[SourceLine, ...], ...]
     names: tuple[str, ...]
     fault: RecordedFault | None
     num_threadgroups: int
@@ -165,6 +167,10 @@ class RecordedLaunch:
     def place(self, event: int) -> SourceLine:
         """The line of the source at which an event happened."""
         return self.places[self.events["place"][event]]
+
+    def callers(self, event: int) -> tuple[SourceLine, ...]:
+        """The calls through which the line of an event was reached, the outermost first; those that were inlined."""
+        return self.stacks[self.events["stack"][event]]
 
     def values(self, event: int) -> np.ndarray:
         """The value that an event loaded, stored or shows, as elements of its array; empty if it has none."""

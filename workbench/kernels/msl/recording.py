@@ -164,15 +164,16 @@ def run_of(
     events["array"] = np.where(is_variable, raw["array"] - np.uint32(shift), raw["array"] & 0xFFFF)
 
     sites, inverse = np.unique(raw["site"], return_inverse=True)
-    table, places = line_table(library), [SourceLine("", 0)]
-    index_of = {places[0]: 0}
-    for site in sites.tolist():
-        place = (table.find(site - 1) if site else None) or places[0]
-        if place not in index_of:
-            index_of[place] = len(places)
-            places.append(place)
-    found = [index_of[(table.find(site - 1) if site else None) or places[0]] for site in sites.tolist()]
-    events["place"] = np.array(found, np.uint16)[inverse] if len(sites) else 0
+    table, texts = line_table(library), facts["texts"]
+    places: dict[SourceLine, int] = {SourceLine("", 0): 0}
+    stacks: dict[tuple[SourceLine, ...], int] = {(): 0}
+    found = np.zeros((len(sites), 2), np.uint16)
+    for row, site in zip(found, sites.tolist()):
+        if site and (place := table.find(site - 1)):
+            calls = tuple(call for call in table.callers(site - 1) if call.file in texts)
+            row[:] = places.setdefault(place, len(places)), stacks.setdefault(calls, len(stacks))
+    if len(sites):
+        events["place"], events["stack"] = found[inverse].T
 
     named = np.isin(raw["kind"], (SIMDGROUP_BARRIER, SIMD_FUNCTION, WATCH, FAULT))
     addresses, which = np.unique(raw["offset"][named], return_inverse=True)
@@ -191,8 +192,9 @@ def run_of(
         events=events,
         payload=recorded.payload,
         places=tuple(places),
+        stacks=tuple(stacks),
         names=tuple(names),
-        fault=_fault(error, events, places, facts["threadgroups"]) if error else None,
+        fault=_fault(error, events, list(places), facts["threadgroups"]) if error else None,
         num_left_out=recorded.num_left_out,
         **facts,
     )

@@ -44,7 +44,20 @@ LANE_BYTES = 8
 MEETING_COLUMNS = 5
 """Up to three inputs, the results and the source lanes of a simd function."""
 
-_PLAIN = ("kind", "bytes", "has_value", "thread", "group", "array", "place", "name", "site", "detail", "offset")
+_PLAIN = (
+    "kind",
+    "bytes",
+    "has_value",
+    "thread",
+    "group",
+    "array",
+    "place",
+    "stack",
+    "name",
+    "site",
+    "detail",
+    "offset",
+)
 MAX_BYTES = 1 << 30
 """Largest size of an unpacked file."""
 
@@ -152,7 +165,7 @@ def _fields(header: dict[str, Any], data: bytes) -> dict[str, Any]:
     payload = _payload(events, at, columns["meetings"].reshape(-1, 2 + MEETING_COLUMNS), columns["lanes"])
     facts = {name: msgspec.convert(header[name], kind) for name, kind in _TYPES.items()}
     sizes = {"array": len(facts["arrays"]), "place": len(facts["places"]), "name": len(facts["names"])}
-    sizes["group"] = len(facts["threadgroups"])
+    sizes |= {"group": len(facts["threadgroups"]), "stack": len(facts["stacks"])}
     for name, size in sizes.items():
         used = events[name][events[name] != NO_ARRAY] if name == "array" else events[name]
         if used.max(initial=0) >= max(1, size):
@@ -175,6 +188,7 @@ _TYPES: dict[str, Any] = {
     "arrays": tuple[RecordedArray, ...],
     "threadgroups": tuple[tuple[int, int, int], ...],
     "places": tuple[SourceLine, ...],
+    "stacks": tuple[tuple[SourceLine, ...], ...],
     "names": tuple[str, ...],
     "fault": RecordedFault | None,
     "num_threadgroups": int,

@@ -129,6 +129,7 @@ class KernelView {
           "Source",
           h("span", { class: "wb-hint" }, "events per line; click a line to go there"),
           this.source.sourceTabs,
+          this.source.calls,
           this.source.source,
         ),
         h(
@@ -188,7 +189,7 @@ class KernelView {
   }
 
   move(direction) {
-    this.seek(nextStop(this.run, this.now, this.way, direction));
+    this.seek(nextStop(this.run, this.now, this.way, direction, this.source.depth));
   }
 
   seek(moment) {
@@ -221,7 +222,7 @@ class KernelView {
     const line = place.line ? ` — ${place.file}:${place.line}` : "";
     setText(this.words, `Threadgroup (${at.join(", ")}) · ${sentence(run, now)}${line}`);
     if (this.groupChoice) this.groupChoice.value = run.columns.group[event];
-    this.source.draw(place);
+    this.source.draw(event);
     const marks = laneMarks(run, now), width = this.lanes.parentElement.clientWidth;
     this.painted = paintLanes(this.lanes, marks, this.theme, width - 24);
     this.drawLegend(marks);

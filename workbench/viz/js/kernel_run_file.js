@@ -95,6 +95,17 @@ export class KernelRun {
     return this.header.places[this.columns.place[event]];
   }
 
+  /** The lines through which an event was reached, the outermost call first and its own line last. */
+  lines(event) {
+    return [...this.header.stacks[this.columns.stack[event]], this.place(event)];
+  }
+
+  /** The line of an event at a depth of calls, 0 for the kernel's own text; its own line if it lies less deep. */
+  lineAt(event, depth) {
+    const lines = this.lines(event);
+    return lines[Math.min(depth, lines.length - 1)];
+  }
+
   name(event) {
     return this.header.names[this.columns.name[event]];
   }

@@ -175,6 +175,26 @@ export function ends(run, array, from, to) {
   };
 }
 
+/**
+ * The latest access to an element up to a moment, in the threadgroup of that moment.
+ * @returns An object with the `event` and the `value`, or null if there was none.
+ */
+export function latestAccess(run, now, array, element) {
+  const { array: arrays, group } = run.columns, present = group[run.first(now)];
+  for (let i = now; i >= 0; i--) {
+    const first = run.first(i);
+    if (group[first] !== present) break;
+    if (arrays[first] !== array) continue;
+    for (const event of run.eventsOf(i).toReversed?.() ?? [...run.eventsOf(i)].reverse()) {
+      const [from, count] = run.span(event);
+      if (element >= from && element < from + count) {
+        return { event, value: run.valuesOf(event)[element - from] ?? null };
+      }
+    }
+  }
+  return null;
+}
+
 /** The place in `run.watches` of the latest instruction up to a moment that shows watched values; -1 for none. */
 export function latestWatch(run, now) {
   if (!run.watches) {
@@ -215,13 +235,20 @@ export function eventsPerLine(run, file) {
   return counts;
 }
 
-/** The next moment, in a direction of 1 or -1, at which a way of stepping stops; the end if there is none. */
-export function nextStop(run, now, way, direction) {
-  const { place, thread, group } = run.columns, here = run.first(now);
+/**
+ * The next moment, in a direction of 1 or -1, at which a way of stepping stops; the end if there is none. Lines are
+ * compared at a depth of calls: at 0, functions that the kernel calls are stepped over.
+ */
+export function nextStop(run, now, way, direction, depth = Infinity) {
+  const { thread, group } = run.columns, here = run.first(now), line = run.lineAt(here, depth);
+  const isThere = (event) => {
+    const other = run.lineAt(event, depth);
+    return other.line === line.line && other.file === line.file && thread[event] >> 5 === thread[here] >> 5;
+  };
   const stops = {
     instruction: () => true,
-    line: (event) => place[event] !== place[here] || thread[event] >> 5 !== thread[here] >> 5,
-    again: (event) => place[event] === place[here] && thread[event] >> 5 === thread[here] >> 5,
+    line: (event) => !isThere(event),
+    again: isThere,
     simdgroup: (event) => thread[event] >> 5 === thread[here] >> 5 && group[event] === group[here],
     barrier: (_, i) => run.startsAnew(i),
     threadgroup: (event, i) => i === 0 || group[event] !== group[run.first(i - 1)],

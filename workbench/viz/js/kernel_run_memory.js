@@ -1,9 +1,9 @@
 // One array of a recorded kernel: the touched elements, as rows of cells that light up since the last barrier.
 
-import { h, replace, select, table } from "./dom.js";
-import { CellMarks, indices, position, touched } from "./kernel_run_marks.js";
+import { h, replace, select, setText, table } from "./dom.js";
+import { CellMarks, indices, latestAccess, position, touched, valueText } from "./kernel_run_marks.js";
 import { paintCells } from "./kernel_run_paint.js";
-import { itemsize } from "./kernel_run_file.js";
+import { itemsize, writes } from "./kernel_run_file.js";
 
 const MAX_ROWS = 32, BANK_ROW_BYTES = 128, MAX_COLUMNS = 128;
 
@@ -21,6 +21,9 @@ export class MemoryPanel {
     this.marks = new CellMarks(view.run, number);
     this.canvas = h("canvas", { class: "wb-kr-cells", role: "img", tabindex: 0 });
     this.canvas.addEventListener("click", (event) => this.pick(event));
+    this.canvas.addEventListener("pointermove", (event) => this.hover(event));
+    this.canvas.addEventListener("pointerleave", () => setText(this.told, ""));
+    this.told = h("div", { class: "wb-hint wb-kr-told" });
     this.tableView = h("div", { class: "wb-table-view", tabindex: 0, hidden: true });
     const words = array.role === "threadgroup" ? "threadgroup memory, a row of 32 banks per line" : array.role;
     const shape = array.shape.join(" × ");
@@ -35,6 +38,7 @@ export class MemoryPanel {
         this.chooser(),
       ),
       this.canvas,
+      this.told,
       this.tableView,
     );
   }
@@ -114,12 +118,30 @@ export class MemoryPanel {
       : String(first);
   }
 
-  pick(event) {
+  /** The row and column under the pointer, or null; column -1 is the label of the row. */
+  under(event) {
     const box = this.canvas.getBoundingClientRect(), { left, cell, height } = this.painted;
     const row = this.rows[this.top + Math.floor((event.clientY - box.top) / height)];
-    const column = Math.floor((event.clientX - box.left - left) / cell);
-    if (row === undefined || column >= this.columns) return;
-    const element = row * this.columns + Math.max(0, column), whole = column < 0;
+    const column = Math.max(-1, Math.floor((event.clientX - box.left - left) / cell));
+    return row === undefined || column >= this.columns ? null : { row, column };
+  }
+
+  /** Tell the value of the element under the pointer, and the access that it is known from. */
+  hover(event) {
+    const { run, now } = this.view, at = this.under(event);
+    if (!at || at.column < 0) return setText(this.told, "");
+    const element = at.row * this.columns + at.column, found = latestAccess(run, now, this.number, element);
+    if (!found) return setText(this.told, `${this.name(element)}: not touched so far by this threadgroup`);
+    const { file, line } = run.place(found.event), does = writes(run.columns.kind[found.event]) ? "stored" : "loaded";
+    const value = found.value === null ? "" : ` = ${valueText([found.value])}`;
+    const by = `${does} by thread ${run.columns.thread[found.event]} at ${file}:${line}`;
+    setText(this.told, `${this.name(element)}${value}, last ${by}`);
+  }
+
+  pick(event) {
+    const at = this.under(event);
+    if (!at) return;
+    const { row, column } = at, element = row * this.columns + Math.max(0, column), whole = column < 0;
     const to = whole ? element + this.columns : element + 1;
     this.view.inspector.showCell(
       this.number,

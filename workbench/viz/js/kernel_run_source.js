@@ -7,11 +7,33 @@ export class SourcePanel {
   constructor(view) {
     this.view = view;
     this.file = "";
+    this.depth = Infinity; // of the calls: the line of the event itself
+    this.calls = h("div", { class: "wb-kr-tabs", "aria-label": "Calls" });
     this.sourceTabs = h("div", { class: "wb-kr-tabs", role: "tablist", "aria-label": "Texts of the kernel" });
     this.source = h("div", { class: "wb-kr-source", tabindex: 0, "aria-label": "Source" });
   }
 
-  draw(place) {
+  /** Show the line of an event, or of a call around it. */
+  draw(event) {
+    const { run } = this.view, place = run.lineAt(event, this.depth), lines = run.lines(event);
+    const shown = Math.min(this.depth, lines.length - 1);
+    const button = ({ file, line }, depth) => {
+      const onclick = () => this.showDepth(depth === lines.length - 1 ? Infinity : depth);
+      const props = { class: "wb-quiet", type: "button", "aria-pressed": String(depth === shown), onclick };
+      return h("button", props, `${depth ? "› " : ""}${file}:${line}`);
+    };
+    const key = JSON.stringify([lines, shown]);
+    if (this.callsShown !== key) replace(this.calls, lines.length > 1 ? lines.map(button) : "");
+    this.callsShown = key;
+    this.drawLine(place);
+  }
+
+  showDepth(depth) {
+    this.depth = depth;
+    this.view.drawNow();
+  }
+
+  drawLine(place) {
     const { texts } = this.view.run.header, files = Object.keys(texts).filter((file) => texts[file]);
     if (texts[place.file] !== undefined && place.line && this.follows !== false) this.file = place.file;
     if (!this.file) [this.file] = files;
