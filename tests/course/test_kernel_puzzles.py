@@ -5,8 +5,8 @@ from kernel_answers import RIGHT, WRONG
 from tiers import examples
 
 from workbench import course, msl
+from workbench.apps.course.puzzle_judge import HINTS
 from workbench.apps.course.puzzle_list import PUZZLES
-from workbench.apps.course.puzzles import HINTS
 from workbench.apps.course.tile_puzzle import shipped_part
 from workbench.kernels.msl.report import DESCRIPTIONS
 

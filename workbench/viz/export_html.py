@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_EXPLAINED = 20
 """Number of requests, those with the longest times to first token, that a page explains."""
 
-_PAGE = """<!doctype html>
+OFFLINE_HEAD = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -38,7 +38,12 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
 <title>{title}</title>
-<style>html, body {{ margin: 0; background: Canvas; color-scheme: light dark; }}</style>
+"""
+"""The beginning of a page that may ask no server for anything."""
+
+_PAGE = (
+    OFFLINE_HEAD
+    + """<style>html, body {{ margin: 0; background: Canvas; color-scheme: light dark; }}</style>
 </head>
 <body>
 <main id="view"></main>
@@ -61,6 +66,7 @@ render({{ model, el: document.getElementById("view") }});
 </body>
 </html>
 """
+)
 
 
 def html_page(

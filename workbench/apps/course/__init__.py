@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from workbench.apps.course.arena import check_eviction, league
     from workbench.apps.course.bugs import planted, unplanted
     from workbench.apps.course.faults import FAULTS, check_repair, code_of, hunt_code
+    from workbench.apps.course.puzzle_judge import check_kernel
     from workbench.apps.course.puzzle_list import PUZZLES
-    from workbench.apps.course.puzzles import check_kernel
 
 _HOMES = {
     "PUZZLES": "puzzle_list",
-    "check_kernel": "puzzles",
+    "check_kernel": "puzzle_judge",
     "FAULTS": "faults",
     "check_eviction": "arena",
     "check_repair": "faults",

@@ -11,21 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.on_demand import extra_for
+from workbench.viz.export_html import OFFLINE_HEAD
 
 CELL_SECONDS = 600
 """Maximum time of a cell."""
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<style>
+_PAGE = (
+    OFFLINE_HEAD
+    + """<style>
 {code_style}
 :root {{ color-scheme: light; font: 24px/1.45 system-ui, sans-serif; }}
 body {{ margin: 0; background: #fff; color: #1a1d21; }}
@@ -74,6 +69,7 @@ show();
 </body>
 </html>
 """
+)
 
 
 def slides_page(path: Path, *, run: bool = True) -> str:
