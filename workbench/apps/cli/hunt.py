@@ -36,6 +36,10 @@ _REPLAYS = """\
 _POLICY = "a policy for Workbench's scheduler"
 
 
+FOUND = Path("found")
+"""Folder for the findings."""
+
+
 def add_parser(commands: Commands) -> None:
     """Add ``hunt`` to the commands."""
     parser = add_command(
@@ -55,7 +59,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
     allowed = "exceptions that are not findings (default: each of Workbench's, none of others)"
     parser.add_argument("--allow", metavar="NAME,...", help=allowed)
-    add_out_option(parser, "DIR", "folder for the findings")
+    add_out_option(parser, "DIR", f"folder for the findings (default: {FOUND})")
     _add_replay(parser.add_subparsers(title="after a hunt", metavar="COMMAND"), schedulers)
 
 
@@ -79,8 +83,6 @@ def run(options: argparse.Namespace) -> int:
     from workbench.analysis.hunt import hunt
     from workbench.trace.window import read_time
 
-    if options.out is None:
-        raise ValueError("--out DIR is missing: give a folder for the findings")
     if options.workloads is not None:
         integer("--workloads", options.workloads, 1)
     seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
@@ -99,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         policy=options.policy,
         laws=options.only.split(",") if options.only else None,
         allow=None if options.allow is None else [name for name in options.allow.split(",") if name],
-        out=options.out,
+        out=options.out or FOUND,
         jobs=jobs,
         tell=progress,
     )
@@ -132,7 +134,7 @@ def _between(options: argparse.Namespace, seconds: float | None) -> int:
         workloads=options.workloads,
         seed=options.seed,
         python=options.python,
-        out=options.out,
+        out=options.out or FOUND,
         tell=tell,
     )
     print(file=sys.stderr)
