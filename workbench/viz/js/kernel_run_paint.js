@@ -21,7 +21,7 @@ function contextOf(canvas, width, height) {
 }
 
 /**
- * A cell for each lane, 32 to a row, with the letter of what it does; square where there is room.
+ * A cell for each lane, 32 to a row, with the letter of what it does; square if there is room.
  * @returns Where they are: { left, size, height, columns }.
  */
 export function paintLanes(canvas, marks, theme, width) {
