@@ -278,9 +278,9 @@ class KernelView {
   }
 
   pickLane(event) {
-    const box = this.lanes.getBoundingClientRect(), { size, columns } = this.painted;
+    const box = this.lanes.getBoundingClientRect(), { size, height, columns } = this.painted;
     const column = Math.floor((event.clientX - box.left - this.painted.left) / size);
-    const row = Math.floor((event.clientY - box.top) / size);
+    const row = Math.floor((event.clientY - box.top) / height);
     if (column < 0 || column >= columns) return;
     this.inspector.showThread(row * columns + column);
   }

@@ -3,7 +3,7 @@
 import { LANES } from "./kernel_run_file.js";
 import { inkOn } from "./theme.js";
 
-const LEFT = 74, SMALL = "10px system-ui, sans-serif", MAX_LANE = 22, GAP = 1;
+const LEFT = 74, SMALL = "10px system-ui, sans-serif", MAX_LANE = 22, MIN_ROW = 13, GAP = 1;
 
 function contextOf(canvas, width, height) {
   const ratio = globalThis.devicePixelRatio || 1;
@@ -22,29 +22,29 @@ function contextOf(canvas, width, height) {
 
 /**
  * A square for each lane, 32 to a row, with the letter of what it does.
- * @returns Where they are: { left, size, columns }.
+ * @returns Where they are: { left, size, height, columns }.
  */
 export function paintLanes(canvas, marks, theme, width) {
   const rows = Math.ceil(marks.length / LANES), size = Math.max(8, Math.min(MAX_LANE, (width - LEFT) / LANES));
-  const context = contextOf(canvas, width, rows * size + 1);
+  const height = Math.max(MIN_ROW, size), context = contextOf(canvas, width, rows * height + 1);
   for (let row = 0; row < rows; row++) {
     context.fillStyle = theme.colours.muted;
     context.font = SMALL;
     context.textAlign = "left";
-    context.fillText(`simdgroup ${row}`, 0, row * size + size / 2);
+    context.fillText(`simdgroup ${row}`, 0, row * height + height / 2);
   }
   context.textAlign = "center";
   context.font = size >= 14 ? "600 11px system-ui, sans-serif" : "8px system-ui, sans-serif";
   for (const { simdgroup, lane, action } of marks) {
-    const { colour, letter } = theme.action(action), x = LEFT + lane * size, y = simdgroup * size;
+    const { colour, letter } = theme.action(action), x = LEFT + lane * size, y = simdgroup * height;
     context.fillStyle = colour;
-    context.fillRect(x, y, size - GAP, size - GAP);
+    context.fillRect(x, y, size - GAP, height - GAP);
     if (letter && size >= 9) {
       context.fillStyle = inkOn(colour);
-      context.fillText(letter, x + (size - GAP) / 2, y + (size - GAP) / 2 + 0.5);
+      context.fillText(letter, x + (size - GAP) / 2, y + (height - GAP) / 2 + 0.5);
     }
   }
-  return { left: LEFT, size, columns: LANES };
+  return { left: LEFT, size, height, columns: LANES };
 }
 
 /**
