@@ -262,6 +262,16 @@ def check_replay(run, inputs):
     assert any(written.any() for _, written in outputs.values())
 
 
+def test_a_copy_of_many_bytes_is_recorded_in_parts():
+    header = "struct Row {\n  float values[24];\n};\n"
+    source = "__builtin_memcpy((device Row*)(y + 24 * i), (const device Row*)(x + 24 * i), sizeof(Row));"
+    x = ramp(64 * 24)
+    run = record(source, inputs=[x], header=header, shape=(64 * 24,))
+    check_replay(run, {"x": x})
+    stored = run.events[events_of(run, STORE)]
+    assert sorted(stored["offset"].tolist()) == [16 * part for part in range(64 * 6)]
+
+
 def test_the_replay_finds_what_cannot_have_happened():
     """The control: a changed value, a changed order and a lost barrier."""
     x = ramp()

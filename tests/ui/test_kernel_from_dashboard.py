@@ -41,3 +41,24 @@ def test_a_click_on_a_work_item_opens_its_threadgroup(open_page, served):
     page.page.get_by_role("button", name="Close").click()
     assert page.page.locator(".wb-kernel-page").count() == 0
     assert page.problems == [] and page.outside == []
+
+
+def test_a_double_click_on_a_mask_opens_the_threadgroup_of_the_cell(open_page, served):
+    engine, address = served
+    page = open_page(address)
+    page.wait("view.store.numSteps === 3 && view.can('kernel_run')")
+    request = engine.trace[-1].chunks[-1].request_id
+    page.view("view.cursor.select(view.store.requests.find((r) => r.id === argument).index)", request)
+    page.frame()
+    page.wait("view.panel('rectangle').mode === 'one'")
+    point = page.view(
+        "(() => { const panel = view.panel('rectangle'); panel.element.scrollIntoView({ block: 'center' });"
+        " const box = panel.canvas.getBoundingClientRect(), x = 200, y = 40;"
+        " return [box.left + x, box.top + y, panel.hit(x, y)?.hover.item ?? -1]; })()"
+    )
+    assert point[2] >= 0
+    page.frame()
+    page.page.mouse.dblclick(*point[:2])
+    page.page.wait_for_selector(".wb-kernel-page iframe")
+    about = page.page.frame_locator(".wb-kernel-page iframe").locator(".wb-kr-head").inner_text()
+    assert f"{request}, rows" in about

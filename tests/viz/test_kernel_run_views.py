@@ -46,6 +46,6 @@ def test_a_page_is_written_whole_or_not_at_all(run, tmp_path):
 def test_a_recording_too_large_for_a_page_is_refused(run, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.viz.kernel_run.MAX_EVENTS", len(run.events) - 1)
     for show in (run.watch, lambda: run.save_html(tmp_path / "run.html")):
-        with pytest.raises(ValueError, match="events, and a page"):
+        with pytest.raises(ValueError, match="and the maximum of a page is"):
             show()
     assert not list(tmp_path.iterdir())

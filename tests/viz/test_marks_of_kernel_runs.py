@@ -18,12 +18,14 @@ from workbench.kernels.msl.recorded import (
     BARRIER_PASSED,
     BARRIER_WAIT,
     FAULT,
+    ITEMSIZE,
     READS,
     RETURN,
     SIMD_FUNCTION,
     SIMDGROUP_BARRIER,
     WATCH,
     WRITES,
+    decoded,
 )
 
 skip_without_compiler()
@@ -147,7 +149,7 @@ def test_the_lanes_of_an_instruction_are_at_one_place_of_one_simdgroup(run):
             assert instructions.active[number] == events["detail"][0]
         elif events["kind"][0] != BARRIER_PASSED:
             assert instructions.active[number] == sum(1 << int(lane) for lane in lanes)
-            assert instructions.active[number] & ~instructions.alive[number] == 0
+            assert instructions.active[number] & ~instructions.existing[number] == 0
 
 
 def test_a_branch_is_two_instructions_and_a_loop_one_for_each_turn():
@@ -162,6 +164,52 @@ def test_a_branch_is_two_instructions_and_a_loop_one_for_each_turn():
                 expected = thirds if run.place(event).line == 6 else 0xFFFFFFFF & ~thirds
                 assert run.instructions.active[number] == expected
     assert by_line[4] == by_line[6] == by_line[8] == 1 and by_line[11] == 3
+
+
+def test_lanes_meet_again_behind_a_branch():
+    """The lanes that a branch leaves out wait for the others, so that all of them do what follows together."""
+    source = (
+        "const uint i = thread_index_in_threadgroup;\nint m = 0;\nif (i % 3 == 0) {\nm = int(x[i] * 2);\n}\ny[i] = m;"
+    )
+    run = record(source)
+    lanes = {}
+    for number in range(len(run.instructions)):
+        event = int(run.instructions.events(number)[0])
+        if run.events["thread"][event] < 32:
+            lanes.setdefault(run.place(event).line, []).append(int(run.instructions.active[number]))
+    thirds = sum(1 << lane for lane in range(0, 32, 3))
+    assert lanes[4] == [thirds] and lanes[6] == [0xFFFFFFFF]
+
+
+def test_the_lanes_of_the_last_simdgroup_are_those_that_exist():
+    """70 threads: the third simdgroup has 6 lanes. Lanes that return early are diverged from then on."""
+    run = record("const uint i = thread_index_in_threadgroup;\nif (i % 2 == 1) return;\ny[i] = int(x[i]);")
+    for number in range(len(run.instructions)):
+        event = int(run.instructions.events(number)[0])
+        simdgroup = int(run.events["thread"][event]) // 32
+        assert run.instructions.existing[number] == (0xFFFFFFFF if simdgroup < 2 else 0b111111)
+        if run.place(event).line == 3:
+            assert run.instructions.active[number] == (0x55555555 if simdgroup < 2 else 0b010101)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "int8", "uint8", "int16", "uint32", "int32"])
+def test_elements_of_every_type(name, tmp_path):
+    """All bit patterns of 16 bits, and a few of the others."""
+    size = ITEMSIZE[name]
+    bits = np.arange(1 << 16, dtype=np.uint16).view(np.uint8) if size == 2 else np.arange(4096).astype(np.uint8)
+    (tmp_path / "bits").write_bytes(bits.tobytes())
+    code = (
+        f'import {{ elements }} from "{SCRIPT.parents[2]}/workbench/viz/js/kernel_run_file.js";'
+        f'const bytes = Deno.readFileSync("{tmp_path}/bits");'
+        f'console.log(elements(new DataView(bytes.buffer), 0, bytes.length, "{name}").join(" "))'
+    )
+    done = subprocess.run(
+        [str(DENO), "eval", "--no-check", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    found = np.array([float(word.replace("Infinity", "inf")) for word in done.stdout.split()])
+    with np.errstate(invalid="ignore"):  # NaNs of half precision that signal
+        expected = decoded(bits, name).astype(float)
+    np.testing.assert_array_equal(found, expected)
 
 
 # -- marks ----------------------------------------------------------------------------------------------------------

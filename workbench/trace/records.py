@@ -593,7 +593,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 
         See `workbench.engine.engine.Engine.kernel_run`.
         """
-        return find("StepRecord.kernel_run")(self, item, **options)
+        return find("KernelRun.of_step")(self, item, **options)
 
     def chunk(self, request_id: str) -> Chunk:
         """The chunk of a request in this step.

@@ -71,7 +71,7 @@ def check_size(run: Recording) -> None:
     """
     if len(run.events) > MAX_EVENTS:
         raise ValueError(
-            f"the recording has {len(run.events):,} events, and a page shows at most {MAX_EVENTS:,}: record fewer "
+            f"the recording has {len(run.events):,} events, and the maximum of a page is {MAX_EVENTS:,}: record fewer "
             "threadgroups, or choose a smaller max_bytes"
         )
 

@@ -37,13 +37,14 @@ class Instructions:
         order: int [num_events], indices of events; those of an instruction follow each other.
         starts: int [num_instructions + 1], the part of ``order`` of each instruction.
         active: uint32 [num_instructions], mask of the lanes that take part; 0 for one of the whole threadgroup.
-        alive: uint32 [num_instructions], mask of the lanes that had not returned.
+        existing: uint32 [num_instructions], mask of the lanes that the simdgroup has, those that returned early too; 0
+            for the whole threadgroup.
     """
 
     order: np.ndarray
     starts: np.ndarray
     active: np.ndarray
-    alive: np.ndarray
+    existing: np.ndarray
 
     def __len__(self) -> int:
         return len(self.active)
@@ -78,7 +79,7 @@ def instructions_of(run: RecordedLaunch) -> Instructions:
         np.array(maker.order, np.int64),
         starts,
         np.array(maker.active, np.uint32),
-        np.array(maker.alive_then, np.uint32),
+        np.array(maker.existing, np.uint32),
     )
 
 
@@ -96,15 +97,15 @@ class _Maker:
         self.order: list[int] = []
         self.lengths: list[int] = []
         self.active: list[int] = []
-        self.alive_then: list[int] = []
+        self.existing: list[int] = []
         self._waiting: dict[int, dict[int, list[int]]] = {}
-        self._alive: dict[int, int] = {}
+        self._lanes_of: dict[int, int] = {}
 
     def begin(self, num_threads: int) -> None:
         """Begin a threadgroup."""
         for simdgroup in range(-(-num_threads // SIMD_WIDTH)):
             lanes = min(SIMD_WIDTH, num_threads - simdgroup * SIMD_WIDTH)
-            self._alive[simdgroup] = (1 << lanes) - 1
+            self._lanes_of[simdgroup] = (1 << lanes) - 1
 
     def lanes_of(self, simdgroup: int) -> dict[int, list[int]]:
         """The events since the last meeting, by lane."""
@@ -115,9 +116,7 @@ class _Maker:
         self.order += events
         self.lengths.append(len(events))
         self.active.append(active)
-        self.alive_then.append(self._alive.get(simdgroup, 0) if active else 0)
-        if self.kinds[events[0]] == RETURN:
-            self._alive[simdgroup] &= ~active
+        self.existing.append(self._lanes_of[simdgroup] if active else 0)
 
     def flush_all(self) -> None:
         """Make instructions of everything since the last meetings."""

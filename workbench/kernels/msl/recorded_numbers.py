@@ -61,7 +61,10 @@ DEFINITIONS = {
         "most distinct words in one bank that a simdgroup's load or store needs, on average, in a model of threadgroup "
         "memory as 32 banks of 4 bytes, which is not a measurement of Apple's; at best, the words are spread evenly"
     ),
-    "active lanes": "lanes that take part in a simdgroup's instruction, of those that have not returned, on average",
+    "active lanes": (
+        "lanes that take part in a simdgroup's instruction, of all its lanes, on average; those that returned early "
+        "take part in none"
+    ),
     "barriers": "threadgroup barriers that were passed",
     "events between barriers": "loads, stores and simd functions between two threadgroup barriers, on average",
     "simd functions": "reductions, shuffles and ballots, one per simdgroup and call",
@@ -139,8 +142,8 @@ def _of_all(run: RecordedLaunch, instructions: Instructions) -> Iterator[Number]
     per_lane = instructions.active != 0
     if per_lane.any():
         active = np.bitwise_count(instructions.active[per_lane]).astype(float)
-        alive = np.bitwise_count(instructions.alive[per_lane] | instructions.active[per_lane])
-        yield _number("active lanes", float(np.mean(active / alive)), best=1.0)
+        lanes = np.bitwise_count(instructions.existing[per_lane])
+        yield _number("active lanes", float(np.mean(active / lanes)), best=1.0)
     barriers = int((kinds == BARRIER_PASSED).sum())
     work = int(((kinds <= max(WRITES)) | (kinds == SIMD_FUNCTION)).sum())
     yield _number("barriers", float(barriers))

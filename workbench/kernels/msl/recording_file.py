@@ -70,7 +70,7 @@ def encode(run: RecordedLaunch) -> bytes:
 def page_packet(run: RecordedLaunch, instructions: Instructions, numbers: list[Number]) -> bytes:
     """The bytes that a page reads: those of a file before they are compressed, with instructions and numbers."""
     header, columns = _contents(run)
-    for name in ("order", "starts", "active", "alive"):
+    for name in ("order", "starts", "active", "existing"):
         columns[name] = getattr(instructions, name).astype(np.uint32)
     return _joined(header | {"numbers": numbers}, columns)
 

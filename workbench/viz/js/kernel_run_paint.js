@@ -3,7 +3,7 @@
 import { LANES } from "./kernel_run_file.js";
 import { inkOn } from "./theme.js";
 
-const LEFT = 74, SMALL = "10px system-ui, sans-serif", LABEL_HEIGHT = 13, MAX_LANE = 22, GAP = 1;
+const LEFT = 74, SMALL = "10px system-ui, sans-serif", MAX_LANE = 22, MIN_ROW = 13, GAP = 1;
 
 function contextOf(canvas, width, height) {
   const ratio = globalThis.devicePixelRatio || 1;
@@ -21,17 +21,17 @@ function contextOf(canvas, width, height) {
 }
 
 /**
- * A cell for each lane, 32 to a row, with the letter of what it does; square if there is room.
+ * A square for each lane, 32 to a row, with the letter of what it does.
  * @returns Where they are: { left, size, height, columns }.
  */
 export function paintLanes(canvas, marks, theme, width) {
   const rows = Math.ceil(marks.length / LANES), size = Math.max(8, Math.min(MAX_LANE, (width - LEFT) / LANES));
-  const height = Math.max(size, LABEL_HEIGHT), context = contextOf(canvas, width, rows * height + 1);
+  const height = Math.max(MIN_ROW, size), context = contextOf(canvas, width, rows * height + 1);
   for (let row = 0; row < rows; row++) {
     context.fillStyle = theme.colours.muted;
     context.font = SMALL;
     context.textAlign = "left";
-    context.fillText(`simdgroup ${row}`, 0, (row + 0.5) * height);
+    context.fillText(`simdgroup ${row}`, 0, row * height + height / 2);
   }
   context.textAlign = "center";
   context.font = size >= 14 ? "600 11px system-ui, sans-serif" : "8px system-ui, sans-serif";
