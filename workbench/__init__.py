@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.on_demand import ATTACHED, before_import, imported
+from workbench.base.on_demand import ASKED_FOR, ATTACHED, before_import, imported
 
 if TYPE_CHECKING:
     from workbench.analysis.certify import Certificate, certify
@@ -164,19 +164,8 @@ ATTACHED.update(
         "Trace.why_missed": "workbench.analysis.misses:why_missed",
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
-        "Crossover.to_svg": "workbench.viz.lines:lines_svg",
-        "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",
-        "KernelRun.of_step": "workbench.engine.kernel_run:of_step",
-        "KernelRun.save_html": "workbench.viz.kernel_run:save_html",
-        "KernelRun.watch": "workbench.viz.kernel_run:watch",
-        "Certificate.page": "workbench.viz.finding_page:page_of_certificate",
-        "Apart.page": "workbench.viz.finding_page:page_of_two",
-        "Finding.page": "workbench.viz.finding_page:page",
-        "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
-        "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
         "Engine.__panel__": "workbench.viz.panes:page_of",
         "Engine._repr_html_": "workbench.viz.reprs:engine_html",
-        "StepPicture.view": "workbench.viz.step_picture:view",
         "Outputs._repr_html_": "workbench.viz.reprs:outputs_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
         "StepRecord._repr_html_": "workbench.viz.reprs:step_html",
@@ -188,6 +177,23 @@ ATTACHED.update(
 )
 # Methods and pictures that rooms give to the classes of rooms below, which do not know them
 # (`workbench.base.on_demand`).
+
+ASKED_FOR.update(
+    {
+        "Apart.page": "workbench.viz.finding_page:page_of_two",
+        "Certificate.page": "workbench.viz.finding_page:page_of_certificate",
+        "Crossover.to_svg": "workbench.viz.lines:lines_svg",
+        "Finding.page": "workbench.viz.finding_page:page",
+        "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
+        "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",
+        "KernelRun.of_step": "workbench.engine.kernel_run:of_step",
+        "KernelRun.save_html": "workbench.viz.kernel_run:save_html",
+        "KernelRun.watch": "workbench.viz.kernel_run:watch",
+        "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
+        "StepPicture.view": "workbench.viz.step_picture:view",
+    }
+)
+# Parts of the views that a method of the class asks for by name.
 
 __all__ = [
     "ERROR_LIMIT",

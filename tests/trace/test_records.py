@@ -24,7 +24,7 @@ from trace_helpers import one_trace, traces
 import workbench
 from workbench import Engine
 from workbench.analysis.tune import Tuning
-from workbench.base.on_demand import ATTACHED, AttachedMethod
+from workbench.base.on_demand import ASKED_FOR, ATTACHED, AttachedMethod
 from workbench.engine.outputs import Outputs
 from workbench.trace import (
     Chunk,
@@ -238,8 +238,6 @@ def test_every_attached_function_is_there_and_has_its_type():
         module, function = home.split(":")
         assert callable(getattr(importlib.import_module(module), function))
         kind, method = name.split(".")
-        if kind in ("Crossover", "Finding", "FleetRun", "KernelRun", "Sizing", "StepPicture"):
-            continue  # pictures that a method of theirs asks for
         owner = next(
             cls for cls in (Engine, Outputs, Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind
         )
@@ -248,6 +246,9 @@ def test_every_attached_function_is_there_and_has_its_type():
             assert isinstance(vars(owner)[method], AttachedMethod)
             assert typed.pop(name) == f"{module}.{function}"
     assert not typed
+    for home in ASKED_FOR.values():
+        module, function = home.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def declared_methods():

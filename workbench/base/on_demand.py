@@ -28,7 +28,7 @@ EXTRA_OF = {
     **dict.fromkeys(("mlx", "mlx_lm", "numpy", "tokenizers", "transformers", "jinja2", "gguf"), "engine"),
     **dict.fromkeys(("numba", "llvmlite", "tqdm", "greenlet", "sentencepiece", "elftools", "llguidance"), "engine"),
     **dict.fromkeys(("anywidget", "ipywidgets", "traitlets", "IPython", "bokeh", "pandas"), "notebook"),
-    **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq", "segno"), "serve"),
+    **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq", "segno", "psutil"), "serve"),
     "ziglang": "msl",
     "hypothesis": "hunt",
 }
@@ -136,14 +136,17 @@ else:
 ATTACHED: dict[str, str] = {}
 """Home of each attached function, "module:function", by "Class.method"."""
 
+ASKED_FOR: dict[str, str] = {}
+"""The same of functions that a method of the class asks for with `find`."""
+
 
 def find(name: str) -> Callable[..., Any]:
-    """Import what is attached under a name such as "Trace.watch".
+    """Import what stands in the tables under a name such as "Trace.watch".
 
     Raises:
         ModuleNotFoundError: A module that it needs is not installed; the message names it.
     """
-    module, _, function = ATTACHED[name].partition(":")
+    module, _, function = {**ASKED_FOR, **ATTACHED}[name].partition(":")
     return imported(module, function, f"{name}()")
 
 

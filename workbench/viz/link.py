@@ -31,8 +31,10 @@ def link_to(
     """A link that opens a run in the playground, at the step and the request in question.
 
     Example:
-        >>> link_to(engine.trace, step=12, request_id="sky")  # doctest: +SKIP
-        'http://127.0.0.1:5007/#step=12&request=sky&run=pVfbbts4...'
+        >>> from workbench import simulate
+        >>> trace = simulate({"requests": [{"id": "sky", "prompt": [5, 6], "max_tokens": 2}]})
+        >>> trace.to_link(step=1, request_id="sky").partition("run=")[0]
+        'http://127.0.0.1:5007/#step=1&request=sky&'
 
     Args:
         trace: The run, or a part of it, such as ``trace[100:200]``.

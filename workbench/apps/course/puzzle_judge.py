@@ -62,7 +62,7 @@ def check_kernel(name: str, source: str, *, seed: int = 0) -> Verdict:
     Example:
         >>> from workbench import course
         >>> course.check_kernel("map", "uint i = thread_position_in_grid.x; y[i] = x[i];")
-        Not yet: y[0] is 0.126, expected 10.1. Which number has to be added?
+        Not yet: y[0] is 5.625, expected 15.62, with sizes (32,). Which number has to be added?
     """
     is_tile = choice("name", name, (*PUZZLES, "paged_tile")) == "paged_tile"
     if why := msl.why_unavailable():
