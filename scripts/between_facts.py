@@ -20,9 +20,10 @@ HEAD = """# vLLM's releases in behaviour
 Differences of vLLM's scheduler between releases, found by `workbench hunt --between` ([how](hunt.md#two-schedulers)) on
 random workloads, with the numbers of the lines of the newer release that decide. "By trial" says that the newer
 scheduler decides as the older one does with the older text of these lines; otherwise they are the first ones that ran
-on one side only. A difference that is frequent in these workloads need not be so in yours: they use every feature, in tiny pools.
-`python scripts/between_facts.py FOLDER ...` writes this page; the smallest workload of each difference is in
-`benchmarks/results/between.json`, for `workbench simulate` too. Two cores were busy with other work, at loads of 4 to 7.
+on one side only. A difference that is frequent in these workloads need not be so in yours: they use every feature, in
+tiny pools. `python scripts/between_facts.py FOLDER ...` writes this page; the smallest workload of each difference is
+in `benchmarks/results/between.json`, for `workbench simulate` too. Two cores were busy with other work, at loads of 4
+to 7.
 """
 
 
@@ -59,8 +60,8 @@ def section(pair: dict[str, Any]) -> str:
     static = pair["surface"]
     lines = [f"## {pair['a']} to {pair['b']}", ""]
     lines.append(
-        f"{pair['workloads']:,} workloads in {pair['seconds']:.0f} s, {pair['different']} differ ({share:.1%}). Without "
-        f"a run: {static['changed']} signatures, fields and bases changed, {static['added']} names are new, "
+        f"{pair['workloads']:,} workloads in {pair['seconds']:.0f} s, {pair['different']} differ ({share:.1%}). "
+        f"Without a run: {static['changed']} signatures, fields and bases changed, {static['added']} names are new, "
         f"{static['removed']} gone, {static['moved']} moved."
     )
     lines += ["", "| kind | needs | 1 in | decided in | lines | by trial |", "|---|---|---|---|---|---|"]
