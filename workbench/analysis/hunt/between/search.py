@@ -180,11 +180,14 @@ class Comparison(Limited):
     @staticmethod
     def _last_line(source: Source, told: Mapping[str, Any]) -> list[Line]:
         """The line that ended a run in an exception."""
-        lines = [line for step in told["ran"] for line in step]
-        if not told["end"].startswith("crash") or not lines:
-            return []
-        file, function, number = lines[-1]
-        return [Line(file, function, number, source.lines(file)[number - 1].strip())]
+        text = told["end"].partition("crash: ")[2].partition(": ")[2]  # behind the name of the file
+        lines = [
+            Line(file, function, number, text)
+            for step in told["ran"]
+            for file, function, number in step
+            if text and source.lines(file)[number - 1].strip() == text
+        ]
+        return lines[-1:]
 
     def _merge(self) -> None:
         """Leave of each kind and place the smallest case."""
