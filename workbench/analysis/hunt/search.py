@@ -26,7 +26,7 @@ BATCH = 250
 """Workloads that are drawn before findings are written and known."""
 
 CHANGED_TO_RANDOM = 2
-"""One batch of this many has random workloads; the others change those that had new meetings."""
+"""One batch of this many has random workloads; the others change those with rare meetings."""
 
 SHRINK_SECONDS = 0.5
 """Processor time in which Hypothesis shrinks a case; afterwards the smallest one so far is taken."""
@@ -102,7 +102,7 @@ class Search(Limited):
         database: Folder of cases that are tried first; None for none.
         tell: Called with this object now and then, and with each finding.
         guided: Count meetings of events.
-        changes: Change workloads that had new ones; otherwise all are random.
+        changes: Change workloads with rare ones; otherwise all are random.
 
     Attributes:
         meetings: The meetings of events so far.
@@ -189,11 +189,11 @@ class Search(Limited):
         return None
 
     def _changed_batch(self, batch: int) -> _Interesting | None:
-        """Change workloads that had new meetings until one breaks a law that is not known."""
+        """Change workloads with rare meetings until one breaks a law that is not known."""
         for _ in range(BATCH):
             if self.over:
                 return None
-            choices = self._corpus.changed()
+            choices = self._corpus.changed(self.meetings.times)
             if (problem := self._try_choices(choices)) is not None:
                 if (kept := self._kept_cases()) is not None:
                     kept.save(_KEY, choices)
@@ -201,10 +201,10 @@ class Search(Limited):
         return None
 
     def _try_choices(self, choices: bytes) -> _Interesting | None:
-        """Run a workload, and keep it if events met in it that had not."""
+        """Run a workload, and keep it if events met in it that rarely do."""
         problem = self._try(make_workload(choices, self.target.features))
-        if self.meetings.is_new:
-            self._corpus.keep(choices)
+        if self.meetings.is_rare:
+            self._corpus.keep(choices, self.meetings.rarest)
         return problem
 
     def _examine(self, choices: bytes) -> None:
@@ -231,7 +231,7 @@ class Search(Limited):
         has = shape(workload)
         self.num_workloads += 1
         self.pairs.update(combinations(sorted(has), 2))
-        self.meetings.is_new = False
+        self.meetings.is_rare = False
         fault = self.fault(workload, meetings=self.meetings if self.guided else None)
         if fault is None:
             return None
