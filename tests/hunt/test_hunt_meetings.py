@@ -117,7 +117,7 @@ def test_a_hunt_keeps_and_changes_workloads_with_rare_meetings(monkeypatch):
     changed = []
     original = Corpus.changed
     monkeypatch.setattr(Corpus, "changed", lambda self, times: changed.append(original(self, times)) or changed[-1])
-    search = Search(find_target("workbench"), None, 600)
+    search = Search(find_target("workbench"), None, 600, guided=True)
     assert search.run() == [] and search.num_workloads == 600
     assert 100 <= len(changed) <= 350 and search.meetings.count()[0] > 1000
     changed.clear()
@@ -131,7 +131,7 @@ def test_a_fault_of_a_changed_workload_is_kept_and_remembered(tmp_path, monkeypa
     drawn = random.Random(1)
     monkeypatch.setattr(Search, "_batch", lambda self, batch: self._corpus.keep(drawn.randbytes(WORKLOAD_BYTES)))
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    search = Search(find_target("planted:generous"), None, 1000, laws=["limits"], database=tmp_path)
+    search = Search(find_target("planted:generous"), None, 1000, laws=["limits"], database=tmp_path, guided=True)
     (found, *_) = search.run()
     assert found.fault.law == "limits" and len(found.workload["requests"]) <= 3
     assert set(search._kept_cases().fetch(b"workloads")) <= set(changed)
