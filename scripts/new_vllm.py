@@ -90,6 +90,7 @@ def _hooks(options: argparse.Namespace) -> list[str]:
     from workbench.analysis.hunt.between.sides import Asked
     from workbench.analysis.hunt.between.surface import compare
 
+    os.environ["WORKBENCH_TRACE_DIR"] = str(options.out / "recorded")
     sides = []
     for spec in (options.last, options.version):
         place = place_of(spec)

@@ -131,6 +131,20 @@ def test_a_command_that_does_not_answer(code, words):
     assert words in row.problem
 
 
+def test_a_late_answer_is_not_that_of_the_next_workload(tmp_path):
+    (tmp_path / "late.py").write_text(
+        "import json, sys, time\n"
+        "from workbench.analysis.certify.neutral import judge, steps_of\n"
+        "for number, line in enumerate(sys.stdin):\n"
+        "    time.sleep(4 if number == 1 else 0)\n"
+        "    print(json.dumps({'steps': steps_of(judge(json.loads(line)))}), flush=True)\n"
+    )
+    program = f"{sys.executable} {tmp_path / 'late.py'}"
+    made = certify(program, workloads=2, seed=1, features=["chunked prefill", "priority"], timeout=3)
+    late, right = made.rows
+    assert "no answer to workload 'chunked prefill 1' within 3 s" in late.problem and right.certified
+
+
 def test_the_files_of_a_certificate(tmp_path, monkeypatch, capsys):
     (tmp_path / "simulator.py").write_text("def schedule(workload):\n    return {'steps': [{'chunks': []}]}\n")
     monkeypatch.chdir(tmp_path)

@@ -86,6 +86,7 @@ def test_the_files_of_a_comparison(tmp_path, capsys):
     assert tables[0][:step] == tables[1][:step] and tables[0][step] != tables[1][step]
     page = (folder / "page.html").read_text()
     assert "for block in reversed(block_table):" in page and f"Step {step}: {facts['kind']}" in page
+    assert main(["hunt", "replay", str(folder)]) == 2 and "a difference of two schedulers" in capsys.readouterr().err
     told = (tmp_path / "out" / "between.md").read_text()
     assert f"({folder.name}/report.md)" in told and "for block in block_table:" in told
 
@@ -95,6 +96,14 @@ def test_schedulers_without_a_common_source_tell_what_ran(monkeypatch):
     comparison, _ = compare_schedulers("workbench", "planted:generous", seconds=None, workloads=50)
     found = next(each for each in comparison.found if each.difference.kind == "chunk size")
     assert not found.decided.by_trial and len(found.workload["requests"]) == 1
+
+
+def test_steps_that_are_impossible_have_a_page(tmp_path):
+    """A trace of them cannot be loaded: a chunk of no token."""
+    before = "plan.longest = self.max_model_len - start - 1"
+    file, _ = changed_file(tmp_path, "scheduler.py", before, "plan.longest = -(self.max_model_len - start - 1)")
+    _, names = compare_schedulers("workbench", str(file), seconds=None, workloads=60, out=tmp_path / "out")
+    assert names and all((tmp_path / "out" / name / "page.html").exists() for name in names)
 
 
 @pytest.mark.parametrize(

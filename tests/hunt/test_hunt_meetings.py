@@ -1,4 +1,4 @@
-"""Meetings of events: which are counted, and that a hunt changes the workloads that had new ones."""
+"""Meetings of events: which are counted, and that a hunt changes the workloads that had rare ones."""
 
 import random
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_preemption_meets_what_happened_up_to_two_steps_before():
     meetings.scheduled(run_of(), plan(1, "b", preempted=["a"]))
     meetings.scheduled(run_of(), plan(2, "b"))
     meetings.scheduled(run_of(), plan(3, "", aborted=("b",)))
-    meetings.end_step()
+    meetings.finish()
     pairs = met(meetings)
     assert (True, 1, "is preempted", "is admitted") in pairs
     assert (False, 2, "is aborted", "is preempted") in pairs and (True, 2, "is aborted", "is preempted") not in pairs
@@ -57,7 +57,7 @@ def test_a_request_that_loses_its_output_is_seen():
     meetings.begin({"async_scheduling": True})
     meetings.scheduled(run_of(), plan(0, "a", admitted=["a"]))
     meetings.scheduled(run_of(in_flight=[plan(0, "a")], free=0), plan(1, "", preempted=["a"]))
-    meetings.end_step()
+    meetings.finish()
     assert (True, 0, "loses an output in flight", "is preempted") in met(meetings)
     assert (True, 0, "finds the pool empty", "is preempted") in met(meetings)
 
@@ -70,25 +70,28 @@ def test_the_fate_of_drafts_is_seen():
         chunk.drafts, chunk.num_accepted = (1, 2), accepted
     meetings.scheduled(run_of(), made)
     meetings.updated(made, {"a": "stop", "b": "length"})
-    meetings.end_step()
+    meetings.finish()
     pairs = {pair[2:] for pair in met(meetings) if pair[0] and pair[1] == 0}
     assert {("stops", "has all drafts rejected"), ("reaches its last token", "has some drafts accepted")} <= pairs
     assert ("has drafts", "has all drafts accepted") in pairs
 
 
-def test_a_run_without_a_new_meeting_says_so():
+def test_a_pair_that_few_runs_met_is_rare():
     meetings = Meetings()
-    for is_new in (True, False):
+    for times in range(1, 4):
         meetings.begin({})
         meetings.scheduled(run_of(), plan(0, "a"))
-        meetings.end_step()
-        assert meetings.is_new is is_new
+        meetings.finish()
+        assert meetings.is_rare is (times == 1) and meetings.times(meetings.rarest) == times
     pairs, triples = meetings.count()
-    assert pairs > 0 and triples >= 0
+    assert pairs > 0 and triples >= 0 and meetings.count_in_settings() == pairs
     meetings.begin({"num_speculative_tokens": 2})  # the same events with drafts are another meeting
     meetings.scheduled(run_of(), plan(0, "a"))
-    meetings.end_step()
-    assert meetings.is_new and meetings.count() == (pairs, triples)
+    meetings.finish()
+    assert meetings.is_rare and meetings.count() == (pairs, triples) and meetings.count_in_settings() == 2 * pairs
+    meetings.begin({})
+    meetings.finish()
+    assert meetings.rarest is None and not meetings.is_rare
 
 
 def test_a_changed_workload_is_near_a_kept_one():
@@ -96,18 +99,25 @@ def test_a_changed_workload_is_near_a_kept_one():
     kept = [bytes([number]) * WORKLOAD_BYTES for number in (1, 2)]
     for each in kept:
         corpus.keep(each)
-    changed = [corpus.changed() for _ in range(200)]
+    changed = [corpus.changed(lambda pair: 0) for _ in range(200)]
     assert all(len(each) == WORKLOAD_BYTES and each not in kept for each in changed)
     distance = [min(sum(a != b for a, b in zip(each, one)) for one in kept) for each in changed]
     assert min(distance) == 1 and max(distance) <= CONFIG_BYTES + 8
-    assert Corpus(0).keep(kept[0]) is None and len(corpus) == 2
 
 
-def test_a_hunt_keeps_and_changes_workloads_with_new_meetings(monkeypatch):
+def test_the_workload_with_the_rarest_pair_is_changed():
+    corpus = Corpus(0)
+    for number, pair in ((1, "often"), (2, "seldom")):
+        corpus.keep(bytes([number]) * WORKLOAD_BYTES, pair)
+    changed = [corpus.changed({"often": 9, "seldom": 1}.get) for _ in range(100)]
+    assert sum(each.count(2) > each.count(1) for each in changed) > 90
+
+
+def test_a_hunt_keeps_and_changes_workloads_with_rare_meetings(monkeypatch):
     changed = []
     original = Corpus.changed
-    monkeypatch.setattr(Corpus, "changed", lambda self: changed.append(original(self)) or changed[-1])
-    search = Search(find_target("workbench"), None, 600)
+    monkeypatch.setattr(Corpus, "changed", lambda self, times: changed.append(original(self, times)) or changed[-1])
+    search = Search(find_target("workbench"), None, 600, guided=True)
     assert search.run() == [] and search.num_workloads == 600
     assert 100 <= len(changed) <= 350 and search.meetings.count()[0] > 1000
     changed.clear()
@@ -117,11 +127,11 @@ def test_a_hunt_keeps_and_changes_workloads_with_new_meetings(monkeypatch):
 def test_a_fault_of_a_changed_workload_is_kept_and_remembered(tmp_path, monkeypatch):
     original = Corpus.changed
     changed = []
-    monkeypatch.setattr(Corpus, "changed", lambda self: changed.append(original(self)) or changed[-1])
+    monkeypatch.setattr(Corpus, "changed", lambda self, times: changed.append(original(self, times)) or changed[-1])
     drawn = random.Random(1)
     monkeypatch.setattr(Search, "_batch", lambda self, batch: self._corpus.keep(drawn.randbytes(WORKLOAD_BYTES)))
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    search = Search(find_target("planted:generous"), None, 1000, laws=["limits"], database=tmp_path)
+    search = Search(find_target("planted:generous"), None, 1000, laws=["limits"], database=tmp_path, guided=True)
     (found, *_) = search.run()
     assert found.fault.law == "limits" and len(found.workload["requests"]) <= 3
     assert set(search._kept_cases().fetch(b"workloads")) <= set(changed)

@@ -26,21 +26,21 @@ def page(trace: Trace, finding: Finding) -> str:
     return _with_banner([trace], title, finding.title, message, f"<ol start=0>{''.join(rows)}</ol>", finding.step)
 
 
-def page_of_two(traces: Sequence[Trace], facts: Mapping[str, Any]) -> str:
+def page_of_two(traces: Sequence[Trace], facts: Mapping[str, Any], told: Sequence[Sequence[str]]) -> str:
     """The page of a difference: the steps of both sides beside each other, the lines that decide, and the traces.
 
     Args:
-        traces: Those of A and B; fewer if one side refuses the workload.
+        traces: Those of A and B; fewer if a side refuses the workload or its steps are impossible.
         facts: The fields of its ``finding.json``.
+        told: The sentences of the steps of A and of B.
     """
-    told = [[narrate(record) for record in trace] for trace in traces]
     sources = "".join(
         f"<h2>{side.upper()}: {escape(facts[side])}</h2><pre>{escape(_lines(facts[f'lines_{side}']))}</pre>"
         for side in ("a", "b")
     )
     how = "With these lines of A, B decides as A." if facts["by_trial"] else "These lines ran on one side only."
     message = f"{facts['message']}. {facts['means'].capitalize()}."
-    steps = _side_by_side([facts[side] for side, _ in zip(("a", "b"), traces)], told, facts["step"])
+    steps = _side_by_side((facts["a"], facts["b"]), told, facts["step"])
     title = f"{facts['a']} and {facts['b']}: {facts['kind']}"
     rest = f"{steps}<p>The lines that decide. {how}</p>{sources}"
     return _with_banner(traces, title, f"Step {facts['step']}: {facts['kind']}", message, rest, facts["step"])

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.analysis.certify.features import FEATURES, Feature, draw
-from workbench.analysis.certify.judgement import PARTS, Row, sentence
+from workbench.analysis.certify.judgement import PARTS, Row
 from workbench.analysis.certify.neutral import Unsupported, judge, read_schedule, steps_of
 from workbench.analysis.certify.program import Program
+from workbench.analysis.hunt.schedule import sentence
 from workbench.base.field_checks import integer, number
 from workbench.base.on_demand import find
 

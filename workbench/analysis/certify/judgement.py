@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.analysis.certify.neutral import ASPECTS
+from workbench.analysis.hunt.schedule import said
 
 PARTS = ("steps", *ASPECTS)
 
@@ -82,7 +83,7 @@ class Row:
             self.scores["steps"].equal += not differs
             if self.first is None and (differs or not (right and given)):
                 name = differs[0] if differs else "length"
-                message = f"expected {_said(right, name)}, got {_said(given, name)}"
+                message = f"expected {said(right, name)}, got {said(given, name)}"
                 self.first = First(workload, index, name, message, told)
 
     def _equal(self, name: str, right: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
@@ -106,23 +107,3 @@ def _comparable(name: str, step: Mapping[str, Any]) -> Any:
     if name == "finished":
         return sorted(value or ())
     return (value or {}) if name in ("hits", "blocks") else list(value or ())
-
-
-def _said(step: Mapping[str, Any], name: str) -> str:
-    if not step:
-        return "no such step"
-    if name == "chunks":
-        chunks = [f"{c['id']} [{c['start']}, {c['start'] + c['num_tokens']})" for c in step["chunks"]]
-        drafts = [f"{c['id']} {c.get('num_drafts', 0)}" for c in step["chunks"] if c.get("num_drafts")]
-        return (", ".join(chunks) or "no chunks") + (f" with drafts {', '.join(drafts)}" if drafts else "")
-    if name == "hits":
-        return "cached " + (", ".join(f"{key} {value}" for key, value in step.get(name, {}).items()) or "none")
-    return f"{name} {step.get(name) or 'none'}"
-
-
-def sentence(step: Mapping[str, Any]) -> str:
-    """A step in one line."""
-    parts = [_said(step, name) for name in ("chunks", "hits") if step.get(name)]
-    parts += [f"{name} {', '.join(step[name])}" for name in ("preempted", "finished") if step.get(name)]
-    parts += [f"tables {key}: {tables}" for key, tables in step.get("blocks", {}).items()]
-    return "; ".join(parts) or "nothing"

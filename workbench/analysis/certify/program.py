@@ -23,7 +23,7 @@ class Program:
 
     Args:
         program: "module:function", a function, or a command line.
-        timeout: Seconds that an answer may take.
+        timeout: Seconds that an answer may take; the first one may take five times as long.
 
     Raises:
         ValueError: There is no such function or command.
@@ -31,6 +31,8 @@ class Program:
 
     def __init__(self, program: str | Callable[[dict[str, Any]], Any], timeout: float) -> None:
         self._timeout = timeout
+        self._num_late = 0  # answers that are still to come, and that nobody waits for
+        self._has_answered = False
         self._function: Callable[[dict[str, Any]], Any] | None = None
         self._process: subprocess.Popen[str] | None = None
         self.name = program if isinstance(program, str) else getattr(program, "__qualname__", repr(program))
@@ -70,10 +72,11 @@ class Program:
         try:
             self._process.stdin.write(json.dumps(workload) + "\n")
             self._process.stdin.flush()
-            line = self._lines.get(timeout=self._timeout)
+            line = self._next_line()
         except (BrokenPipeError, OSError):
             line = ""
         except queue.Empty:
+            self._num_late += 1
             raise ValueError(
                 f"no answer to workload {workload['id']!r} within {self._timeout:g} s (--timeout)"
             ) from None
@@ -85,6 +88,15 @@ class Program:
             raise ValueError(
                 f"the answer to workload {workload['id']!r} is not a line of JSON: {shown(line)}"
             ) from None
+
+    def _next_line(self) -> str:
+        """The answer to the latest workload. A program may take five times as long to start."""
+        while True:
+            line = self._lines.get(timeout=self._timeout * (1 if self._has_answered else 5))
+            self._has_answered = True
+            if not line or not self._num_late:
+                return line
+            self._num_late -= 1
 
     def close(self) -> None:
         """End the program."""

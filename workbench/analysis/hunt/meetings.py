@@ -3,14 +3,15 @@
 Lines of code do not tell workloads apart, because 300 random ones reach nearly all. Faults live where events meet: a
 preemption of a request whose output is in flight, a hit on blocks that were given back a step ago. Each step has a set
 of events for each request; a pair is two events of the same request, or of any two, in the same step or up to two steps
-apart. Workloads that reached new meetings are kept, and changed to make others.
+apart. Nearly all pairs that exist are met within some thousand random workloads, and some of them once in a thousand:
+workloads with a rare pair are kept, and changed to make others.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from workbench.analysis.hunt.drive import Run
@@ -49,8 +50,14 @@ WINDOW = 3
 MOST_KEPT = 600
 """Workloads that are kept to be changed, the latest ones."""
 
-RECENT = 40
-"""The workload that is changed is about this many behind the latest one, on average."""
+RARE = 0.004
+"""A pair is rare if no larger share of the runs met it."""
+
+CANDIDATES = 6
+"""Of so many kept workloads the one with the rarest pair is changed."""
+
+Pair = tuple[tuple[bool, ...], tuple[int, ...], int]
+"""Two events that met under some settings."""
 
 _BIT = {name: 1 << index for index, name in enumerate(EVENTS)}
 _CONTEXTS = ("async_scheduling", "num_speculative_tokens", "kv_cache_groups")
@@ -61,21 +68,30 @@ class Meetings:
     """The meetings of the runs so far.
 
     Attributes:
-        is_new: The latest run had a meeting that no earlier one had.
+        is_rare: A pair of the latest run was met by few runs so far.
+        rarest: The pair of the latest run that was met least often; None if it had none.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[bool, ...], dict[tuple[int, ...], int]] = {}
-        self.is_new = False
+        self._times: Counter[Pair] = Counter()
+        self._num_runs = 0
+        self.is_rare = False
+        self.rarest: Pair | None = None
+
+    def times(self, pair: Pair | None) -> int:
+        """Number of runs that met a pair."""
+        return self._times[pair] if pair is not None else 0
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """A run begins."""
         context = tuple(bool(config.get(name)) for name in _CONTEXTS)
-        self._of_context = self._seen.setdefault(context, {})
+        self._context, self._of_context = context, self._seen.setdefault(context, {})
+        self._met: dict[tuple[int, ...], int] = {}
         self._window: deque[tuple[dict[str, int], int]] = deque(maxlen=WINDOW)
         self._events: dict[str, int] = {}
         self._tables: dict[str, int] = {}
-        self.is_new = False
+        self.is_rare, self.rarest = False, None
 
     def scheduled(self, run: Run, plan: Any) -> None:
         """Take the events of a step that was just scheduled."""
@@ -155,10 +171,21 @@ class Meetings:
                 self._add((2, index, other), around)
 
     def _add(self, key: tuple[int, ...], mask: int) -> None:
-        before = self._of_context.get(key, 0)
-        if before | mask != before:
-            self._of_context[key] = before | mask
-            self.is_new = True
+        self._met[key] = self._met.get(key, 0) | mask
+
+    def finish(self) -> None:
+        """The run is over: count its pairs."""
+        self.end_step()
+        self._num_runs += 1
+        fewest = 1 << 60
+        for key, mask in self._met.items():
+            self._of_context[key] = self._of_context.get(key, 0) | mask
+            for index in _indices(mask) if key[0] < 2 else ():
+                pair = (self._context, key, index)
+                self._times[pair] = times = self._times[pair] + 1
+                if times < fewest:
+                    fewest, self.rarest = times, pair
+        self.is_rare = fewest <= max(1, self._num_runs * RARE)
 
     def count_in_settings(self) -> int:
         """Number of distinct pairs, those under other settings counted again."""
@@ -196,20 +223,24 @@ class Corpus:
 
     def __init__(self, seed: int | str) -> None:
         self._rng = random.Random(f"corpus {seed}")
-        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._kept: deque[tuple[bytes, Pair | None]] = deque(maxlen=MOST_KEPT)
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, choices: bytes) -> None:
-        """Keep a workload."""
-        self._kept.append(choices)
+    def keep(self, choices: bytes, rarest: Pair | None = None) -> None:
+        """Keep a workload with its rarest pair."""
+        self._kept.append((choices, rarest))
 
-    def changed(self) -> bytes:
-        """A kept workload with some bytes, a request or the configuration from elsewhere."""
+    def changed(self, times: Callable[[Pair | None], int]) -> bytes:
+        """A kept workload with some bytes, a request or the configuration from elsewhere.
+
+        Args:
+            times: Tells how many runs met a pair.
+        """
         rng = self._rng
-        late = min(len(self._kept) - 1, int(rng.expovariate(1 / RECENT)))  # what was kept late had the rarer meetings
-        made, other = bytearray(self._kept[-1 - late]), rng.choice(self._kept)
+        candidates = [rng.choice(self._kept) for _ in range(CANDIDATES)]
+        made, other = bytearray(min(candidates, key=lambda one: times(one[1]))[0]), rng.choice(self._kept)[0]
         way = rng.randrange(4)
         if way == 0:  # a request of another one
             start, source = (CONFIG_BYTES + rng.randrange(MAX_REQUESTS) * REQUEST_BYTES for _ in range(2))

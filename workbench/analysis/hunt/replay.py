@@ -181,6 +181,8 @@ def _tell(folder: Path, sentence: str) -> None:
 def _finding(folder: Path) -> dict[str, Any]:
     path = folder / "finding.json"
     finding = dict(json_object(str(path), read_json(path)))
+    if "by_trial" in finding:
+        raise ValueError(f"{path} is a difference of two schedulers, which no law judges: see workbench hunt --between")
     laws = [law.name for law in LAWS]
     if finding.get("law") not in laws:
         raise ValueError(f"{path}: law must be one of {', '.join(laws)}, got {shown(finding.get('law'))}")

@@ -91,3 +91,24 @@ def schedule_of(
         if hasattr(scheduler, "close"):
             scheduler.close()
     return kept.steps, end
+
+
+def said(step: Mapping[str, Any], name: str) -> str:
+    """An aspect of a step."""
+    if not step:
+        return "no such step"
+    if name == "chunks":
+        chunks = [f"{c['id']} [{c['start']}, {c['start'] + c['num_tokens']})" for c in step["chunks"]]
+        drafts = [f"{c['id']} {c.get('num_drafts', 0)}" for c in step["chunks"] if c.get("num_drafts")]
+        return (", ".join(chunks) or "no chunks") + (f" with drafts {', '.join(drafts)}" if drafts else "")
+    if name == "hits":
+        return "cached " + (", ".join(f"{key} {value}" for key, value in step.get(name, {}).items()) or "none")
+    return f"{name} {step.get(name) or 'none'}"
+
+
+def sentence(step: Mapping[str, Any]) -> str:
+    """A step in one line."""
+    parts = [said(step, name) for name in ("chunks", "hits") if step.get(name)]
+    parts += [f"{name} {', '.join(step[name])}" for name in ("preempted", "finished") if step.get(name)]
+    parts += [f"tables {key}: {tables}" for key, tables in step.get("blocks", {}).items()]
+    return "; ".join(parts) or "nothing"

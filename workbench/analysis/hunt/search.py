@@ -26,7 +26,7 @@ BATCH = 250
 """Workloads that are drawn before findings are written and known."""
 
 CHANGED_TO_RANDOM = 2
-"""One batch of this many has random workloads; the others change those that had new meetings."""
+"""One batch of this many has random workloads; the others change those with rare meetings."""
 
 SHRINK_SECONDS = 0.5
 """Processor time in which Hypothesis shrinks a case; afterwards the smallest one so far is taken."""
@@ -101,8 +101,8 @@ class Search(Limited):
         laws: Names of the laws to check; None for all.
         database: Folder of cases that are tried first; None for none.
         tell: Called with this object now and then, and with each finding.
-        guided: Count meetings of events.
-        changes: Change workloads that had new ones; otherwise all are random.
+        guided: Count meetings of events. It found known faults no sooner (docs/hunt.md), so a hunt is not.
+        changes: If it is guided, change workloads with rare meetings.
 
     Attributes:
         meetings: The meetings of events so far.
@@ -117,7 +117,7 @@ class Search(Limited):
     laws: Collection[str] | None = None
     database: Path | None = None
     tell: Callable[[Search, Found | None], None] = lambda search, found: None
-    guided: bool = True
+    guided: bool = False
     changes: bool = True
     found: list[Found] = field(default_factory=list)
     num_workloads: int = 0
@@ -138,7 +138,11 @@ class Search(Limited):
         self._retry()
         batch = 0
         while not self.over:
-            drawn = self._changed_batch if self.changes and batch % CHANGED_TO_RANDOM and self._corpus else self._batch
+            drawn = (
+                self._changed_batch
+                if self.guided and self.changes and batch % CHANGED_TO_RANDOM and self._corpus
+                else self._batch
+            )
             if (problem := drawn(batch)) is not None:
                 self._note(problem)
             self.tally.whole = time.process_time() - self._began
@@ -189,11 +193,11 @@ class Search(Limited):
         return None
 
     def _changed_batch(self, batch: int) -> _Interesting | None:
-        """Change workloads that had new meetings until one breaks a law that is not known."""
+        """Change workloads with rare meetings until one breaks a law that is not known."""
         for _ in range(BATCH):
             if self.over:
                 return None
-            choices = self._corpus.changed()
+            choices = self._corpus.changed(self.meetings.times)
             if (problem := self._try_choices(choices)) is not None:
                 if (kept := self._kept_cases()) is not None:
                     kept.save(_KEY, choices)
@@ -201,10 +205,10 @@ class Search(Limited):
         return None
 
     def _try_choices(self, choices: bytes) -> _Interesting | None:
-        """Run a workload, and keep it if events met in it that had not."""
+        """Run a workload, and keep it if events met in it that rarely do."""
         problem = self._try(make_workload(choices, self.target.features))
-        if self.meetings.is_new:
-            self._corpus.keep(choices)
+        if self.meetings.is_rare:
+            self._corpus.keep(choices, self.meetings.rarest)
         return problem
 
     def _examine(self, choices: bytes) -> None:
@@ -231,7 +235,7 @@ class Search(Limited):
         has = shape(workload)
         self.num_workloads += 1
         self.pairs.update(combinations(sorted(has), 2))
-        self.meetings.is_new = False
+        self.meetings.is_rare = False
         fault = self.fault(workload, meetings=self.meetings if self.guided else None)
         if fault is None:
             return None

@@ -196,7 +196,7 @@ class Target:
             if hasattr(scheduler, "close"):
                 scheduler.close()
             if meetings is not None:
-                meetings.end_step()
+                meetings.finish()
             if tally is not None:
                 tally.add(scheduler, time.process_time() - began, watch.seconds)
         if end != "stuck" or (laws and "progress" not in laws):

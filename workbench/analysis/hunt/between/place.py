@@ -233,7 +233,8 @@ def _alone(source: Source, other_source: Source, ran: Lines, other: Lines, step:
     new += [line for line in before if not _has(other_source, *line) and line not in there and line not in new]
     old = [line for line in here if line not in there_last and line not in before and line not in new]
     texts = {**before, **here}
-    return [texts[line] for line in [*new, *old]][:MOST_LINES]
+    told = [texts[line] for line in [*new, *old]]
+    return sorted(told, key=lambda line: "__" in line.function)[:MOST_LINES]  # what is made behind what is decided
 
 
 def _texts(source: Source, steps: Lines) -> dict[tuple[str, str], Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from workbench.analysis.hunt.between.place import Line
 from workbench.analysis.hunt.between.search import Apart, Comparison
 from workbench.analysis.hunt.between.surface import Surface
 from workbench.analysis.hunt.finding import workload_text
+from workbench.analysis.hunt.schedule import sentence
 from workbench.base.on_demand import find
 from workbench.base.text import counted
-from workbench.trace import Trace
+from workbench.trace import Trace, TraceError
 
 MOST_NAMES = 400
 """Names of each list of the static differences that the page tells."""
@@ -79,11 +81,14 @@ def _write_folder(folder: Path, comparison: Comparison, apart: Apart) -> None:
     (folder / "workload.json").write_text(workload_text(apart.workload), encoding="utf-8")
     (folder / "report.md").write_text("\n".join(_section(apart, comparison)) + "\n", encoding="utf-8")
     traces: list[Trace] = []
+    steps: list[list[str]] = []
     for name, side in (("a", comparison.a), ("b", comparison.b)):
         path = folder / f"{name}.jsonl.gz"
+        steps.append([sentence(step) for step in side.ask({"workload": apart.workload})["steps"]])
         if "problem" not in side.ask({"record": apart.workload, "path": str(path.resolve())}):
-            traces.append(Trace.load(path))
-    (folder / "page.html").write_text(find("Apart.page")(traces, facts), encoding="utf-8")
+            with contextlib.suppress(TraceError):  # a schedule may be impossible: that may be the difference
+                traces.append(Trace.load(path))
+    (folder / "page.html").write_text(find("Apart.page")(traces, facts, steps), encoding="utf-8")
 
 
 def page(comparison: Comparison, names: Sequence[str], surface: Surface | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.analysis.hunt.between.differ import Difference, difference
-from workbench.analysis.hunt.between.place import Decided, Source, decided
+from workbench.analysis.hunt.between.place import MOST_LINES, Decided, Line, Source, decided
 from workbench.analysis.hunt.between.sides import Asked
 from workbench.analysis.hunt.search import Limited, shape
 from workbench.analysis.hunt.shrink import shrink
@@ -171,7 +171,23 @@ class Comparison(Limited):
             left = difference(told[0], made, workload["config"])
             return left is None or left.step > found.step
 
-        return decided(self._sources, (told[0]["ran"], told[1]["ran"]), found.step, is_gone)
+        made = decided(self._sources, (told[0]["ran"], told[1]["ran"]), found.step, is_gone)
+        if made.by_trial or found.kind != "crash":
+            return made
+        last = [self._last_line(source, side) for source, side in zip(self._sources, told)]
+        return Decided([*last[0], *made.lines_a][:MOST_LINES], [*last[1], *made.lines_b][:MOST_LINES])
+
+    @staticmethod
+    def _last_line(source: Source, told: Mapping[str, Any]) -> list[Line]:
+        """The line that ended a run in an exception."""
+        text = told["end"].partition("crash: ")[2].partition(": ")[2]  # behind the name of the file
+        lines = [
+            Line(file, function, number, text)
+            for step in told["ran"]
+            for file, function, number in step
+            if text and source.lines(file)[number - 1].strip() == text
+        ]
+        return lines[-1:]
 
     def _merge(self) -> None:
         """Leave of each kind and place the smallest case."""
