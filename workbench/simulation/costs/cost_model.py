@@ -197,8 +197,13 @@ class CostModel:
 def step_costs(*traces: Trace) -> StepCosts:
     """The contents and durations of all measured steps of some traces, one trace after another.
 
-    Steps that are known to be disturbed are left out, unless they are too many to be an exception.
+    Steps that are known to be disturbed are left out, unless they are too many to be an exception. Those of one trace
+    are read once until it grows.
     """
+    return traces[0].reading_so_far("step costs", _step_costs) if len(traces) == 1 else _step_costs(*traces)
+
+
+def _step_costs(*traces: Trace) -> StepCosts:
     measured = [(index, step) for index, trace in enumerate(traces) for step in measured_steps(trace)]
     quiet = [(index, step) for index, step in measured if step.record.step not in traces[index].disturbed]
     if len(quiet) >= max(MIN_STEPS, len(measured) / 2):
