@@ -118,12 +118,14 @@ def test_a_line_leaves_out_defaults_at_the_end_of_an_array():
 
 
 def test_a_loaded_trace_keeps_each_id_and_each_table_once(tmp_path):
-    requests = [{"id": f"request {i}", "prompt": {"len": 20}, "max_tokens": 40} for i in range(6)]
+    requests = [{"id": f"request {i}", "prompt": {"len": 290}, "max_tokens": 40} for i in range(6)]
     simulate({"config": {"max_num_seqs": 4}, "requests": requests}).save(tmp_path / "t.jsonl")
     trace = Trace.load(tmp_path / "t.jsonl")
     named = [[*record.running, *record.waiting, *(chunk.request_id for chunk in record.chunks)] for record in trace]
     assert sum(map(len, named)) > 400
     assert len({id(name) for names in named for name in names}) == len(requests)
+    starts = [chunk.start for record in trace for chunk in record.chunks]
+    assert len({id(start) for start in starts}) == len(set(starts))
     for field in ("running", "waiting", "tables"):
         kept = [record.__dict__["_tables"] if field == "tables" else getattr(record, field) for record in trace]
         changes = sum(len(a) != len(b) or any(map(is_not, a, b)) for a, b in pairwise(kept))

@@ -20,9 +20,9 @@ from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
-from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.cost_model import CostModel, StepCost
 from workbench.simulation.costs.fit import MIN_STEPS, FitReport
-from workbench.simulation.costs.slow_steps import slow_steps
+from workbench.simulation.costs.slow_steps import compare_steps, slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.clock import time_of_day
@@ -110,10 +110,11 @@ class Explainer:
         self._report: FitReport | None = None
         self.misfit = ""
         if cost_model is None and self.unit == "s":
+            steps = compare_steps(trace).steps
             try:
-                self.model, self._report = CostModel.fit(trace)
+                self.model, self._report = CostModel.fit(trace, steps=steps)
             except ValueError as problem:  # too few steps, or durations that do not follow from the chunks
-                self.misfit = str(problem) if len(step_costs(trace)) >= MIN_STEPS else ""
+                self.misfit = str(problem) if len(steps) >= MIN_STEPS else ""
         self._past: Past | None = None  # read when a simulation asks for it
         self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}

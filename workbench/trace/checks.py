@@ -89,10 +89,10 @@ class _Held:
 class TraceChecker:
     """Checks the lines of a file in order, and gives each record its full block tables.
 
-    What records name over and over is kept once: a decoder makes a new string of every id, which is a third of a
-    record. A request's table is one append-only list from its admission to its end or preemption; the records share it.
-    ``BlockReplay``, which follows the whole pool, trusts records that have passed. Tables are built here without it:
-    loading must not wait for a pool, nor allocate one of the size that a file claims.
+    What records name over and over is kept once: a decoder makes a new string of every id, and an integer of every
+    position, which are a third of a record. A request's table is one append-only list from its admission to its end or
+    preemption; the records share it. ``BlockReplay``, which follows the whole pool, trusts records that have passed.
+    Tables are built here without it: loading must not wait for a pool, nor allocate one of the size that a file claims.
 
     Args:
         meta: First line of the file.
@@ -107,6 +107,7 @@ class TraceChecker:
         self._requests = requests
         self._held: dict[str, _Held] = {}
         self._ids: dict[str, str] = {}
+        self._positions: dict[int, int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._tables: tuple[list[int], ...] = ()
         self._next_step: int | None = None
@@ -176,14 +177,16 @@ class TraceChecker:
             if request_id in running:
                 raise TraceError(f"request {shown(request_id)} is admitted in step {record.step} but runs already")
             running[request_id] = _Held(self._ids.setdefault(request_id, request_id), [[] for _ in self.groups])
-        scheduled = []
+        scheduled, positions = [], self._positions
         num_tokens = 0
         for chunk in record.chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 name = shown(chunk.request_id)
                 raise TraceError(f"request {name} is scheduled in step {record.step} but not admitted")
+            start = positions.setdefault(chunk.start, chunk.start)
             force_setattr(chunk, "request_id", request.request_id)
+            force_setattr(chunk, "start", start)
             held = request.tables
             if chunk.removed:
                 self._remove(held, 0, chunk.removed)
@@ -193,7 +196,7 @@ class TraceChecker:
                 table.extend(chunk.new_block_ids)
             if len(held) > 1:
                 self._change_others(record.step, chunk, held)
-            start, count = chunk.start, chunk.num_tokens
+            count = chunk.num_tokens
             if start > request.computed:
                 raise TraceError(
                     f"request {shown(chunk.request_id)} in step {record.step} starts at {start}, "
