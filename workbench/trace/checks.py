@@ -89,10 +89,10 @@ class _Held:
 class TraceChecker:
     """Checks the lines of a file in order, and gives each record its full block tables.
 
-    What records name over and over is kept once: a decoder makes a new string of every id, and an integer of every
-    position, which are a third of a record. A request's table is one append-only list from its admission to its end or
-    preemption; the records share it. ``BlockReplay``, which follows the whole pool, trusts records that have passed.
-    Tables are built here without it: loading must not wait for a pool, nor allocate one of the size that a file claims.
+    Ids and positions that many records name are kept once: a decoder makes new objects for each, a third of a record.
+    A request's table is one append-only list from its admission to its end or preemption; the records share it.
+    ``BlockReplay``, which follows the whole pool, trusts records that have passed. Tables are built here without it:
+    loading must not wait for a pool, nor allocate one of the size that a file claims.
 
     Args:
         meta: First line of the file.

@@ -379,7 +379,7 @@ class Trace:
             return self._lazy[name]
 
     def reading_so_far(self, name: str, make: Callable[[Trace], T]) -> T:
-        """The same for something that a longer trace has otherwise: it is made again when anything was added.
+        """The same for something that changes as the trace grows: it is made again after anything was added.
 
         Threads that ask at once may each make it: nobody waits for another one's work.
         """
