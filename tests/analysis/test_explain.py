@@ -25,6 +25,7 @@ from workbench.analysis.explain import Explainer, explainer_of, slowest
 from workbench.apps.cli import main
 from workbench.scheduler.policies import DecodeFirst
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.simulation.costs import cost_model, slow_steps
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import TraceError
 
@@ -315,3 +316,30 @@ def test_an_explainer_is_kept_until_the_trace_grows():
     growing.append(trace[3])
     assert explainer_of(growing) is not kept
     assert growing.explain("a").total == 4
+
+
+def test_the_steps_of_a_trace_are_read_and_compared_once_until_it_grows(monkeypatch):
+    read, compared = [], []
+    whole_measured, whole_expected = cost_model.measured_steps, slow_steps.expectations
+    monkeypatch.setattr(cost_model, "measured_steps", lambda trace: read.append(len(trace)) or whole_measured(trace))
+    monkeypatch.setattr(slow_steps, "expectations", lambda steps: compared.append(len(steps)) or whole_expected(steps))
+    requests = [{"id": f"r{i}", "prompt": {"len": 30 + i}, "max_tokens": 30} for i in range(4)]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.01, per_prefill_token=1e-4))
+    explainer_of(trace)
+    assert trace.stalls() == slow_steps.slow_steps(trace) == ()
+    assert len(read) == len(compared) == 1
+    assert not {"_stretches", "_states"} & explainer_of(trace).__dict__.keys()  # a summary explains no request
+    trace.disturbed.add(trace[5].step)
+    explainer_of(trace)
+    assert compared == [len(trace) - 1, len(trace) - 2]
+
+
+def test_an_explainer_explains_the_steps_that_its_metrics_are_of():
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}, "max_tokens": 5}]})
+    growing = Trace(trace.meta)
+    growing.add_request(trace.requests["a"])
+    for record in list(trace)[:3]:
+        growing.append(record)
+    kept = explainer_of(growing)
+    growing.append(trace[3])
+    assert kept.explain("a").total == 3

@@ -132,3 +132,12 @@ def test_a_run_that_ends_before_a_request_arrives_has_no_times_of_it():
     times = run.times_of("b", EngineConfig())
     assert times is not None and times.e2e.seconds == pytest.approx(trace.metrics().requests["b"].e2e.seconds)
     assert replace(run, max_steps=0).times_of("b", EngineConfig()) is None
+
+
+def test_a_recorded_run_is_small_for_other_processes():
+    requests = [{"id": f"r{i}", "prompt": {"len": 900}, "max_tokens": 100} for i in range(8)]
+    trace = simulate({"requests": requests})
+    run = RecordedRun.of(trace, Past(trace), CostModel(fixed=0.01))
+    assert all(list(a.prompt_token_ids) == list(trace.requests[a.request_id].prompt_token_ids) for a in run.arrivals)
+    kept = [run.tokens[each.request_id] for each in run.arrivals] + [each.prompt_token_ids for each in run.arrivals]
+    assert sum(tokens.itemsize * len(tokens) for tokens in kept) == 4 * 8 * 1000

@@ -287,3 +287,10 @@ def test_drafts_and_rows_for_nothing():
     assert metrics.acceptance_rates == (2 / 3, 1 / 2, 0)
     assert metrics.mean_acceptance_length == 2 and metrics.tokens_per_step == 8 / 5
     assert (metrics.num_rejected_rows, metrics.num_discarded_rows, metrics.num_wasted_rows) == (5, 3, 8)
+
+
+def test_tokens_of_one_step_share_its_number():
+    requests = [{"id": f"r{i}", "prompt": {"len": 5}, "max_tokens": 300} for i in range(4)]
+    found = simulate({"requests": requests}).metrics()
+    steps = [step for request in found.requests.values() for step in request.token_steps if step > 256]
+    assert len(steps) > 100 and len({id(step) for step in steps}) == len(set(steps))

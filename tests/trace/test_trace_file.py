@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from itertools import pairwise
+from operator import is_not
 
 import msgspec
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from trace_checks import assert_same_trace, same_folder
 from trace_helpers import one_trace, traces
 
+from workbench import simulate
 from workbench.trace import (
     SCHEMA_VERSION,
     Chunk,
@@ -112,3 +115,18 @@ def test_a_line_leaves_out_defaults_at_the_end_of_an_array():
     line = json.loads(file.encode_line(record))
     assert line["chunks"] == [["a", 0, 1, False, "decode", None, "complete"]]
     assert line["waiting_reason"] == ["seats", "", None, 2] and line["passed_over"] == {"b": []}
+
+
+def test_a_loaded_trace_keeps_each_id_and_each_table_once(tmp_path):
+    requests = [{"id": f"request {i}", "prompt": {"len": 290}, "max_tokens": 40} for i in range(6)]
+    simulate({"config": {"max_num_seqs": 4}, "requests": requests}).save(tmp_path / "t.jsonl")
+    trace = Trace.load(tmp_path / "t.jsonl")
+    named = [[*record.running, *record.waiting, *(chunk.request_id for chunk in record.chunks)] for record in trace]
+    assert sum(map(len, named)) > 400
+    assert len({id(name) for names in named for name in names}) == len(requests)
+    starts = [chunk.start for record in trace for chunk in record.chunks]
+    assert len({id(start) for start in starts}) == len(set(starts))
+    for field in ("running", "waiting", "tables"):
+        kept = [record.__dict__["_tables"] if field == "tables" else getattr(record, field) for record in trace]
+        changes = sum(len(a) != len(b) or any(map(is_not, a, b)) for a, b in pairwise(kept))
+        assert len({id(one) for one in kept}) <= changes + 1 < len(trace) / 4, field

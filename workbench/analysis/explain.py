@@ -10,7 +10,8 @@ cause was worth.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
-from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
+from workbench.simulation.costs.cost_model import CostModel, StepCost
 from workbench.simulation.costs.fit import MIN_STEPS, FitReport
-from workbench.simulation.costs.slow_steps import slow_steps
+from workbench.simulation.costs.slow_steps import compare_steps, slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.clock import time_of_day
@@ -67,13 +68,7 @@ def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) 
 
 def explainer_of(trace: Trace) -> Explainer:
     """The explainer of a trace, which is kept with it until the trace grows."""
-    kept: dict[tuple[int, ...], Explainer] = trace.reading("explainers", lambda _: {})
-    size = (len(trace), len(trace.requests), len(trace.supplements))
-    if (explainer := kept.get(size)) is None:
-        explainer = Explainer(trace)
-        kept.clear()
-        kept[size] = explainer
-    return explainer
+    return trace.reading_so_far("explainer", Explainer)
 
 
 class _Stretch(NamedTuple):
@@ -115,24 +110,32 @@ class Explainer:
         self._report: FitReport | None = None
         self.misfit = ""
         if cost_model is None and self.unit == "s":
+            steps = compare_steps(trace).steps
             try:
-                self.model, self._report = CostModel.fit(trace)
+                self.model, self._report = CostModel.fit(trace, steps=steps)
             except ValueError as problem:  # too few steps, or durations that do not follow from the chunks
-                self.misfit = str(problem) if len(step_costs(trace)) >= MIN_STEPS else ""
+                self.misfit = str(problem) if len(steps) >= MIN_STEPS else ""
         self._past: Past | None = None  # read when a simulation asks for it
         self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}
         late = slow_steps(trace) if self.unit == "s" else ()
         self.slow = {step.step: step for step in late if step.step not in self.stalls}
         self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
-        self._stretches = list(self._cut())
+        self._records = tuple(trace)  # those that the metrics are of: the trace may grow
         self._ends = {step: trace[step - trace[0].step].end for step in (*self.stalls, *self.slow)}
-        self._states = _States.of_all(trace)
+
+    @cached_property
+    def _stretches(self) -> list[_Stretch]:
+        return list(self._cut())
+
+    @cached_property
+    def _states(self) -> dict[str, _States]:
+        return _States.of_all(self._records, self.metrics.requests.values())
 
     def _cut(self) -> Iterator[_Stretch]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
         previous_end = 0.0
-        for record in self.trace:
+        for record in self._records:
             if self.unit == "steps":
                 yield _Stretch(float(record.step), float(record.step + 1), record, True)
                 continue
@@ -382,10 +385,10 @@ class _States:
         self.preempted_at: list[int] = []
 
     @classmethod
-    def of_all(cls, trace: Trace) -> dict[str, _States]:
+    def of_all(cls, records: Sequence[StepRecord], requests: Collection[RequestMetrics]) -> dict[str, _States]:
         """Those of every request of a trace."""
-        states = {request_id: cls(request_id, info.arrival_step) for request_id, info in trace.requests.items()}
-        for record in trace:
+        states = {request.request_id: cls(request.request_id, request.arrival_step) for request in requests}
+        for record in records:
             for chunk in record.chunks:
                 if chunk.request_id in states:
                     states[chunk.request_id].chunks[record.step] = chunk

@@ -101,10 +101,11 @@ class Predictor:
         self._noise: StepNoise | None = None
         if cost_model is None:
             sources = tuple(fit_from) or (trace, *others)
-            self.model, self.report = CostModel.fit(*sources)
+            steps = step_costs(*sources)
+            self.model, self.report = CostModel.fit(*sources, steps=steps)
             if not fit_from:
                 self._drift = self.report.drift
-            steps = without_trend(without_stalls(step_costs(*sources))[0], self.report.drift)
+            steps = without_trend(without_stalls(steps)[0], self.report.drift)
             self._models = CostModel.bootstrap(steps, num_draws)
             self._noise = StepNoise.of(self.model, steps)
         else:

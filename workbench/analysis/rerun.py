@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -71,7 +72,7 @@ class RecordedRun:
     """
 
     arrivals: list[Arrival]
-    tokens: Mapping[str, list[int]]
+    tokens: Mapping[str, Sequence[int]]
     as_vllm: bool
     max_steps: int
     model: CostModel
@@ -85,8 +86,11 @@ class RecordedRun:
     @classmethod
     def of(cls, trace: Trace, past: Past, model: CostModel, **fields: Any) -> RecordedRun:
         """The run of a trace, from its first step on, with its requests; fields that are not given have defaults."""
+        # Four bytes for a token instead of forty: other processes get a copy of all of them.
         arrivals = [past.timed_arrival(info, 0) for info in trace.requests.values()]
-        return cls(arrivals, past.tokens, trace.meta.is_of_vllm, max_steps_of(trace), model, **fields)
+        arrivals = [replace(each, prompt_token_ids=array("i", each.prompt_token_ids)) for each in arrivals]
+        tokens = {each.request_id: array("i", past.tokens[each.request_id]) for each in arrivals}
+        return cls(arrivals, tokens, trace.meta.is_of_vllm, max_steps_of(trace), model, **fields)
 
     def without(self, request_ids: Collection[str]) -> RecordedRun:
         """The same run without some of its requests."""

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, force_setattr
 
 from workbench.base.text import shown
 from workbench.trace.errors import TraceError
@@ -76,11 +76,12 @@ _names_of = attrgetter(*_NAMES)
 
 
 class _Held:
-    """A request that holds blocks: its block tables, and the tokens that are computed so far."""
+    """A request that holds blocks: its id, its block tables, and the tokens that are computed so far."""
 
-    __slots__ = ("computed", "tables")
+    __slots__ = ("computed", "request_id", "tables")
 
-    def __init__(self, tables: list[list[int]], computed: int = MAX_TOKENS) -> None:
+    def __init__(self, request_id: str, tables: list[list[int]], computed: int = MAX_TOKENS) -> None:
+        self.request_id = request_id
         self.tables = tables
         self.computed = computed
 
@@ -88,6 +89,7 @@ class _Held:
 class TraceChecker:
     """Checks the lines of a file in order, and gives each record its full block tables.
 
+    Ids and positions that many records name are kept once: a decoder makes new objects for each, a third of a record.
     A request's table is one append-only list from its admission to its end or preemption; the records share it.
     ``BlockReplay``, which follows the whole pool, trusts records that have passed. Tables are built here without it:
     loading must not wait for a pool, nor allocate one of the size that a file claims.
@@ -104,6 +106,10 @@ class TraceChecker:
         self.num_blocks = num_blocks_of(meta) or MAX_BLOCKS
         self._requests = requests
         self._held: dict[str, _Held] = {}
+        self._ids: dict[str, str] = {}
+        self._positions: dict[int, int] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._tables: tuple[list[int], ...] = ()
         self._next_step: int | None = None
         first = self.groups[0]
         self._tokens_per_place = first.block_size if first.is_attention else MAX_TOKENS
@@ -133,7 +139,7 @@ class TraceChecker:
             others = keyframe.other_tables.get(request_id, ())
             for other in others:
                 self._check_block_ids(f"block table of {shown(request_id)}", other)
-            self._held[request_id] = _Held([list(table), *map(list, others)], computed)
+            self._held[request_id] = _Held(request_id, [list(table), *map(list, others)], computed)
         self._next_step = keyframe.step
 
     def check(self, record: StepRecord) -> None:
@@ -170,14 +176,17 @@ class TraceChecker:
         for request_id in (*record.admitted, *record.resumed):
             if request_id in running:
                 raise TraceError(f"request {shown(request_id)} is admitted in step {record.step} but runs already")
-            running[request_id] = _Held([[] for _ in self.groups])
-        scheduled = []
+            running[request_id] = _Held(self._ids.setdefault(request_id, request_id), [[] for _ in self.groups])
+        scheduled, positions = [], self._positions
         num_tokens = 0
         for chunk in record.chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 name = shown(chunk.request_id)
                 raise TraceError(f"request {name} is scheduled in step {record.step} but not admitted")
+            start = positions.setdefault(chunk.start, chunk.start)
+            force_setattr(chunk, "request_id", request.request_id)
+            force_setattr(chunk, "start", start)
             held = request.tables
             if chunk.removed:
                 self._remove(held, 0, chunk.removed)
@@ -187,7 +196,7 @@ class TraceChecker:
                 table.extend(chunk.new_block_ids)
             if len(held) > 1:
                 self._change_others(record.step, chunk, held)
-            start, count = chunk.start, chunk.num_tokens
+            count = chunk.num_tokens
             if start > request.computed:
                 raise TraceError(
                     f"request {shown(chunk.request_id)} in step {record.step} starts at {start}, "
@@ -215,7 +224,9 @@ class TraceChecker:
         if max(record.free_blocks, record.free_blocks_end) >= self.num_blocks:
             raise TraceError(f"step {record.step} has more free blocks than the pool's {self.num_blocks - 1}")
         if len(self.groups) == 1 and self.groups[0].kind == "full_attention":
-            record.attach_block_tables(self.layout, [held[0] for held in scheduled])
+            if (tables := tuple([held[0] for held in scheduled])) != self._tables:
+                self._tables = tables  # equal ones may stand for each other: a table only grows
+            record.attach_block_tables(self.layout, self._tables)
         else:
             record.attach_tables_of_groups(self.layout, [[(table, len(table)) for table in held] for held in scheduled])
         for request_id in record.finished:
@@ -250,6 +261,15 @@ class TraceChecker:
             if names and not all(map(is_known, names)):
                 name = next(name for name in names if name not in self._requests)
                 raise TraceError(f"{field} of step {record.step} names {shown(name)}, which has no request line")
+        self._keep_once(record, "running", record.running)
+        self._keep_once(record, "waiting", record.waiting)
+
+    def _keep_once(self, record: StepRecord, field: str, names: tuple[str, ...]) -> None:
+        """Give a record the ids, or all the names, of the records before it in place of equal ones."""
+        if names:
+            if names != self._names.get(field):
+                self._names[field] = tuple(map(self._ids.setdefault, names, names))
+            force_setattr(record, field, self._names[field])
 
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:

@@ -564,7 +564,8 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     @property
     def events(self) -> tuple[Event, ...]:
         """Everything that happened to requests in this step, with reasons."""
-        hits = {chunk.request_id: chunk.num_cached_tokens for chunk in self.chunks}
+        is_starting = self.admitted or self.resumed
+        hits = {chunk.request_id: chunk.num_cached_tokens for chunk in self.chunks} if is_starting else {}
 
         def hit(rid: str) -> str:
             return f"{hits[rid]} tokens found in the prefix cache" if hits.get(rid) else ""

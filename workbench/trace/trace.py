@@ -378,6 +378,18 @@ class Trace:
                 self._lazy[name] = make(self)
             return self._lazy[name]
 
+    def reading_so_far(self, name: str, make: Callable[[Trace], T]) -> T:
+        """The same for something that changes as the trace grows: it is made again after anything was added.
+
+        Threads that ask at once may each make it: nobody waits for another one's work.
+        """
+        size = (len(self), len(self.requests), len(self.whole._supplements), len(self.disturbed))
+        kept = self._lazy.get(name)
+        if kept is None or kept[0] != size:
+            self._lazy[name] = kept = (size, make(self))
+        found: T = kept[1]
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """The trace as plain dicts, lists and numbers."""
         return {

@@ -156,7 +156,7 @@ class CostModel:
         return cls(**values)
 
     @classmethod
-    def fit(cls, *traces: Trace) -> tuple[CostModel, FitReport]:
+    def fit(cls, *traces: Trace, steps: StepCosts | None = None) -> tuple[CostModel, FitReport]:
         """Fit the coefficients to the measured steps of one or more traces.
 
         The predictions add up to the measured time. The first step of each trace, which compiles and warms up, is left
@@ -164,6 +164,7 @@ class CostModel:
 
         Args:
             *traces: Traces with timings, of an engine or recorded from another engine.
+            steps: The `step_costs` of these traces, if somebody has read them.
 
         Returns:
             The model, and its errors on every fifth step, which is held out of the fit that the errors belong to.
@@ -171,7 +172,7 @@ class CostModel:
         Raises:
             ValueError: Too few steps have timings, or their durations do not follow from their contents.
         """
-        steps = step_costs(*traces)
+        steps = step_costs(*traces) if steps is None else steps
         coefficients, report = fit(steps, len(traces))
         disturbed = any(trace.disturbed for trace in traces)
         if disturbed and (num_disturbed := sum(len(measured_steps(trace)) for trace in traces) - len(steps)):

@@ -89,29 +89,15 @@ def slow_steps(trace: Trace) -> tuple[SlowStep, ...]:
         >>> slow_steps(simulate({"requests": requests}, cost_model=CostModel(fixed=0.1)))
         ()
     """
-    return trace.reading("slow steps", _Kept).of(trace)
-
-
-class _Kept:
-    """The slow steps of a trace, kept until it grows."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._size = -1
-        self._found: tuple[SlowStep, ...] = ()
-
-    def of(self, trace: Trace) -> tuple[SlowStep, ...]:
-        """The slow steps up to now."""
-        if self._size != len(trace):
-            self._size, self._found = len(trace), tuple(_slow_steps(trace))
-        return self._found
-
-
-def _slow_steps(trace: Trace) -> Iterator[SlowStep]:
-    steps = step_costs(trace)
-    first = trace[0].step if len(trace) else 0
-    for index, expected in sorted(find_slow(steps, expectations(steps)).items()):
-        record = trace[steps.places[index][1] - first]
-        yield SlowStep(record.step, steps.seconds[index], expected, record.num_tokens, record.time)
+    compared = compare_steps(trace)
+    found, steps = sorted(compared.slow.items()), compared.steps
+    return tuple(
+        [
+            SlowStep(record.step, steps.seconds[index], expected, record.num_tokens, record.time)
+            for index, expected in found
+            for record in [trace[steps.places[index][1] - trace[0].step]]
+        ]
+    )
 
 
 class Expected(NamedTuple):
@@ -164,6 +150,31 @@ def find_slow(steps: StepCosts, expected: Sequence[Expected]) -> dict[int, float
     return found
 
 
+class Compared(NamedTuple):
+    """The measured steps of a trace, each compared with those near it.
+
+    Attributes:
+        steps: The steps.
+        expected: The duration that each should have; empty for too few steps.
+        slow: The indices of slow steps, with the seconds that steps like them take.
+    """
+
+    steps: StepCosts
+    expected: list[Expected]
+    slow: dict[int, float]
+
+
+def compare_steps(trace: Trace) -> Compared:
+    """Compare the steps of a trace, once for all who ask until it grows."""
+    return trace.reading_so_far("compared steps", _compared)
+
+
+def _compared(trace: Trace) -> Compared:
+    steps = step_costs(trace)
+    expected = expectations(steps)
+    return Compared(steps, expected, find_slow(steps, expected))
+
+
 class _Comparison:
     """Compares each step with those near it."""
 
@@ -178,19 +189,32 @@ class _Comparison:
 
     def of(self, index: int) -> Expected:
         """The duration that a step should have."""
-        own, price = self._features[index], self._priced[index]
+        features, residuals, priced = self._features, self._residuals, self._priced
+        price, (sequences, prefill, kv_tokens, cells) = priced[index], features[index]
+        has_prompt = prefill > 0
         equal: list[float] = []
         like: list[float] = []
         same_kind: list[float] = []
         for other in self._near(index):
-            its = self._features[other]
-            if (its[1] > 0) == (own[1] > 0) and len(same_kind) < NUM_LIKE:
-                same_kind.append(self._residuals[other])
-            if not _are_like(own, its):
+            others, other_prefill, other_kv, other_cells = features[other]
+            if (other_prefill > 0) != has_prompt:  # never alike
                 continue
-            ratio = price / self._priced[other] if self._priced[other] > 0 else 1.0
+            if len(same_kind) < NUM_LIKE:
+                same_kind.append(residuals[other])
+            # About the same decodes, prompt tokens and context. In place, because a million pairs are compared.
+            difference = abs(sequences - others)
+            if difference > 1 and difference > 0.15 * (sequences if sequences > others else others):
+                continue
+            if abs(kv_tokens - other_kv) > 0.3 * (kv_tokens if kv_tokens > other_kv else other_kv):
+                continue
+            if has_prompt and (
+                abs(prefill - other_prefill) > 0.1 * max(prefill, other_prefill)
+                or abs(cells - other_cells) > 0.4 * max(cells, other_cells)
+            ):
+                continue
+            ratio = price / priced[other] if priced[other] > 0 else 1.0
             if 1 / MOST_DIFFERENT <= ratio <= MOST_DIFFERENT:
-                (equal if its[0] == own[0] else like).append(self._seconds[other] * ratio)
+                (equal if others == sequences else like).append(self._seconds[other] * ratio)
                 if len(equal) == NUM_LIKE:
                     break
         if len(equal) >= FEWEST_LIKE:
@@ -201,20 +225,9 @@ class _Comparison:
 
     def _near(self, index: int) -> Iterator[int]:
         """The steps near one, the nearest first."""
+        size = len(self._features)
         for distance in range(1, REACH + 1):
             if index >= distance:
                 yield index - distance
-            if index + distance < len(self._features):
+            if index + distance < size:
                 yield index + distance
-
-
-def _are_like(one: Features, other: Features) -> bool:
-    """Whether two steps have about the same decodes, prompt tokens and context."""
-    (sequences, prefill, kv_tokens, cells), (others, other_prefill, other_kv, other_cells) = one, other
-    if abs(sequences - others) > max(1.0, 0.15 * max(sequences, others)):
-        return False
-    if abs(prefill - other_prefill) > 0.1 * max(prefill, other_prefill):
-        return False
-    if abs(kv_tokens - other_kv) > 0.3 * max(kv_tokens, other_kv):
-        return False
-    return abs(cells - other_cells) <= 0.4 * max(cells, other_cells)

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.base.text import counted
-from workbench.simulation.costs.cost_model import step_costs
 from workbench.simulation.costs.fit import STALL_FACTOR, STALL_SECONDS, find_stalls
-from workbench.simulation.costs.slow_steps import expectations, find_slow
-from workbench.simulation.costs.step_model import StepCosts
+from workbench.simulation.costs.slow_steps import Compared, compare_steps
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import amount
 
@@ -94,12 +92,12 @@ _SECONDS = {
 }
 
 
-def _standing_out(steps: StepCosts) -> dict[int, float]:
+def _standing_out(compared: Compared) -> dict[int, float]:
     """Steps that took many times what their contents explain, by a relative fit or by steps like them nearby.
 
     The second finds more if no fit holds. A step that is usual by it does not count.
     """
-    expected = expectations(steps)
+    steps, expected = compared.steps, compared.expected
     found = {
         index: seconds
         for index, seconds in find_stalls(steps).items()
@@ -107,7 +105,7 @@ def _standing_out(steps: StepCosts) -> dict[int, float]:
     }
     late = {
         index: seconds
-        for index, seconds in find_slow(steps, expected).items()
+        for index, seconds in compared.slow.items()
         if steps.seconds[index] >= STALL_FACTOR * seconds and steps.seconds[index] - seconds >= STALL_SECONDS
     }
     return late | found
@@ -126,10 +124,11 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
         >>> simulate({"requests": requests}, cost_model=CostModel(fixed=0.1)).stalls()
         ()
     """
-    steps = step_costs(trace)
+    compared = compare_steps(trace)
+    steps = compared.steps
     first = trace[0].step if len(trace) else 0
     found = []
-    for index, expected in sorted(_standing_out(steps).items()):
+    for index, expected in sorted(_standing_out(compared).items()):
         record = trace[steps.places[index][1] - first]
         own, before = steps.seconds[index], steps.pauses[index]
         if before and own < STALL_FACTOR * expected:  # the pause alone is the stall

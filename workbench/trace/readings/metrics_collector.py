@@ -82,6 +82,14 @@ class _StepColumns(Mapping[str, "array[Any]"]):
         return len({*self._known, *_OF_POOL})
 
 
+class _StepBefore(dict[int, int]):
+    """The number of the step before a step, kept once for the tokens of all requests."""
+
+    def __missing__(self, step: int) -> int:
+        self[step] = before = step - 1
+        return before
+
+
 class _RequestProgress:
     """The metrics of a request so far."""
 
@@ -94,7 +102,7 @@ class _RequestProgress:
         self.finish_reason = ""
         self.finish_step: int | None = None
 
-    def metrics(self, timed: bool, now: Timestamp) -> RequestMetrics:
+    def metrics(self, timed: bool, now: Timestamp, step_before: Mapping[int, int]) -> RequestMetrics:
         info, times, tokens = self.info, self.times, self.times.tokens or ()
 
         def latency(found: Latency | None) -> Latency | None:
@@ -110,7 +118,7 @@ class _RequestProgress:
             arrival_step=info.arrival_step,
             first_scheduled_step=times.first_scheduled.steps if times.first_scheduled else None,
             finish_step=self.finish_step,
-            token_steps=tuple([token.steps - 1 for token in tokens]),  # a timestamp is the end of its step
+            token_steps=tuple([step_before[token.steps] for token in tokens]),  # a timestamp is the end of its step
             token_times=tuple([token.seconds for token in tokens]) if timed else (),
             queue=latency(times.queue),
             prefill=latency(times.prefill),
@@ -156,7 +164,10 @@ class MetricsCollector:
             columns = _StepColumns(known, self._pool)
             timed = self._latencies.timed
             now = self._now(timed)
-            requests = {request_id: progress.metrics(timed, now) for request_id, progress in self._requests.items()}
+            before = _StepBefore()
+            requests = {
+                request_id: progress.metrics(timed, now, before) for request_id, progress in self._requests.items()
+            }
             summary = _summarise(requests, columns, timed)
             speculation = self._speculation.metrics()
             block_size = self._trace.block_size

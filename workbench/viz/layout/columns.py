@@ -245,11 +245,14 @@ class TraceColumns:
 
     def _extend(self, kind: str, rows: Iterable[tuple[Any, ...]]) -> int:
         """Append rows to the columns of one kind and return their number."""
-        return self._extend_by_column(kind, zip(*rows))
+        return self._extend_by_column(kind, tuple(zip(*rows)))
 
-    def _extend_by_column(self, kind: str, values: Iterable[Iterable[Any]]) -> int:
-        """The same for the values of each column; without any for no rows."""
+    def _extend_by_column(self, kind: str, values: Sequence[Iterable[Any]]) -> int:
+        """The same for the values of each column; without any for no rows, as most steps have of most kinds."""
         columns, bounds = self.children[kind], self.bounds[kind]
+        if not values:
+            bounds.append(bounds[-1])
+            return 0
         for column, part in zip(columns.values(), values):
             column.extend(part)
         bounds.append(len(next(iter(columns.values()))))
@@ -258,8 +261,9 @@ class TraceColumns:
     def _append(self, record: StepRecord, pool: PoolChanges) -> None:
         chunks = dict(zip(Chunk.__struct_fields__, zip(*map(msgspec.structs.astuple, record.chunks)))) or _NO_CHUNKS
         num_chunks = self._append_chunks(record, chunks)
-        self._extend_by_column("new_block", (chain.from_iterable(chunks["new_block_ids"]),))
-        self._extend_by_column("sampled_before", (chain.from_iterable(chunks["sampled_before"]),))
+        for kind, field in (("new_block", "new_block_ids"), ("sampled_before", "sampled_before")):
+            values = (chain.from_iterable(chunks[field]),) if any(chunks[field]) else ()
+            self._extend_by_column(kind, values)
         has_changes = any(chunks["removed"]) or any(chunks["other_groups"])
         self._extend("table_change", chain.from_iterable(map(_table_changes, record.chunks)) if has_changes else ())
         num_phases = self._extend(
@@ -286,7 +290,7 @@ class TraceColumns:
         )
         items = record.kernel.work_items if record.kernel else ()
         num_work_items = self._extend("work", (msgspec.structs.astuple(item) for item in items))
-        values = {
+        of_step = {
             "time": record.time,
             "end": record.end,
             "decode_tokens": num_decode_tokens,
@@ -309,7 +313,7 @@ class TraceColumns:
             "num_pool_changes": num_pool_changes,
             "num_work_items": num_work_items,
         }
-        for name, value in values.items():
+        for name, value in of_step.items():
             self.steps[name].append(value)
         self.sentences.append(narrate(record))
 

@@ -48,13 +48,15 @@ class PoolChanges:
         self._blocks.schedule(record)
         self.num_cached = self._blocks.num_cached_free
         self.num_unused_slots = self._blocks.num_unused_slots
-        changes = []
+        changes, seen, all_holders, cached = [], self._seen, self._blocks.holders, self._blocks.cached
         for block in self._touched:
-            holders = self._blocks.holders.get(block, ())
-            state = OWNED if holders else CACHED if block in self._blocks.cached else FREE
-            change = BlockChange(block, state, holders[0] if holders else None, len(holders))
-            if self._seen.get(block, BlockChange(block, FREE, None, 0)) != change:
-                self._seen[block] = change
+            if holders := all_holders.get(block):
+                change = BlockChange(block, OWNED, holders[0], len(holders))
+            else:
+                change = BlockChange(block, CACHED if block in cached else FREE, None, 0)
+            before = seen.get(block)
+            if before != change and (before is not None or change.state != FREE):
+                seen[block] = change
                 changes.append(change)
         self._touched.clear()
         self._blocks.finish(record)
