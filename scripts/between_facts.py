@@ -38,6 +38,7 @@ def facts(folder: Path) -> dict[str, Any]:
         kept["lines"] = ranges([(line["file"].rpartition("/")[2], line["number"]) for line in lines])
         found.append(kept | {"workload": json.loads((folder / name / "workload.json").read_text())})
     surface = {key: len(value) for key, value in told["surface"].items()}
+    told["settings_of_one_side"] = {Path(name).name: each for name, each in told["settings_of_one_side"].items()}
     keys = ("workloads", "different", "seconds", "settings_of_one_side")
     versions = {side: told[side]["version"] for side in ("a", "b")}
     return {**versions, **{key: told[key] for key in keys}, "surface": surface, "found": found}
