@@ -74,3 +74,34 @@ def test_equal_seeds_draw_equal_noise():
     times = [[each.step_seconds([]) for _ in range(20)] for each in (one, same, other)]
     assert times[0] == times[1] != times[2]
     assert {Replayed(TRUE, Drift()).step_seconds([]) for _ in range(20)} == {TRUE.step_seconds([])}
+
+
+def test_ctrl_c_computes_the_first_simulation_that_is_missing(monkeypatch):
+    """Processes end in any order: three simulations may be there, and the first of one setting not."""
+    trace = simulate(workload(60), cost_model=Machine(0))
+    settings = [{"max_num_seqs": 2}]
+    whole = Predictor(trace, num_draws=3).predict_all(settings)[0]
+    predictor = Predictor(trace, num_draws=3)
+    outcomes, asked = predictor.outcomes, []
+
+    def in_another_order(tasks):
+        asked.append(len(tasks))
+        if len(asked) > 1:
+            yield from outcomes(tasks)
+            return
+        found = list(outcomes(tasks))
+        yield from sorted(found, key=lambda each: each[0])[1:4]
+        predictor._known.clear()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predictor, "outcomes", in_another_order)
+    partial = predictor.predict_all(settings)[0]
+    assert asked == [8, 1] and whole["ttft_mean"].low < partial["ttft_mean"].value < whole["ttft_mean"].high
+
+    def at_once(tasks):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(predictor, "outcomes", at_once)
+    with pytest.raises(KeyboardInterrupt):
+        predictor.predict_all(settings)

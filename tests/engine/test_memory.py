@@ -169,10 +169,10 @@ def test_a_pool_takes_memory_as_blocks_are_handed_out(kind, monkeypatch):
             assert engine.runner.kv_cache.nbytes == 290 * engine.runner.bytes_per_block
         return first, last, tokens
 
-    first, last, tokens = run()
-    assert (first, last) == ({64}, {290})
-    monkeypatch.setattr(paged_cache, "FIRST_BLOCKS", 1000)
-    assert run() == ({290}, {290}, tokens)
+    whole = run()
+    assert whole[:2] == ({290}, {290}), "a small pool is taken whole"
+    monkeypatch.setattr(paged_cache, "SMALL_POOL", 0)
+    assert run() == ({64}, {290}, whole[2])
 
 
 def test_growing_holds_no_second_pool():

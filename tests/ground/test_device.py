@@ -154,6 +154,7 @@ CHECKED_FIRST = {
     "tests/models/test_tokenizer.py": "skips one test elsewhere, and counts ru_maxrss in bytes on macOS",
     "tests/repository/test_package.py": "hides what Windows lacks",
     "tests/integrations/test_recorder.py": "does not wait if there is no such file",
+    "tests/repository/test_benchmark_origins.py": "is skipped if there is no such file",
     "benchmarks/_common.py": "reads /proc/cpuinfo only if it exists",
     "benchmarks/bench_class.py": "notes no memory if there is no such file",
     "benchmarks/bench_llama_cpp.py": "reports no memory if there is no such file",

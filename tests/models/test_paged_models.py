@@ -438,7 +438,6 @@ def test_a_step_does_not_copy_the_cache(backend):
     """A pool of 320 MB: no layer's array is copied, as MLX would do if something else held its buffer."""
     model = tiny_model("llama", num_key_value_heads=4, head_dim=64)
     runner = runner_for(model, backend, num_blocks=40 * 2**20 // (BLOCK_SIZE * 4 * 64 * 4))
-    runner.reserve(runner.kv_cache.num_blocks)
     array_bytes = runner.kv_cache.arrays[0].nbytes
     assert runner.kv_cache.nbytes >= 256 * 2**20 and array_bytes == 40 * 2**20
     tokens = sequences([40])[0]

@@ -28,7 +28,7 @@ def test_a_step_plays_in_five_scenes(page_of_a_run):
     for at in range(5):
         page.wait_for_function(f"(at) => {FILM}.time >= 4 * at", arg=at, timeout=60_000)
         pressed = page.locator(".wb-film .wb-tab[aria-pressed=true]")
-        seen.append((pressed.get_attribute("data-scene"), page.locator(".wb-film .wb-sentence").text_content()))
+        seen.append((pressed.get_attribute("data-scene"), page.locator(".wb-film-sentence").text_content()))
     assert [name for name, _ in seen] == ["schedule", "blocks", "mask", "attention", "sample"]
     assert len({sentence for _, sentence in seen}) == 5
     page.wait_for_function(f"() => !{FILM}.playing", timeout=60_000)

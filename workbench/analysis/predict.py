@@ -263,8 +263,13 @@ class Predictor:
                     raise outcome
                 found[index] = outcome
         except KeyboardInterrupt:  # an answer from the simulations that are there
-            if any(index not in found for index in range(len(settings))):
+            missing = [index for index in range(len(settings)) if index not in found]
+            if len(missing) >= len(found):
                 raise
+            for place, outcome in self.outcomes([tasks[index] for index in missing]):  # processes end in any order
+                if isinstance(outcome, ValueError):
+                    raise outcome from None
+                found[missing[place]] = outcome
         predictions = []
         rounds = [range(first, first + len(settings)) for first in range(0, len(tasks), len(settings))]
         drawn = rounds[1:] if self.first_draw is None else rounds

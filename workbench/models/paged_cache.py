@@ -30,6 +30,9 @@ FIRST_BLOCKS = 64
 """Blocks that a pool that grows has memory for at first; then the memory doubles. Zeros for all 512 blocks that an
 engine has by default take 0.3 s for SmolLM2."""
 
+SMALL_POOL = 2**25
+"""Bytes up to which a pool is taken whole (32 MiB): that takes no time that anybody sees."""
+
 Kept = tuple[Collection[Hashable], Sequence[Callable[[int], bool]]]
 """Requests whose recurrent states have to stay, and for each KV cache group whether a block's has to."""
 
@@ -54,7 +57,7 @@ class PagedKVCache:
         reads_arithmetic: See `workbench.models.preflight_result.PreflightResult`.
         memory: `arrays` of another pool of this form without recurrent states, whose place this one takes; None to make
             them.
-        grows: Take memory for a few blocks at first, and for more when `reserve` is called.
+        grows: Take memory for a few blocks of a large pool at first, and for more when `reserve` is called.
 
     Attributes:
         argument: The model's ``cache`` argument.
@@ -79,7 +82,8 @@ class PagedKVCache:
         grows: bool = False,
     ) -> None:
         wanted, taken = flat_caches(specs), iter(memory or ())
-        self.num_reserved = min(num_blocks, FIRST_BLOCKS) if grows else num_blocks
+        is_large = num_blocks * bytes_per_block(wanted, block_size, groups) > SMALL_POOL
+        self.num_reserved = min(num_blocks, FIRST_BLOCKS) if grows and is_large else num_blocks
         if memory:
             self.num_reserved = memory[0].shape[0]
         groups = groups or [0] * len(wanted)

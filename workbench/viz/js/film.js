@@ -27,8 +27,15 @@ export class Film {
       h("button", { class: "wb-tab", type: "button", "data-scene": name, onclick: () => this.goTo(at) }, title)
     );
     this.title = h("strong", {});
-    this.sentence = h("p", { class: "wb-sentence", "aria-live": "polite" });
-    this.canvas = h("canvas", { width: WIDTH, height: HEIGHT, role: "img", class: "wb-film-canvas" });
+    this.sentence = h("p", { class: "wb-film-sentence", role: "status" });
+    this.canvas = h("canvas", {
+      width: WIDTH,
+      height: HEIGHT,
+      role: "img",
+      tabindex: 0,
+      class: "wb-film-canvas",
+      "aria-label": "A step explained",
+    });
     const bar = h("div", { class: "wb-bar" }, this.title, this.play, this.save, close);
     const tabs = h("div", { class: "wb-tabs", role: "group", "aria-label": "Scenes" }, this.tabs);
     const parts = [bar, tabs, this.canvas, this.sentence];
