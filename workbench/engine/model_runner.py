@@ -135,7 +135,7 @@ class ModelRunner:
         reader = self.backend if self.preflight.mode == "kernel" else None
         pool = (self.preflight.caches, self.config.num_pool_blocks, block_size, reader)
         reads_arithmetic = self.preflight.reads_arithmetic
-        # Graphs of a GPU hold the pool's arrays; a bare module is served by whoever measures its memory.
+        # Graphs of a GPU hold the pool's arrays. A bare module is run by tests that measure its memory.
         grows = default_device() == "cpu" and self.loaded is not None
         self.kv_cache = PagedKVCache(*pool, groups, self.preflight.mask_ndim, reads_arithmetic, memory, grows)
         if reader is not None:
