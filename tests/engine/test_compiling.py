@@ -4,10 +4,12 @@ import gc
 import os
 import shutil
 import signal
+import threading
 import time
 import weakref
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -286,6 +288,26 @@ def test_closing_an_engine_ends_its_compilation(one_missing, monkeypatch):
     engine.close()
     assert started[0][0].wait(timeout=60) is not None
     assert engine.describe()["compiling"]["state"] == "stopped"
+
+
+def test_the_start_after_one_that_was_cut_off_waits(one_missing):
+    """Otherwise programs that are shorter than a compilation would never have compiled code."""
+    for _ in range(2):  # the first is closed at once, the second waits
+        with Engine(one_missing, **LIMITS) as engine:
+            waited = "compiling" not in engine.describe()
+    assert waited and engine.describe()["forward"] == "compiled"
+    assert not cached("compiled", home.CUT_OFF).exists(), "later starts do not wait for it"
+
+
+@pytest.mark.parametrize("state", ["starting", "compiling", "loading", "ready", "failed"])
+def test_only_a_compilation_that_was_not_done_is_cut_off(state, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    cached("compiled").mkdir()
+    progress = home._Progress(process=0, state=state)
+    if state == "failed":
+        progress.end("failed", "planted")
+    home._end(os.getpid(), SimpleNamespace(terminate=lambda: None), progress, threading.current_thread())
+    assert cached("compiled", home.CUT_OFF).exists() == (state in ("starting", "compiling"))
 
 
 def test_a_fork_that_ends_leaves_the_compilation(one_missing, monkeypatch):

@@ -48,6 +48,9 @@ VARIABLE = "WORKBENCH_WAIT_FOR_COMPILED"
 MAX_BYTES = 256 << 20
 """Size of files from which an engine waits: in float32, weights are up to eight times as large."""
 
+CUT_OFF = "cut_off"
+"""File in the folder of compiled code: an engine was closed before its code was compiled."""
+
 MAX_COMPARED_ROWS = 64
 """Rows of logits of a step by which both ways are compared; a step with more is left out."""
 
@@ -84,7 +87,18 @@ def why_wait(model: str | Path | LoadedModel, config: EngineConfig, options: Map
         make_folder(cached("compiled"))
     except OSError:
         return "the cache folder cannot be written"
-    return "" if os.access(cached("compiled"), os.W_OK) else "the cache folder cannot be written"
+    if not os.access(cached("compiled"), os.W_OK):
+        return "the cache folder cannot be written"
+    return "the start before was over before its code was compiled" if _was_cut_off() else ""
+
+
+def _was_cut_off() -> bool:
+    """Whether the last compilation was ended early. It is told once, so that one start waits."""
+    try:
+        cached("compiled", CUT_OFF).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _size(model: str | Path) -> int | None:
@@ -222,6 +236,9 @@ def _end(owner: int, process: subprocess.Popen[bytes], progress: _Progress, work
     if os.getpid() != owner:  # a fork of the engine's process ends
         return
     progress.stopped = True
+    if progress.ended is None and progress.state not in ("loading", "ready"):
+        with suppress(OSError):
+            cached("compiled", CUT_OFF).touch()
     progress.end("stopped")
     process.terminate()
     if threading.current_thread() is not work and sys.is_finalizing() is False:
