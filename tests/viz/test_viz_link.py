@@ -14,6 +14,7 @@ from workbench import simulate
 from workbench.apps.cli import main
 from workbench.apps.playground.session import Session
 from workbench.trace import Trace, TraceMeta
+from workbench.viz.classroom import Classroom
 from workbench.viz.feed import Feed
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import decode_packet, encode_packet
@@ -114,3 +115,16 @@ def test_the_command_line_prints_the_link(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == link_to(trace, step=1, playground="https://a.example/")
     assert main(["trace", "link", file, "--step", "999"]) == 2
     assert "step must be from 0" in capsys.readouterr().err
+
+
+def test_a_follower_of_a_class_may_have_a_link():
+    room, controller = Classroom(), ReplayingController(random_trace(4))
+    while controller.step():
+        pass
+    teacher, follower = feeds = [Feed(controller, room=room) for _ in range(2)]
+    for feed, role in zip(feeds, ("teacher", "follower"), strict=True):
+        feed.confirm()
+        feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
+    follower.handle({"name": "link", "args": {}})
+    wait_for(lambda: follower._download or follower.status()["message"])
+    assert follower._download.startswith(b"link\nhttp") and teacher._download is None
