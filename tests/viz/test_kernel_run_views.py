@@ -34,6 +34,19 @@ def test_the_widget_has_the_packet_of_the_page(run):
     view.close()
 
 
+def test_a_saved_notebook_keeps_the_numbers_which_the_widget_hides(run, monkeypatch):
+    pytest.importorskip("anywidget")
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
+    view = run.watch()
+    view._ipython_display_()
+    widget, picture = shown
+    assert "application/vnd.jupyter.widget-view+json" in widget and "text/html" not in widget
+    assert f'class="{view.still}"' in picture["text/html"] and "out-of-bounds" in picture["text/html"]
+    assert 'hideStill(model.get("still"))' in view._esm
+    view.close()
+
+
 def test_a_page_is_written_whole_or_not_at_all(run, tmp_path):
     with pytest.raises(OSError):
         run.save_html(tmp_path / "nothere" / "run.html")

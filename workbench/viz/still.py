@@ -9,6 +9,7 @@ scroll position and pinned copies of it stay.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Hashable
 from html import escape
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -34,29 +35,34 @@ _INSTEAD_OF_AN_ERROR = (
 class Still:
     """The still pictures of one view, one for each cell that displays it.
 
+    Args:
+        draw: Gives the picture as HTML.
+        state: Changes whenever the picture would.
+
     Attributes:
         name: Class of its elements, by which the widget hides them while it runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[], str], state: Callable[[], Hashable] = lambda: None) -> None:
         self.name = f"wb-still-{uuid4().hex}"
+        self._draw, self._state = draw, state
         self._widgets: list[Any] = []
         self._pictures: list[Any] = []
-        self._drawn: tuple[int, int, int] | None = None
+        self._drawn: Hashable = None
 
-    def show(self, widget: dict[str, Any], trace: Trace) -> None:
+    def show(self, widget: dict[str, Any]) -> None:
         """Display the widget, given as its MIME bundle, and the picture below it."""
         from IPython.display import display
 
         self._widgets.append(display(widget, raw=True, display_id=True))
-        self._drawn = _state(trace)
-        self._pictures.append(display(self._bundle(trace_html(trace)), raw=True, display_id=True))
+        self._drawn = self._state()
+        self._pictures.append(display(self._bundle(self._draw()), raw=True, display_id=True))
 
-    def refresh(self, trace: Trace) -> None:
-        """Draw the picture again wherever it is displayed, if the run has moved on."""
-        if self._pictures and _state(trace) != self._drawn:
-            self._drawn = _state(trace)
-            self._replace(self._bundle(trace_html(trace)))
+    def refresh(self) -> None:
+        """Draw the picture again wherever it is displayed, if it has changed."""
+        if self._pictures and self._state() != self._drawn:
+            self._drawn = self._state()
+            self._replace(self._bundle(self._draw()))
 
     def freeze(self, trace: Trace, height: int | None) -> None:
         """Put the offline page of a run in the place of the widget and of its picture, for good."""
@@ -82,6 +88,11 @@ class Still:
         # No plain text: a terminal has the widget's already.
         style = _INSTEAD_OF_AN_ERROR.format(name=self.name)
         return {"text/html": f'<div class="{self.name}"><style>{style}</style>{picture}</div>'}
+
+
+def still_of(newest: Callable[[], Trace]) -> Still:
+    """The still pictures of a run, given as a function: a run that forgets its oldest steps is another trace later."""
+    return Still(lambda: trace_html(newest()), lambda: _state(newest()))
 
 
 def _state(trace: Trace) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
 from workbench.viz.panel_names import panel_id
 from workbench.viz.reprs import trace_html
-from workbench.viz.still import Still, refresh_after_cells
+from workbench.viz.still import refresh_after_cells, still_of
 
 THEMES = ("auto", "light", "dark")
 
@@ -60,7 +60,7 @@ class TraceView(anywidget.AnyWidget):
 
     def __init__(self, feed: Feed, options: dict[str, Any]) -> None:
         self._feed = feed
-        self._still = Still()
+        self._still = still_of(lambda: feed.trace)
         packet = feed.next_packet() or b""
         super().__init__(_esm=bundle(), packet=packet, status=feed.status(), options=options, still=self._still.name)
         self.shared_cursor = cursor_of(feed.trace)
@@ -77,7 +77,7 @@ class TraceView(anywidget.AnyWidget):
         if (found := super()._repr_mimebundle_()) is not None:
             # The number of steps of this moment would stay beside the picture of the end.
             words = {"text/plain": "TraceView: a live view, as long as its kernel runs"}
-            self._still.show(found[0] | words, self._feed.trace)
+            self._still.show(found[0] | words)
             refresh_after_cells(self)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ class TraceView(anywidget.AnyWidget):
 
     def refresh_still(self) -> None:
         """Draw the picture that stays in a saved notebook again, if the run has moved on since."""
-        self._still.refresh(self._feed.trace)
+        self._still.refresh()
 
     def freeze(self) -> None:
         """Put the offline page of the run, as ``trace.to_html()`` saves it, into the notebook and end the live view.

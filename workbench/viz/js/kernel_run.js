@@ -18,6 +18,7 @@ import { MemoryPanel } from "./kernel_run_memory.js";
 import { paintLanes } from "./kernel_run_paint.js";
 import { SourcePanel } from "./kernel_run_source.js";
 import { STYLE } from "./style.js";
+import { hideStill } from "./surroundings.js";
 import { inkOn, Theme } from "./theme.js";
 
 const WAYS = [
@@ -291,7 +292,7 @@ export const render = ({ model, el }) => {
   const packet = model.get("packet"), options = model.get("options") || {};
   const view = new KernelView(new KernelRun(packet), options);
   el.append(style, view.element);
-  const again = () => view.draw();
+  const again = () => view.draw(), showStill = hideStill(model.get("still"));
   const sizes = new ResizeObserver(again);
   sizes.observe(view.element);
   const scheme = matchMedia("(prefers-color-scheme: dark)");
@@ -301,6 +302,7 @@ export const render = ({ model, el }) => {
   return () => {
     if (view.playing) view.toggle();
     sizes.disconnect();
+    showStill();
     scheme.removeEventListener("change", again);
   };
 };
