@@ -481,3 +481,14 @@ def test_a_link_to_settings_keeps_the_step_at_the_cursor(open_playground):
     other = open_playground(link)
     assert other.decodes() == page.decodes()
     other.page.wait_for_function(f"() => {view}.cursor.step === 37")
+
+
+@pytest.mark.parametrize("place", [{"step": "x"}, {"step": -4, "request": 7}, {"step": 1e9, "request": "none"}, "x"])
+def test_a_link_to_a_place_that_is_none_leaves_the_cursor_on_a_step(open_playground, place):
+    page = open_playground()
+    link = page.page.evaluate("async (at) => (await import('./link.js')).encodeState({ preset: 'bursts', at })", place)
+    other = open_playground(f"#{link}")
+    view = "document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench"
+    step, last = other.page.evaluate(f"() => [{view}.cursor.step, {view}.cursor.last]")
+    assert isinstance(step, int) and 0 <= step <= last
+    assert other.decodes() == decodes_of(simulate(PRESETS["bursts"].workload))

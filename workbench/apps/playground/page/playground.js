@@ -303,7 +303,7 @@ class Playground {
   /** Put what is set into the address, and for a link to send the place of the cursor. */
   async share(at) {
     if (this.recording) return;
-    const state = { ...this.state, ...this.pinned && { a: this.pinned }, ...at?.step >= 0 && { at } };
+    const state = { ...this.state, ...this.pinned && { a: this.pinned }, ...at && { at } };
     const shared = await encodeState(state);
     this.shared = shared;
     history.replaceState(null, "", `#${shared}`);
@@ -338,9 +338,12 @@ class Playground {
     this.goTo(place);
   }
 
-  /** Put the cursor at a step and a request. */
+  /** Put the cursor at the step and the request of a link, which may hold anything. */
   goTo(place) {
-    if (place && this.view) this.set("cursor", { step: null, follow: false, request: null, ...place });
+    if (!place || !this.view) return;
+    const step = Number.isInteger(place.step) && place.step >= 0 ? place.step : null;
+    const request = typeof place.request === "string" ? place.request : null;
+    this.set("cursor", { step, follow: false, request });
   }
 
   async openState(state) {
