@@ -1,6 +1,7 @@
 """`workbench.analysis.spread_out`: simulations on any executor give the answer of one process."""
 
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -58,6 +59,18 @@ def test_the_error_of_a_task_reaches_the_caller():
     for jobs in (1, 2):
         with pytest.raises(ValueError, match="-1 is negative"):
             list(spread_out(add, 10, [(1,), (-1,)], jobs=jobs))
+
+
+def test_what_the_calls_share_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert len(list(spread_out(add, 10, [(1,), (2,)], jobs=2))) == 2
+    results = spread_out(add, 10, [(1,), (2,), (3,)], jobs=2)
+    next(results)
+    assert list(tmp_path.iterdir())
+    results.close()  # as Ctrl-C does
+    with pytest.raises(ValueError, match="-1 is negative"):
+        list(spread_out(add, 10, [(1,), (-1,)], jobs=2))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_cluster_gives_the_rows_of_one_process(dask_executor):

@@ -87,8 +87,8 @@ class RecordedRun:
     def of(cls, trace: Trace, past: Past, model: CostModel, **fields: Any) -> RecordedRun:
         """The run of a trace, from its first step on, with its requests; fields that are not given have defaults."""
         # Four bytes for a token instead of forty: other processes get a copy of all of them.
-        arrivals = [past.timed_arrival(info, 0) for info in trace.requests.values()]
-        arrivals = [replace(each, prompt_token_ids=array("i", each.prompt_token_ids)) for each in arrivals]
+        all_arrivals = (past.timed_arrival(info, 0) for info in trace.requests.values())
+        arrivals = [replace(each, prompt_token_ids=array("i", each.prompt_token_ids)) for each in all_arrivals]
         tokens = {each.request_id: array("i", past.tokens[each.request_id]) for each in arrivals}
         return cls(arrivals, tokens, trace.meta.is_of_vllm, max_steps_of(trace), model, **fields)
 

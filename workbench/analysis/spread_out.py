@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -42,19 +45,25 @@ def spread_out(
         return
     from concurrent.futures import as_completed
 
-    own = _processes(jobs) if executor is None else None
-    workers = executor or own
-    assert workers is not None
-    packed = pickle.dumps((function, shared))
-    futures = {workers.submit(_call, packed, task): index for index, task in enumerate(tasks)}
-    try:
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        for future in futures:
-            future.cancel()
-        if own is not None:
-            own.shutdown(cancel_futures=True)
+    with ExitStack() as stack:
+        packed: bytes | Path
+        if executor is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-", ignore_cleanup_errors=True))
+            # In a file, which may be large, it is neither held here nor copied with each task.
+            packed = Path(folder, "shared.pickle")
+            with packed.open("wb") as file:
+                pickle.dump((function, shared), file)
+            executor = _processes(jobs)
+            stack.callback(executor.shutdown, cancel_futures=True)
+        else:
+            packed = pickle.dumps((function, shared))
+        futures = {executor.submit(_call, packed, task): index for index, task in enumerate(tasks)}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 def _processes(jobs: int) -> Executor:
@@ -73,11 +82,14 @@ def _ignore_interrupts() -> None:
 
 
 @lru_cache(maxsize=2)
-def _unpacked(packed: bytes) -> tuple[Callable[..., Any], Any]:
-    return pickle.loads(packed)  # noqa: S301 - from the process that spreads the calls
+def _unpacked(packed: bytes | Path) -> tuple[Callable[..., Any], Any]:
+    if isinstance(packed, bytes):
+        return pickle.loads(packed)  # noqa: S301 - from the process that spreads the calls
+    with packed.open("rb") as file:
+        return pickle.load(file)  # noqa: S301 - likewise
 
 
-def _call(packed: bytes, task: tuple[Any, ...]) -> Any:
+def _call(packed: bytes | Path, task: tuple[Any, ...]) -> Any:
     """One call, in a worker, which unpacks what all calls share once."""
     function, shared = _unpacked(packed)
     return function(shared, *task)

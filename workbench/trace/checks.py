@@ -72,7 +72,10 @@ def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
 _NAMES = ("arrived", "admitted", "resumed", "preempted", "finished", "aborted", "running", "waiting")
 """Fields of a record that hold the names of requests."""
 
-_names_of = attrgetter(*_NAMES)
+_NUMBERS = ("step", "free_blocks", "free_blocks_end", "token_budget")
+"""Fields of a record whose numbers are kept once, like positions."""
+
+_names_of, _numbers_of = attrgetter(*_NAMES), attrgetter(*_NUMBERS)
 
 
 class _Held:
@@ -89,7 +92,7 @@ class _Held:
 class TraceChecker:
     """Checks the lines of a file in order, and gives each record its full block tables.
 
-    Ids and positions that many records name are kept once: a decoder makes new objects for each, a third of a record.
+    Ids and numbers that many records have are kept once: a decoder makes new objects for each, a third of a record.
     A request's table is one append-only list from its admission to its end or preemption; the records share it.
     ``BlockReplay``, which follows the whole pool, trusts records that have passed. Tables are built here without it:
     loading must not wait for a pool, nor allocate one of the size that a file claims.
@@ -107,7 +110,7 @@ class TraceChecker:
         self._requests = requests
         self._held: dict[str, _Held] = {}
         self._ids: dict[str, str] = {}
-        self._positions: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._tables: tuple[list[int], ...] = ()
         self._next_step: int | None = None
@@ -177,14 +180,15 @@ class TraceChecker:
             if request_id in running:
                 raise TraceError(f"request {shown(request_id)} is admitted in step {record.step} but runs already")
             running[request_id] = _Held(self._ids.setdefault(request_id, request_id), [[] for _ in self.groups])
-        scheduled, positions = [], self._positions
+        self._keep_numbers_once(record)
+        scheduled, numbers = [], self._numbers
         num_tokens = 0
         for chunk in record.chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 name = shown(chunk.request_id)
                 raise TraceError(f"request {name} is scheduled in step {record.step} but not admitted")
-            start = positions.setdefault(chunk.start, chunk.start)
+            start = numbers.setdefault(chunk.start, chunk.start)
             force_setattr(chunk, "request_id", request.request_id)
             force_setattr(chunk, "start", start)
             held = request.tables
@@ -270,6 +274,10 @@ class TraceChecker:
             if names != self._names.get(field):
                 self._names[field] = tuple(map(self._ids.setdefault, names, names))
             force_setattr(record, field, self._names[field])
+
+    def _keep_numbers_once(self, record: StepRecord) -> None:
+        for field, number in zip(_NUMBERS, _numbers_of(record)):
+            force_setattr(record, field, self._numbers.setdefault(number, number))
 
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:
