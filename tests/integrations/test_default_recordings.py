@@ -4,13 +4,15 @@
 with a prefix cache and without.
 """
 
+import re
 from pathlib import Path
 
 import pytest
 from private_traces import without_tokens
 
-from workbench.analysis.fork import fork
+from workbench.analysis.fork import fork, recorded_requests
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.summary import summary_of
 from workbench.trace import Trace
 
 DATA = Path(__file__).parents[1] / "data" / "vllm-private"
@@ -40,6 +42,12 @@ def test_both_are_of_one_run_and_only_one_has_tokens(pair):
     assert not any(info.prompt_token_ids for info in default.requests.values())
     assert tokens.meta.prefix_hashes.key_id != default.meta.prefix_hashes.key_id
     assert any(record.preempted for record in tokens)
+
+
+def test_the_summary_says_the_same(pair):
+    tokens, default = (summary_of(recorded_requests(trace)[0]) for trace in pair)
+    assert tokens == default
+    assert re.search(r"; [1-9]\d*% of [\d,]+ prompt tokens repeat the beginning", default)
 
 
 CHANGES = [

@@ -87,7 +87,8 @@ class Engine(Shortcuts):
         clock: Returns seconds since any moment, and never less than before: the clock of every time in the trace. None
             for ``time.perf_counter``.
         check_laws: Check the laws (`workbench.trace.laws`) after every step; ``broken_laws`` and the log have what is
-        broken. **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
+            broken.
+        **config_fields: Fields of EngineConfig by name, instead of ``config`` or on top of it.
 
     Attributes:
         config: The configuration with ``max_model_len`` resolved.
@@ -196,9 +197,8 @@ class Engine(Shortcuts):
             self.model = model if isinstance(model, LoadedModel) else load_model(model, **options)
             self.config = resolve_config(config, self.model)
             self.runner = self._make_runner()
-        self.config = (
-            self.runner.config
-        )  # with the model's KV cache groups, and the number of blocks that "auto" stands for
+        # With the model's KV cache groups, and the number of blocks that "auto" stands for.
+        self.config = self.runner.config
         self.scheduler = self._make_scheduler(policy)
         self._outputs = OutputProcessor(self.model)
         trace = Trace(

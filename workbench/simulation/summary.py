@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from workbench.base.text import counted
-from workbench.simulation.arrivals import OWN_TOKENS, Arrival
+from workbench.simulation.arrivals import Arrival
 
 MANY_TOKENS = 2**22
 """Prompt tokens beyond which prefixes are compared in larger blocks, in the time that a glance may take."""
@@ -68,8 +68,6 @@ def _num_shared(arrivals: Sequence[Arrival], block_size: int) -> int:
         prompt = arrival.prompt_token_ids
         prefix = hash((arrival.cache_salt, arrival.adapter))
         for start in range(0, len(prompt) - len(prompt) % block_size, block_size):
-            if prompt[start] >= OWN_TOKENS:
-                break
             prefix = hash((prefix, tuple(prompt[start : start + block_size])))
             num_shared += block_size if prefix in seen else 0
             seen.add(prefix)

@@ -114,7 +114,8 @@ class PagedVarlenKernels:
 
     Args:
         metal_kernel: ``mx.fast.metal_kernel``, ``workbench.kernels.msl.metal_kernel``, or another function of that
-        signature. **launch_options: Extra keyword arguments of every launch, such as ``order=1`` for msl.
+            signature.
+        **launch_options: Extra keyword arguments of every launch, such as ``order=1`` for msl.
     """
 
     max_dispatch_flop = MAX_DISPATCH_FLOP
