@@ -221,7 +221,7 @@ def test_a_recording_of_vllm_that_stands_still_is_explained_by_the_command(capsy
 
 METRICS = """vllm:num_requests_running{{engine="0"}} {running}
 vllm:num_requests_waiting{{engine="0"}} {waiting}
-vllm:kv_cache_usage_perc{{engine="0"}} 0.25
+vllm:kv_cache_usage_perc{{engine="0"}} {use}
 vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} {capacity}
 vllm:num_requests_waiting_by_reason{{engine="0",reason="deferred"}} {deferred}
 vllm:prompt_tokens_total{{engine="0"}} 500
@@ -229,14 +229,18 @@ vllm:generation_tokens_total{{engine="0"}} {tokens}
 vllm:num_preemptions_total{{engine="0"}} {preemptions}
 vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="1000"}} 1
 """
-STANDING = {"running": 0, "waiting": 3, "capacity": 3, "deferred": 0, "tokens": 70, "preemptions": 4}
+STANDING = {"running": 0, "waiting": 3, "use": 0.25, "capacity": 3, "deferred": 0, "tokens": 70, "preemptions": 4}
 
 
 @pytest.mark.parametrize(
     "later, verdict, said",
     [
         ({}, "still", "its prompt needs more KV blocks than the pool has"),
-        ({"tokens": 90}, "runs", "requests are served"),
+        ({"tokens": 90}, "runs", "requests are served; others wait, most likely for a seat (--max-num-seqs)"),
+        ({"tokens": 90, "use": 0.57}, "runs", "if a prompt needs more than the free 43%, for room in the KV cache"),
+        ({"tokens": 90, "use": 0.96}, "runs", "most likely for room in the KV cache (--gpu-memory-utilization"),
+        ({"tokens": 90, "deferred": 1}, "runs", "of those that wait, 1 for an event outside"),
+        ({"tokens": 90, "running": 1, "waiting": 0}, "runs", "requests are served"),
         ({"preemptions": 9}, "circles", "preempted again and again"),
         ({"deferred": 2, "capacity": 1}, "still", "2 wait for an event outside the scheduler"),
         ({"running": 2}, "still", "a step hangs"),
@@ -249,7 +253,9 @@ def test_metrics_alone_give_a_weaker_answer_that_says_so(later, verdict, said, c
     path.write_text("".join(f"# scraped {at}\n{text}" for at, text in zip((10, 15), texts)))
     answer = why_metrics(read_scrapes(path))
     assert answer.verdict == verdict and said in repr(answer) and "from /metrics alone" in repr(answer)
-    assert verdict in ("idle", "runs") or "cannot tell from /metrics" in repr(answer)
+    others_wait = verdict == "runs" and later.get("waiting") != 0
+    assert ("others wait" in repr(answer)) == others_wait
+    assert (verdict not in ("idle", "runs") or others_wait) == ("cannot tell from /metrics" in repr(answer))
     assert main(["why", str(path)]) == 0
     assert said in capsys.readouterr().out
 

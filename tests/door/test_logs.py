@@ -57,6 +57,7 @@ CASES = {
     "idle": ([vllm(1, 3, 2), vllm(11, 0, 0)], ["no request is unfinished"]),
     "served": ([vllm(1, 3, 0, output=81.5)], ["requests are served, and none waits"]),
     "full": ([vllm(1, 18, 43, "95.9%", output=1055.3)], ["most likely for room in the KV cache"]),
+    "perhaps full": ([vllm(1, 18, 43, "57.2%", output=1055.3)], ["if a prompt needs more than the free 43%, for room"]),
     "starved": ([vllm(1, 2, 0)], ["requests run and get no token"]),
     "not numbers": ([vllm(1, 2, 1, "nan%", output=5.0, hits="nan%")],
                     ["KV cache use unknown, hits in the prefix cache unknown"]),

@@ -13,8 +13,8 @@ Verdict = Literal["idle", "runs", "queued", "full", "starved", "still"]
 """``idle``: no request is there. ``runs``: none waits. ``queued``: some run, some wait. ``full``: likewise, and the KV
 cache is nearly full. ``starved``: requests run and no token comes out. ``still``: none runs, and some wait."""
 
-FULL = 0.9
-"""Share of the KV cache from which on it counts as full: the next request may not fit into the rest."""
+FULL, HALF_FULL = 0.9, 0.5
+"""Shares of the KV cache from which on the rest is too small for the next request, or perhaps too small."""
 
 _MORE: dict[Server, str] = {
     "vLLM": (
@@ -91,6 +91,26 @@ def why_log(log: ServerLog) -> WhyLog:
     return WhyLog(log, {rank: _verdict(load) for rank, load in log.last.items()})
 
 
+def served_while_others_wait(server: Server, kv_use: float | None) -> str:
+    """What most likely keeps requests waiting while others are served.
+
+    Args:
+        server: The server, whose flags are named.
+        kv_use: Share of its KV cache in use; None if it does not say.
+    """
+    seats, pool = f"a seat ({_SEATS[server]})", f"room in the KV cache ({_POOL[server]}, or shorter requests)"
+    if kv_use is None:
+        return f"requests are served; others wait, most likely for {seats} or for tokens"
+    if kv_use < HALF_FULL:
+        return f"requests are served; others wait, most likely for {seats} or for tokens; the KV cache has room"
+    if kv_use < FULL:
+        return (
+            f"requests are served; others wait for {seats}, for tokens, or, if a prompt needs more than the free "
+            f"{1 - kv_use:.0%}, for {pool}"
+        )
+    return f"requests are served; others wait, most likely for {pool}"
+
+
 def _verdict(load: Load) -> Verdict:
     if not load.running and not load.waiting:
         return "idle"
@@ -117,14 +137,8 @@ def _sentence(log: ServerLog, load: Load, verdict: Verdict) -> str:
             return "no request is unfinished"
         case "runs":
             return "requests are served, and none waits"
-        case "full":
-            return (
-                f"requests are served; others wait, most likely for room in the KV cache ({_POOL[server]}, or shorter "
-                "requests)"
-            )
-        case "queued":
-            room = "" if load.kv_use is None else "; the KV cache has room"
-            return f"requests are served; others wait, most likely for a seat ({_SEATS[server]}) or for tokens{room}"
+        case "full" | "queued":
+            return served_while_others_wait(server, load.kv_use)
         case "starved":
             return "requests run and get no token: a step takes longer than the time between two lines, or it hangs"
         case "still":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
 
+from workbench.analysis.why_log import served_while_others_wait
 from workbench.trace.formats.scrapes import Scrapes
 
 Verdict = Literal["idle", "runs", "circles", "still"]
@@ -95,9 +96,13 @@ def _lines(answer: WhyMetrics) -> Iterator[str]:
         case "idle":
             yield "no request is unfinished"
             return
-        case "runs":
+        case "runs" if not answer.num_waiting:
             yield "requests are served"
             return
+        case "runs":
+            yield served_while_others_wait("vLLM", answer.kv_use)
+            if deferred:
+                yield f"of those that wait, {deferred:.0f} for an event outside the scheduler"
         case "circles":
             yield "requests are preempted again and again and get no token: too few KV blocks for what runs"
             yield "to try: a larger pool, fewer seats (--max-num-seqs), or admission of whole requests only"
