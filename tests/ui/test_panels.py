@@ -1,6 +1,7 @@
 """Single panels in a real browser: what they draw, light up and compare."""
 
 from base64 import b64decode
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -8,9 +9,12 @@ from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Trace, simulate
 from workbench.trace import KernelLaunch, Supplement
+from workbench.trace.clock import time_of_day
 from workbench.viz.export_html import to_html
 from workbench.viz.layout.packed_batch import readable_scale
 from workbench.viz.layout.pool import pool_columns
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
 
 
 def test_browser_and_python_agree_on_the_readable_scale(page_of):
@@ -434,3 +438,17 @@ def difference(a, b):
     from PIL import ImageChops
 
     return [high for _, high in ImageChops.difference(a, b).getextrema()]
+
+
+def test_the_time_of_day_of_a_step_is_that_of_the_command_line(page_of):
+    trace = Trace.load(EXAMPLE)
+    trace.meta = msgspec.structs.replace(trace.meta, created=1_795_000_000.4)
+    page = page_of(trace)
+    for step in (0, len(trace) // 3, len(trace) - 1):
+        page.view("view.cursor.seek(argument)", step)
+        page.frame()
+        assert page.root.locator(".wb-clock").text_content() == time_of_day(trace.meta.created, trace[step].time)
+    day = time_of_day(trace.meta.created, trace[-1].time, date=True).split()[0]
+    assert day in page.root.locator(".wb-clock").get_attribute("title")
+    trace.meta = msgspec.structs.replace(trace.meta, created=0.0)
+    assert not page_of(trace).root.locator(".wb-clock").is_visible()

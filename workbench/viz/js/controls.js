@@ -110,6 +110,7 @@ export class Controls {
     const range = { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step at the cursor" };
     this.slider = h("input", { ...range, oninput: () => cursor.seek(Number(this.slider.value)) });
     this.position = h("output", { class: "wb-position" });
+    this.clock = h("span", { class: "wb-clock wb-foldable", hidden: true });
     const speeds = SPEEDS.map((speed) => [speed, `${speed}/s`]);
     this.speed = select("Playback speed in steps per second", speeds, () => {
       cursor.speed = Number(this.speed.value);
@@ -131,6 +132,7 @@ export class Controls {
       button("▶|", "Last step (End)", () => cursor.seek(cursor.last)),
       this.slider,
       this.position,
+      this.clock,
       this.speed,
       this.follow,
       this.explain,
@@ -193,6 +195,7 @@ export class Controls {
     this.slider.value = cursor.step;
     this.slider.disabled = store.numSteps < 2;
     setText(this.position, this.positionText());
+    this.updateClock();
     setText(this.level, view.exact ? "Words: exact" : "Words: plain");
     this.level.setAttribute("aria-pressed", String(view.exact));
     const sentence = store.numSteps ? store.sentences[cursor.step] || "" : this.nothingYet();
@@ -229,6 +232,16 @@ export class Controls {
     const step = formatNumber(store.label(cursor.step)), last = formatNumber(store.label(cursor.last));
     if (!cursor.scrubbed) return `step ${step}`;
     return live ? `viewing ${step}, engine at ${last}` : `step ${step} of ${last}`;
+  }
+
+  /** The local time of day at which the step at the cursor began, of a run that knows it: an alert says 12:08. */
+  updateClock() {
+    const { store, cursor } = this.view, { created } = store.facts;
+    this.clock.hidden = !created || !store.timed();
+    if (this.clock.hidden) return;
+    const moment = new Date((created + store.value("time", cursor.step)) * 1000);
+    setText(this.clock, moment.toLocaleTimeString("en-GB"));
+    this.clock.title = `The step began on ${moment.toLocaleDateString("en-CA")} at this local time`;
   }
 
   /** Tell the step at the cursor to screen readers, no more than about once a second. */
