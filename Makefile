@@ -11,7 +11,7 @@ BIN := .venv/bin
 # Containers often set it. Each of the hundreds of processes that tests start would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-all test-fake-gpu lint lint-types lint-structure lint-imports lint-style lint-scripts lint-workflows benchmarks docs clean test-vllm record-vllm measure-vllm hunt-vllm new-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
+.PHONY: demo check test test-all test-fake-gpu lint lint-types lint-structure lint-imports lint-style lint-scripts lint-workflows benchmarks docs clean test-vllm test-sglang record-vllm measure-vllm hunt-vllm new-vllm measure-hunt test-vllm-cpu measure-prediction measure-sessions test-playground test-clients
 
 # $(call install,ENVIRONMENT,PACKAGES): with uv in a tenth of pip's time, with pip where uv cannot, such as behind a mirror
 # that only pip knows.
@@ -97,6 +97,16 @@ VLLM_PYTHON := VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. .venv-vllm/bin/python
 
 test-vllm: .venv-vllm/.installed
 	$(VLLM_PYTHON) -m pytest -o addopts= -o filterwarnings= tests/with_vllm
+
+# SGLang's own scheduler on the CPU, without a model, beside vLLM's and the libraries that both import.
+test-sglang: .venv-vllm/.installed-sglang
+	PYTHONPATH=. .venv-vllm/bin/python -m pytest -o addopts= -o filterwarnings= tests/with_sglang
+
+.venv-vllm/.installed-sglang: .venv-vllm/.installed
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 gguf dill sentencepiece \
+	  torchvision compressed-tensors loguru uvicorn
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check ipython
+	@touch $@
 
 record-vllm: .venv-vllm/.installed
 	PYTHONPATH=.:tests/support VLLM_LOGGING_LEVEL=ERROR .venv-vllm/bin/python tests/with_vllm/record.py

@@ -177,7 +177,7 @@ def report(trace: Trace, finding: Finding, workload: dict[str, Any]) -> str:
         workload_text(workload).strip(),
         "```",
         "",
-        "`python -m pytest test_finding.py` shows it; it needs {_needs(finding)} and pytest, no model and no GPU.",
+        f"`python -m pytest test_finding.py` shows it; it needs {_needs(finding)} and pytest, no model and no GPU.",
         "",
         "## The last steps",
         "",
