@@ -20,7 +20,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from generated_files import write_or_check
+from generated_files import replaced, rule_cells, write_or_check
 from list_models import architectures
 
 ROOT = Path(__file__).parent.parent
@@ -200,17 +200,8 @@ def keys_table() -> str:
     }
     lines = ["| file | keys | values | verdict | because |", "|---|---|---|---|---|"]
     for file, rules in tables.items():
-        for rule in rules:
-            keys = " ".join(f"`{key}`" for key in rule.keys.split())
-            values = "any" if rule.values is None else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
-            lines.append(f"| {file} | {keys} | {values} | {rule.verdict} | {rule.because} |")
+        lines += [f"| {file} | {keys} | {values} | {rest} |" for keys, values, rest in map(rule_cells, rules)]
     return "\n".join(lines) + "\n"
-
-
-def replaced(page: str, begin: str, text: str, end: str) -> str:
-    """The page with another text between two markers."""
-    before, rest = page.split(begin)
-    return before + begin + "\n" + text + "\n" + end + rest.split(end)[1]
 
 
 def try_all(names: Iterable[str]) -> Iterator[Row]:
