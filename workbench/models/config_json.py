@@ -54,6 +54,7 @@ class Config(NamedTuple):
         findings: The verdict on each key.
         max_position: Longest context in which nothing that mlx-lm lacks would show; None for any.
         window: A window that every layer has; None for the layers' own.
+        is_unknown: Whether mlx-lm cannot load the architecture; then no key has been judged.
     """
 
     architecture: str
@@ -63,6 +64,7 @@ class Config(NamedTuple):
     findings: list[Finding]
     max_position: int | None = None
     window: int | None = None
+    is_unknown: bool = False
 
 
 def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()) -> Config:
@@ -83,7 +85,7 @@ def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()
     model_type = str(config["model_type"])
     found = arguments_of(config)
     if found is None:
-        return Config(model_type, config, {}, None, [])
+        return Config(model_type, config, {}, None, [], is_unknown=True)
     architecture, arguments, has_part = found
     text: dict[str, Any] = config["text_config"] if has_part else config
     if not isinstance(text, dict):
