@@ -110,13 +110,18 @@ class LoadedModel:
         vars(self).update(vars(other) | {"tokenizer": self.tokenizer})
 
     def described_files(self) -> dict[str, Any]:
-        """The verdict on each key of the model's files, and whether its template asks it to think."""
+        """The verdict on each key of the model's files, whether its template asks it to think, and what that loses."""
         files: dict[str, Any] = {}
         for file, findings in self.findings.items():
             harmless = {finding.key: finding.because for finding in findings if finding.verdict == "harmless"}
             files[file] = {"read": [f.key for f in findings if f.verdict == "read"], "harmless": harmless}
         thinking = getattr(self.tokenizer, "thinking", None)
-        return {"files": files, "thinking": thinking() if thinking is not None else ""}
+        leaves_out = getattr(self.tokenizer, "leaves_out", list)
+        return {
+            "files": files,
+            "thinking": thinking() if thinking is not None else "",
+            "template_leaves_out": leaves_out(),
+        }
 
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6

@@ -109,7 +109,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
                 raise ValueError(f"messages: {field} is a field of role assistant, got role {self.role}")
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError(f"messages: tool_call_id is a field of role tool, got role {self.role}")
-        text = "".join(part.text for part in said) if isinstance(said, list) else said or ""
+        # As in vLLM, parts become lines.
+        text = "\n".join(part.text for part in said) if isinstance(said, list) else said or ""
         message: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": text}
         if self.name is not None:
             message["name"] = self.name
