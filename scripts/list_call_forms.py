@@ -38,9 +38,9 @@ USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be brief"}
 
 
-def call_of(arguments: dict[str, Any]) -> dict[str, Any]:
+def call_of(arguments: dict[str, Any], identity: str = "call00000") -> dict[str, Any]:
     """An answer with a call."""
-    call = {"id": "call00000", "type": "function", "function": {"name": "go", "arguments": arguments}}
+    call = {"id": identity, "type": "function", "function": {"name": "go", "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
@@ -96,7 +96,8 @@ def tried(template: ChatTemplate, letters: LLTokenizer) -> str:
     matcher = LLMatcher(letters, form.grammar(functions, "auto", tokenizer, parallel=True), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     for arguments in ({"a": "x < y, z"}, {"a": "", "b": -3, "c": {"d": ["}", "x"]}}):
-        text = template.render([USER, call_of(arguments)], False, tools=TOOLS)
+        identity = "functions.go:0" if form.in_id else "call00000"
+        text = template.render([USER, call_of(arguments, identity)], False, tools=TOOLS)
         if "{'d'" in text:  # Python's spelling, in which models write JSON as well
             continue
         begin = form.mark if not form.leads else form.opening

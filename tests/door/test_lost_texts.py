@@ -36,15 +36,24 @@ def each(body, only="true"):
     return "{% for m in messages %}{% if " + only + " %}" + body + "{% endif %}{% endfor %}"
 
 
-SAID = "{{ m.role }}={{ m.content }};"
-PARTS = "{{ m.role }}={% for p in m.content %}{{ p.text }}{% endfor %};"
+CALLS = "{% for c in m.tool_calls or () %}[{{ c.function.name }}{{ c.function.arguments | tojson }}]{% endfor %};"
+SAID = "{{ m.role }}={{ m.content }}" + CALLS
+PARTS = "{{ m.role }}={% for p in m.content %}{{ p.text }}{% endfor %}" + CALLS
 USER, SYSTEM, ANSWER = (
     {"role": r, "content": c} for r, c in (("user", "Hi you"), ("system", "Be"), ("assistant", "a"))
 )
 CALL = {"id": "call00000", "type": "function", "function": {"name": "go", "arguments": '{"k": 1}'}}
+GO = {"name": "go", "arguments": {"k": 1}}
 CALLING = {"role": "assistant", "content": "I look.", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "call00000", "content": "done"}
 WHOLE = [SYSTEM, USER, {**CALLING, "content": None}, RESULT, ANSWER, USER]
+
+
+def in_python(messages):
+    """The messages as templates expect them."""
+    said = [{**m, "content": m["content"] or ""} for m in messages]
+    return [{**m, "tool_calls": [{**CALL, "function": GO}]} if m.get("tool_calls") else m for m in said]
+
 
 LOSES = {
     "system": (each(SAID, "m.role != 'system'"), [SYSTEM, USER], 0, "system"),
@@ -53,7 +62,7 @@ LOSES = {
     "the latest": (each(SAID, "loop.index < 3"), [USER, ANSWER, USER], 2, "user"),
     "answers": (each(SAID, "m.role != 'assistant'"), [USER, ANSWER, USER], 1, "assistant"),
     "contents beside calls": (
-        each("{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% else %}" + SAID + "{% endif %}"),
+        each("{% if m.tool_calls %}" + CALLS + "{% else %}" + SAID + "{% endif %}"),
         [USER, CALLING, RESULT], 1, "assistant with tool_calls",
     ),
     "results": (each(SAID, "m.role != 'tool'"), [USER, {**CALLING, "content": None}, RESULT], 2, "tool"),
@@ -73,8 +82,8 @@ def test_a_text_that_the_template_leaves_out_is_refused(name):
     with pytest.raises(ValueError, match=words):
         rendered(template, messages)
     with pytest.raises(ValueError, match=words):
-        tokenize_prompt(messages, Letters(template))
-    assert rendered(each(SAID), messages) and tokenize_prompt(messages, Letters(each(SAID)))
+        tokenize_prompt(in_python(messages), Letters(template))
+    assert rendered(each(SAID), messages) and tokenize_prompt(in_python(messages), Letters(each(SAID)))
 
 
 SHOWN = {
@@ -94,10 +103,9 @@ def test_each_role_gets_the_form_that_the_template_shows(name, as_parts):
     messages = [
         {**m, "content": [{"type": "text", "text": m["content"]}]} if as_parts and m["content"] else m for m in WHOLE
     ]
-    expected = "system=Be;user=Hi you;assistant=;tool=done;assistant=a;user=Hi you;"
+    expected = 'system=Be;user=Hi you;assistant=[go{"k": 1}];tool=done;assistant=a;user=Hi you;'
     assert rendered(SHOWN[name], messages) == expected
-    in_python = [{**m, "content": m["content"] or ""} for m in messages]
-    assert tokenize_prompt(in_python, Letters(SHOWN[name]))[0] == expected
+    assert tokenize_prompt(in_python(messages), Letters(SHOWN[name]))[0] == expected
 
 
 @pytest.mark.parametrize("template", [each(SAID.replace("m.content", "m.content | trim")), each(SAID.upper().lower())])
@@ -151,3 +159,38 @@ def test_several_parts_are_lines():
         assert rendered(template, [{"role": "user", "content": parts}]) == "user=Hi\nyou;"
     assert tokenize_prompt([{"role": "user", "content": parts}], Letters(each(SAID)))[0] == "user=Hi\nyou;"
     assert tokenize_prompt([{"role": "user", "content": parts}], Letters(each(PARTS)))[0] == "user=Hiyou;"
+
+
+SHOWS_IDS = each(
+    "{{ m.content }}{% for c in m.tool_calls or () %}<{{ c.id }}:{{ c.function.arguments | tojson }}>{% endfor %}"
+)
+AS_TEXT = each(
+    "{{ m.content }}{% for c in m.tool_calls or () %}{{ '<' + c.function.name + c.function.arguments + '>' }}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("", r"messages\[1\].tool_calls\[0\]: .* leaves out the name and the arguments of a call"),
+        ("{{ m.tool_calls[0].function.name }}", "leaves out the arguments of a call"),
+        ("{{ m.tool_calls[0].function.arguments | tojson }}", "the name of a call, or .* ids such as 'functions.go:0'"),
+        ("{% for c in (m.tool_calls or ())[1:] %}{{ c | tojson }}{% endfor %}", r"tool_calls\[0\]: .*leaves out"),
+    ],
+)
+def test_a_call_that_the_template_leaves_out_is_refused(calls, words):
+    template = each("{{ m.content }}{% if m.tool_calls %}" + calls + "{% endif %}")
+    with pytest.raises(ValueError, match=words):
+        rendered(template, [USER, {**CALLING, "tool_calls": [CALL, CALL]}, RESULT])
+
+
+def test_a_template_that_shows_the_ids_of_calls_alone():
+    calling = {**CALLING, "tool_calls": [{**CALL, "id": "functions.go:0"}]}
+    assert '<functions.go:0:{"k": 1}>' in rendered(SHOWS_IDS, [USER, calling, RESULT])
+    with pytest.raises(ValueError, match=r"tool_calls\[0\]: .*shows it only in ids such as 'functions.go:0'"):
+        rendered(SHOWS_IDS, [USER, CALLING, RESULT])
+
+
+def test_a_template_that_wants_arguments_as_text_gets_them():
+    assert '<go{"k": 1}>' in rendered(AS_TEXT, [USER, CALLING, RESULT])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jsonschema
 import msgspec
 import pytest
-from call_templates import FAMILIES, REFUSED
+from call_templates import AS_TEXT, FAMILIES, NAMED_IN_IDS, REFUSED
 from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
 from serve_helpers import serving
@@ -193,6 +193,34 @@ def test_a_random_model_calls_over_http(family):
 def test_a_form_that_cannot_be_learned_is_refused_with_the_reason(reason):
     with pytest.raises(ValueError, match=reason):
         CallForm.of(make_letter_llama(REFUSED[reason]).tokenizer, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "ids"),
+    [
+        (
+            NAMED_IN_IDS,
+            '<|calls|><|call|>functions.stop:3<|argument|>{}<|end|><|call|>functions.go:12<|argument|>{"choice": "a", '
+            '"flag": true}<|end|><|done|>',
+            ["functions.stop:3", "functions.go:12"],
+        ),
+        (AS_TEXT, '<|calls|><|call|>go<|sep|>{"choice": "a", "flag": true}<|end|><|done|>', None),
+    ],
+)
+def test_names_in_ids_and_arguments_as_text(template, text, ids, letters):
+    tokenizer = make_letter_llama(template).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    tokens = [*tokenizer.encode(text), 1]
+    assert matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+    for cut in range(len(text)):
+        parser, calls = MessageParser(form, functions=FUNCTIONS), []
+        for part, final in ((text[:cut], False), (text[cut:], True)):
+            calls += parser.feed(part, final=final).get("tool_calls", [])
+        assert ids is None or [call["id"] for call in calls if "id" in call] == ids, cut
+        assert [call["function"]["name"] for call in calls if "id" in call][-1] == "go"
+    wrong = text.replace("functions.go", "functions.fly").replace(">go<", ">fly<")
+    assert matcher.deep_copy().validate_tokens(tokenizer.encode(wrong)) < len(wrong)
 
 
 SPECIAL = {

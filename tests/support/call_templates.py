@@ -84,6 +84,12 @@ FAMILIES = {
     "a tag for the name": _calls(f"<function={_NAME}>{{{{ a | tojson }}}}</function>"),
 }  # fmt: skip
 
+NAMED_IN_IDS = _calls("<|call|>{{ c.id }}<|argument|>{{ a | tojson }}<|end|>", "<|calls|>", "<|done|>")
+"""Calls without names, whose ids contain them."""
+
+AS_TEXT = _calls("{{ '<|call|>' + c.function.name + '<|sep|>' + a + '<|end|>' }}", "<|calls|>", "<|done|>")
+"""Arguments have to be JSON, as texts."""
+
 REFUSED = {
     "which is not a tag": _calls(f" to={_NAME}<|channel|>{{{{ a | tojson }}}}<|call|>"),
     "leaves out the calls": _SHOWN.replace("CALLS", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ _CALL = {"id": "call00000", "type": "function", "function": {"name": "made_up", 
 _USER: dict[str, Any] = {"role": "user", "content": "a"}
 _CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call00000", "name": "made_up", "content": "c"}
+CALLED = [_USER, _CALLING, _RESULT]
+"""A conversation with a call of a tool."""
+
 _THOUGHT = {"reasoning": MARK, "reasoning_content": MARK}
 
 MADE_UP: dict[str, list[dict[str, Any]]] = {
@@ -52,8 +56,8 @@ def left_out(render: Render) -> list[str]:
 def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
     """Refuse a conversation of which a template would leave out a text.
 
-    Each content is marked at its beginning and its end, and both marks have to appear. Reasoning is not looked at: a
-    template leaves out that of earlier answers on purpose.
+    Each content is marked at its beginning and its end, and each call of a tool in its name and its arguments; all
+    marks have to appear. Reasoning is not looked at: a template leaves out that of earlier answers on purpose.
 
     Args:
         messages: The messages, whose contents are texts.
@@ -65,12 +69,10 @@ def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
     """
     given = {i: m["content"] for i, m in enumerate(messages) if isinstance(m.get("content"), str)}
     given = {index: content for index, content in given.items() if content.strip()}
-    if not given:
+    if not given and not any(message.get("tool_calls") for message in messages):
         return
-    marked = [
-        {**message, "content": f"{_mark(i, 'first')} {given[i]} {_mark(i, 'last')}"} if i in given else dict(message)
-        for i, message in enumerate(messages)
-    ]
+    marked = [_with_marks(index, message, given.get(index)) for index, message in enumerate(messages)]
+    shown = ""
     try:
         shown = render(marked, False).lower()
     except ValueError:  # the template looks into contents, and refuses these
@@ -85,6 +87,50 @@ def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
             f"{message.get('role')}{calls}, or a part of it: leave it out of the request, or give another template "
             "(--chat-template)"
         )
+    if shown:
+        _check_calls(messages, shown)
+
+
+def _with_marks(index: int, message: Message, content: str | None) -> dict[str, Any]:
+    marked = dict(message)
+    if content is not None:
+        marked["content"] = f"{_mark(index, 'first')} {content} {_mark(index, 'last')}"
+    if calls := message.get("tool_calls"):
+        marked["tool_calls"] = [_marked_call(_mark(index, f"call_{i}"), call) for i, call in enumerate(calls)]
+    return marked
+
+
+def _marked_call(mark: str, call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    name, identity = str(function.get("name")), str(call.get("id"))
+    marked = {**function, "name": f"{name}_{mark}", "arguments": {**function["arguments"], f"of_{mark}": f"of_{mark}"}}
+    if re.fullmatch(rf"functions\.{re.escape(name)}:\d+", identity):  # some templates show the id alone
+        call = {**call, "id": identity.replace(name, f"{name}_{mark}")}
+    return {**call, "function": marked}
+
+
+def _check_calls(messages: Sequence[Message], shown: str) -> None:
+    for index, message in enumerate(messages):
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            marked = _marked_call(mark := _mark(index, f"call_{number}"), call)
+            if marked is call:
+                continue
+            lost = [
+                what
+                for what, text in (("name", marked["function"]["name"]), ("arguments", f"of_{mark}"))
+                if text.lower() not in shown
+            ]
+            if lost:
+                hint = ""
+                if lost == ["name"]:
+                    name = call["function"]["name"]
+                    hint = f", or shows it only in ids such as 'functions.{name}:0'"
+                raise ValueError(
+                    f"messages[{index}].tool_calls[{number}]: the model's chat template leaves out the "
+                    f"{' and the '.join(lost)} of a call{hint}"
+                )
 
 
 def _mark(index: int, place: str) -> str:

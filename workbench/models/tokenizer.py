@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from workbench.base.outside_files import read_text
 from workbench.base.text import shown
-from workbench.models.template_losses import MADE_UP, MARK, left_out
+from workbench.models.template_losses import CALLED, MADE_UP, MARK, left_out
 from workbench.models.template_renderer import TemplateProblem, render_template
 
 Message = Mapping[str, Any]
@@ -91,6 +92,7 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         self.source = source
         self._forms: dict[str, tuple[bool, bool]] = {}
+        self._text_arguments: bool | None = None
         self._variables = dict(variables or {})
         try:
             render_template(source, None, MAX_TEMPLATE_SECONDS)
@@ -113,7 +115,9 @@ class ChatTemplate:
         return self._render(list(map(self._as_wanted, messages)), add_generation_prompt, **kw)
 
     def _as_wanted(self, message: Message) -> Message:
-        """A message whose content is a text, or a list of parts, as the template shows it."""
+        """A message whose content and whose calls are in the form that the template shows."""
+        if message.get("tool_calls") and self._wants_text_arguments():
+            message = _with_text_arguments(message)
         content = message.get("content")
         if isinstance(content, str) and content and self._shows(message) == (False, True):
             return _in_parts(message)
@@ -135,6 +139,13 @@ class ChatTemplate:
                 shown.append(MARK in (text := self._tried(made)) and "'type'" not in text)
             self._forms[role] = (shown[0], shown[1])
         return self._forms[role]
+
+    def _wants_text_arguments(self) -> bool:
+        """Whether the template fails if arguments of calls are objects, and takes them as JSON."""
+        if self._text_arguments is None:
+            fails = not self._tried(CALLED)
+            self._text_arguments = fails and bool(self._tried(list(map(_with_text_arguments, CALLED))))
+        return self._text_arguments
 
     def leaves_out(self) -> list[str]:
         """The kinds of texts that the template leaves out or refuses, see `left_out`."""
@@ -177,6 +188,17 @@ def _in_parts(message: Message) -> Message:
     return (
         {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) and content else message
     )
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """A message whose calls have their arguments as JSON."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        if isinstance(arguments := function.get("arguments"), Mapping):
+            call = {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _text_of(part: Any) -> str:

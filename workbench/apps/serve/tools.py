@@ -198,7 +198,7 @@ class MessageParser:
             return None
         self._rest, self._opened = rest[max(empty, between) :], False
         function = {"name": name[0], "arguments": "{}" if empty >= 0 else ""}
-        call = {"index": self.num_calls, "id": self.form.new_id(), "type": "function"}
+        call = {"index": self.num_calls, "id": self.form.new_id(name[0], rest[: max(between, 0)]), "type": "function"}
         added.setdefault("tool_calls", []).append({**call, "function": function})
         self.num_calls += 1
         if empty >= 0:
