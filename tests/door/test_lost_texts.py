@@ -194,3 +194,12 @@ def test_a_template_that_shows_the_ids_of_calls_alone():
 
 def test_a_template_that_wants_arguments_as_text_gets_them():
     assert '<go{"k": 1}>' in rendered(AS_TEXT, [USER, CALLING, RESULT])
+
+
+def test_a_text_beside_calls_may_be_left_out_once_the_answer_is_there():
+    """As gpt-oss does, for which it is reasoning."""
+    template = "{% set n = messages | length %}" + each(
+        "{% if not (m.tool_calls and n > 3) %}{{ m.content }}{% endif %}" + CALLS
+    )
+    assert "I look." in rendered(template, [USER, CALLING, RESULT])
+    assert "I look." not in rendered(template, [USER, CALLING, RESULT, ANSWER, USER])

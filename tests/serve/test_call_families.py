@@ -8,7 +8,7 @@ from dataclasses import replace
 import jsonschema
 import msgspec
 import pytest
-from call_templates import AS_TEXT, FAMILIES, NAMED_IN_IDS, REFUSED
+from call_templates import AS_TEXT, FAMILIES, NAMED_IN_IDS, NO_CALLS, REFUSED
 from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
 from serve_helpers import serving
@@ -17,6 +17,8 @@ from tiers import examples
 
 from workbench import Engine, EngineConfig
 from workbench.apps.serve.call_forms import CallForm, Function
+from workbench.apps.serve.conversation import render_conversation
+from workbench.apps.serve.protocol import ChatRequest, decode_body
 from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_process import make_tokenizer
@@ -221,6 +223,28 @@ def test_names_in_ids_and_arguments_as_text(template, text, ids, letters):
         assert [call["function"]["name"] for call in calls if "id" in call][-1] == "go"
     wrong = text.replace("functions.go", "functions.fly").replace(">go<", ">fly<")
     assert matcher.deep_copy().validate_tokens(tokenizer.encode(wrong)) < len(wrong)
+
+
+def test_calls_that_a_template_leaves_out_are_written_for_it(letters):
+    """As LFM 2 calls tools; earlier calls become part of the content."""
+    tokenizer = make_letter_llama(NO_CALLS).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    arguments = {"choice": 'say "c"', "flag": True, "count": 7, "list": ["x}", 1], "inner": {"k": "q"}, "either": None}
+    arguments = {key: arguments[key] for key in KINDS if key in arguments}
+    calls = [{"id": "a", "type": "function", "function": {"name": "go", "arguments": json.dumps(arguments)}}]
+    calls.append({"id": "b", "type": "function", "function": {"name": "stop", "arguments": "{}"}})
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": calls}]
+    body = decode_body(json.dumps({"messages": messages, "add_generation_prompt": False}).encode(), ChatRequest)
+    text = render_conversation(body.messages, body, tokenizer)[0].partition("assistant: ")[2].rstrip("\n")
+    assert text == (
+        '<|tool_call_start|>[go(choice="say \\"c\\"", count=7, flag=True, either=None, list=["x}", 1], '
+        'inner={"k": "q"}), stop()]<|tool_call_end|>'
+    )
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    ids = [*tokenizer.encode(text), 1]
+    assert matcher.validate_tokens(ids) == len(ids)
+    content, read = parsed(form, list(text))
+    assert content == "" and [(n, json.loads(a)) for n, a in read] == [("go", arguments), ("stop", {})]
 
 
 SPECIAL = {

@@ -130,6 +130,16 @@ def learn(kind: type[_Form], tokenizer: Tokenizer) -> _Form:
         raise ValueError(f"tools: {problem}") from None
 
 
+def shown_tools(tokenizer: Tokenizer) -> str:
+    """A prompt with a made-up tool."""
+    return tokenizer.apply_chat_template([_USER], tools=_TOOLS)
+
+
+def shows_calls(tokenizer: Tokenizer) -> bool:
+    """Whether a template shows the calls of earlier answers."""
+    return _KEY in _Probes(tokenizer).written((_NAMES[0], _ONE))
+
+
 def _calls_of(probes: _Probes) -> str:
     try:
         return probes.written(*((name, _ONE) for name in _NAMES))

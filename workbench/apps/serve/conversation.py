@@ -12,6 +12,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from workbench.apps.serve.known_forms import with_written_calls
 from workbench.apps.serve.messages import ChatMessage
 from workbench.models.template_losses import Render, check_shown
 from workbench.models.tokenizer import Tokenizer, with_special_tokens
@@ -86,7 +87,7 @@ def render_conversation(
                 f"{kwargs['reasoning_effort']!r}: give one of them"
             )
         kwargs = kwargs | {"reasoning_effort": effort}
-    dicts = [message.as_dict() for message in messages]
+    dicts = with_written_calls([message.as_dict() for message in messages], tokenizer)
     if options.continue_final_message and options.add_generation_prompt:
         raise ValueError(
             "continue_final_message and add_generation_prompt cannot both be true: the first continues the final "

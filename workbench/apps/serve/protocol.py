@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from workbench.apps.serve.call_forms import CallForm
+from workbench.apps.serve.channels import ChannelForm, has_channels
 from workbench.apps.serve.conversation import Messages, ReasoningEffort, TemplateKwargs, encode, render_conversation
 from workbench.apps.serve.errors import ApiError
 from workbench.apps.serve.stream import Echo
@@ -215,7 +216,8 @@ class ChatRequest(SamplingFields, kw_only=True):
             raise ValueError("tools: two have the same name")
         if tokenizer is None:
             raise ValueError("tools need a tokenizer, and the model came without one")
-        form = CallForm.of(tokenizer, self.tool_dicts() or [])
+        kind = ChannelForm if has_channels(tokenizer) else CallForm
+        form = kind.of(tokenizer, self.tool_dicts() or [])
         return None if self.tool_choice == "none" else form
 
     def tool_dicts(self) -> list[dict[str, Any]] | None:
