@@ -21,6 +21,7 @@ from workbench.apps.serve.conversation import render_conversation
 from workbench.apps.serve.protocol import ChatRequest, decode_body
 from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
+from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
 from workbench.engine.grammar_process import make_tokenizer
 from workbench.models.tokenizer import ChatTemplate
 
@@ -119,7 +120,7 @@ def test_arguments_outside_a_schema_are_not_allowed(family, letters):
     form = CallForm.of(tokenizer, TOOLS)
     good = {"choice": "a", "flag": True}
     wrong = [
-        {}, {"choice": "a"}, {"flag": True}, good | {"more": 1}, good | {"count": 2}, good | {"count": "3"},
+        {}, {"choice": "a"}, {"flag": True}, good | {"more": 1}, good | {"count": 2}, good | {"count": "x"},
         good | {"flag": 1}, good | {"choice": "c"}, good | {"text": "abcdefg"}, good | {"pattern": "abcd"},
         good | {"list": ["z"]}, good | {"inner": {}}, good | {"inner": {"k": "q", "n": 6}}, good | {"either": 10},
     ]  # fmt: skip
@@ -127,6 +128,65 @@ def test_arguments_outside_a_schema_are_not_allowed(family, letters):
     for arguments in [good, *wrong]:
         ids = [*tokenizer.encode(written(tokenizer, [("go", arguments)])), 1]
         assert (matcher.deep_copy().validate_tokens(ids) == len(ids)) is (arguments is good), arguments
+
+
+def random_schema(rng):
+    """A schema of up to eleven arguments, some of which are required."""
+    kinds = [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "boolean"}, {"enum": ["x", "y"]}]
+    names = rng.sample(["a", "ab", "b", "b1", "c", "d", "e", "f_f", "g", "h", "i"], rng.randint(1, 11))
+    required = rng.sample(names, rng.randint(0, min(4, len(names))))
+    properties = {name: rng.choice(kinds) for name in names}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("family", ["tags", "functions", "keywords", "own quotes"])
+@pytest.mark.parametrize("seed", range(6))
+def test_arguments_come_in_any_order(family, seed, letters):
+    """Up to seven of them, and beyond that the required ones; each once, and all that are required."""
+    rng, tokenizer = random.Random(f"{family} {seed}"), make_letter_llama(FAMILIES[family]).tokenizer
+    form, schema = CallForm.of(tokenizer, TOOLS), random_schema(rng)
+    required, names = schema["required"], list(schema["properties"])
+    values = {"integer": 7, "boolean": True, None: "x"}
+    grammar = form.grammar([Function("go", parameters=schema)], "required", tokenizer, parallel=False)
+    matcher = LLMatcher(letters, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+
+    def fits(order):
+        arguments = {name: values[schema["properties"][name].get("type")] for name in order}
+        ids = [*tokenizer.encode(written(tokenizer, [("go", arguments)])), 1]
+        return matcher.deep_copy().validate_tokens(ids) == len(ids)
+
+    for _ in range(8):
+        optional = [name for name in names if name not in required and rng.random() < 0.5]
+        order = rng.sample(required + optional, len(required) + len(optional))
+        if len(names) > 7:  # the optional ones in the order of the schema
+            places = iter(sorted(optional, key=names.index))
+            order = [name if name in required else next(places) for name in order]
+        assert fits(order), (schema, order)
+        for name in required:
+            assert not fits([other for other in order if other != name])
+        if order:
+            text = written(tokenizer, [("go", {order[0]: values[schema["properties"][order[0]].get("type")]})])
+            pairs = form.pairs
+            begin, pair = text.partition(pairs.final)[0], text.split("go", 1)[1][len(form.between) :]
+            pair = pair[: pair.rindex(pairs.final)]
+            twice = begin.removesuffix(pair) + pair + pairs.separator + pair + text[text.rindex(pairs.final) :]
+            assert matcher.deep_copy().validate_tokens([*tokenizer.encode(twice), 1]) <= len(twice)
+
+
+def test_many_tools_leave_less_room_for_orders(letters):
+    """The grammar stays within the limit on its length."""
+    tokenizer = make_letter_llama(FAMILIES["functions"]).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    properties = {f"argument_{i}": {"type": "integer"} for i in range(6)}
+    schema = {"type": "object", "properties": properties, "required": ["argument_1", "argument_4"]}
+    sizes = []
+    for count in (1, 10, 40):
+        functions = [Function(f"go_{i}", parameters=schema) for i in range(count)]
+        grammar = form.grammar(functions, "auto", tokenizer, parallel=True)
+        assert len(grammar) <= MAX_GRAMMAR_BYTES and not LLMatcher(letters, grammar, log_level=0).is_error()
+        sizes.append(len(grammar) / count)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def walked(matcher, rng, tokenizer=None):

@@ -17,7 +17,8 @@ import msgspec
 from workbench.apps.serve.call_parts import MISTRAL, CallText, Literals
 from workbench.apps.serve.call_probes import learn
 from workbench.apps.serve.known_forms import known_form
-from workbench.apps.serve.pair_rules import PairRules
+from workbench.apps.serve.pair_rules import NUM_ORDERS, PairRules
+from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
 from workbench.engine.schema_words import Unserved
 from workbench.models.tokenizer import ChatTemplateError, Tokenizer
 
@@ -117,6 +118,22 @@ class CallForm(CallText):
             parallel: Allow more than one call, if the form does.
             reasons: The answer begins with reasoning, which </think> ends.
         """
+        for max_orders in NUM_ORDERS:
+            text = self._grammar(tools, choice, tokenizer, max_orders, parallel=parallel, reasons=reasons)
+            if self.pairs is None or len(text.encode()) <= MAX_GRAMMAR_BYTES:
+                break
+        return text
+
+    def _grammar(
+        self,
+        tools: Sequence[Function],
+        choice: str,
+        tokenizer: Tokenizer,
+        max_orders: int,
+        *,
+        parallel: bool,
+        reasons: bool,
+    ) -> str:
         rules = []
         text = Literals(tokenizer, "/[a-zA-Z0-9]{9}/" if self.mark == MISTRAL else "/[a-zA-Z0-9_.:-]{1,64}/")
         literal = text.rule
@@ -126,7 +143,7 @@ class CallForm(CallText):
             if self.pairs is None:
                 rules.append(f"tool{index}: {name} {literal(self.between)} %json {json.dumps(parameters)}")
             else:
-                written = PairRules(f"tool{index}", self.pairs, text, parameters)
+                written = PairRules(f"tool{index}", self.pairs, text, parameters, max_orders)
                 body = written.arguments(self.between)
                 rules += [f"tool{index}: {name} {body}", *written.rules]
         bodies = " | ".join(f"tool{index}" for index in range(len(tools)))

@@ -21,7 +21,7 @@ _LFM2 = CallText(
     pairs=Pairs("()", '="', '"', "=", "", ", ", ")", own=False, words=True),
 )
 _KNOWN = {"<|tool_list_start|>": _LFM2}
-"""Forms by a text that the template puts around tools."""
+"""Forms by a text that the template puts around tools; the vocabulary may have the mark of calls instead."""
 
 _FOUND: WeakKeyDictionary[Tokenizer, CallText | None] = WeakKeyDictionary()
 
@@ -31,7 +31,8 @@ def known_form(tokenizer: Tokenizer) -> CallText | None:
     if tokenizer not in _FOUND:
         try:
             shown = shown_tools(tokenizer)
-            found = next((form for mark, form in _KNOWN.items() if mark in shown), None)
+            known = (form for mark, form in _KNOWN.items() if mark in shown or len(tokenizer.encode(form.mark)) == 1)
+            found = next(known, None)
             _FOUND[tokenizer] = None if found is None or shows_calls(tokenizer) else found
         except ChatTemplateError:
             _FOUND[tokenizer] = None
