@@ -251,3 +251,57 @@ def test_the_commands_take_the_option(tmp_path, capsys):
             capsys.readouterr()
     assert main(["trace", "info", str(recording), "--ignore-columns", "frob"]) == 2
     assert "--ignore-columns frob has no effect" in capsys.readouterr().err
+
+
+HEAD = "arrival,prompt_tokens,output_tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.csv", f"{HEAD}\n0,9,2,77\n", "line 2 has 4 values, and the first line names 3 columns"),
+        (
+            "a.csv",
+            "arrival,prompt_tokens,Prompt_Tokens,output_tokens\n0,9,8,2\n",
+            "two columns are named prompt_tokens",
+        ),
+        ("a.csv", "time,prompt_tokens,output_tokens\n20231116,9,2\n20231117,9,2\n", "dates such as 20231116 .*unit s"),
+        ("a.csv", f"{HEAD},total_tokens\n0,9,2,11\n1,9,2,50\n", "line 3: total_tokens is '50', .*--ignore-columns tot"),
+        ("a.jsonl", '{"arrival": 0, "prompt_tokens": 9, "prompt_tokens": 90}\n', "two values of 'prompt_tokens'"),
+        ("a.jsonl", json.dumps({**OWN, "ttft_ms": 5, "rate": 3}), "line 1: rate 3 .*unknown"),
+    ],
+)
+def test_what_would_be_dropped_in_silence_is_refused(tmp_path, name, text, words):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_access_log(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "seconds"),
+    [
+        ("arrival_sec", 5000),
+        ("arrival [ms]", 5),
+        ("arrival_msec", 5),
+        ("arrival (milliseconds)", 5),
+        ("time_usec", 0.005),
+    ],
+)
+def test_words_for_units_in_the_name_of_a_column(tmp_path, column, seconds):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{column},prompt_tokens,output_tokens,total_tokens\n0,9,2,11\n5000,7,2,9\n")
+    assert [each.arrives_at for each in read_access_log(path)] == [0.0, pytest.approx(seconds)]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "words"),
+    [
+        ({"process": "at_once", "rate": 9}, "generate.arrivals.rate 9 has no effect on the process at_once"),
+        ({"process": "poisson", "rate": 9, "size": 4}, "generate.arrivals.size 4 has no effect on the process poisson"),
+    ],
+)
+def test_an_argument_of_another_process_is_refused(arrivals, words):
+    generate = {"num_requests": 2, "prompt": 5, "output": 3, "arrivals": arrivals}
+    with pytest.raises(ValueError, match=words):
+        simulate({"generate": generate, "cost_model": {"fixed": 0.1}})

@@ -12,6 +12,7 @@ given by the user (`workbench.simulation.log_units`).
 from __future__ import annotations
 
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,14 @@ from workbench.base.text import shown
 from workbench.simulation.arrivals import Arrival, made_up_prompt, read_sharegpt, timed_arrival
 from workbench.simulation.limits import MAX_PROMPT_TOKENS, count_prompt_tokens
 from workbench.simulation.log_rows import Rows, is_array, is_table, json_rows, table_rows
-from workbench.simulation.log_tables import CONVERSATION_RULES, RULES, SESSION_COLUMNS, column_check, find_columns
+from workbench.simulation.log_tables import (
+    CONVERSATION_RULES,
+    RULES,
+    SESSION_COLUMNS,
+    TOTAL,
+    column_check,
+    find_columns,
+)
 from workbench.simulation.log_units import (
     Hashed,
     Moment,
@@ -166,6 +174,7 @@ class _Log:
         self._is_foreign = is_foreign
         self._is_table = is_table(path)
         self._names, self._unit = find_columns(path, first[1])
+        self._totals = [str(name) for name in first[1] if split_unit(str(name))[0] in TOTAL.split()]
         self._keys = {split_unit(str(name))[0] for name in first[1]}
         self._moments: list[Moment] = []
         self._prompts: list[Hashed] = []
@@ -178,6 +187,7 @@ class _Log:
         at, length, output = (f"{place} {name}" for name in self._names.values())
         given = [row.get(name) for name in self._names.values()]
         num_tokens = max(1, _count(length, given[1], 1))
+        self._check_total(place, row, num_tokens, given[2])
         blocks: list[int] = []
         if self._is_foreign:
             blocks, self._block_size = list(row.get("block_hashes") or ()), row.get("block_size")
@@ -189,6 +199,16 @@ class _Log:
         self._prompts.append(Hashed(place, num_tokens, blocks))
         self._outputs.append(max(1, _count(output, given[2], 0)))
         self._sessions.append(next((str(row[name]) for name in SESSION_COLUMNS if row.get(name) is not None), ""))
+
+    def _check_total(self, place: str, row: Mapping[str, Any], num_tokens: int, output: Any) -> None:
+        """Refuse a total that is not the sum of the two lengths, which then count something else."""
+        for name in self._totals:
+            total = row.get(name)
+            if total not in (None, "") and _count(f"{place} {name}", total, 0) != num_tokens + _count(place, output, 0):
+                raise ValueError(
+                    f"{place} {name} is {shown(total)}, with a prompt of {num_tokens} and an output of {shown(output)} "
+                    f"tokens: it must be their sum, or left out with --ignore-columns {shlex.quote(name)}"
+                )
 
     def finish(self, unit: str | None, size: int | None, speed: float) -> AccessLog:
         """All requests, in the units that are given or found."""

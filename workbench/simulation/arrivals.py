@@ -211,6 +211,7 @@ def read_lengths(place: str, spec: Any) -> Lengths:
         if kind == "choices" and isinstance(value, Sequence) and value and all(map(_is_pair, value)):
             weights = [number(f"{place}.choices weight", pair[0], 0.0) for pair in value]
             tokens = [integer(f"{place}.choices tokens", pair[1], 1, MAX_PROMPT_TOKENS) for pair in value]
+            number(f"{place}.choices, the sum of the weights,", sum(weights), 0.0, low_open=True)
             return lambda rng: rng.choices(tokens, weights)[0]
         if kind == "uniform" and _is_pair(value):
             low = integer(f"{place}.uniform[0]", value[0], 1, MAX_PROMPT_TOKENS)
@@ -284,10 +285,14 @@ def read_process(place: str, spec: Any, rng: random.Random) -> Iterator[float]:
         ValueError: The description is malformed.
     """
     process = json_object(place, spec, ("process", "rate", "size")).get("process")
+    fields = {"poisson": ("rate",), "bursts": ("rate", "size"), "evenly": ("rate",), "at_once": ()}
+    if process not in fields:
+        raise ValueError(f'{place}.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}')
+    for name, value in spec.items():
+        if name != "process" and name not in fields[process] and value is not None:
+            raise ValueError(f"{place}.{name} {shown(value)} has no effect on the process {process}: leave it out")
     if process == "at_once":
         return repeat(0.0)
-    if process not in ("poisson", "bursts", "evenly"):
-        raise ValueError(f'{place}.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}')
     rate = number(f"{place}.rate", spec.get("rate"), 0.0, low_open=True)
     if process == "poisson":
         return poisson(rate, rng)

@@ -17,6 +17,7 @@ PROMPT = (
 OUTPUT = (
     "output_tokens num_output_tokens output_length completion_tokens generatedtokens generated_tokens response_tokens"
 )
+TOTAL = "total_tokens num_total_tokens total_length totaltokens"
 COLUMNS = {"arrival": ARRIVAL.split(), "prompt tokens": PROMPT.split(), "output tokens": OUTPUT.split()}
 """Names of each column, in lower case, with words joined by ``_``."""
 
@@ -38,9 +39,9 @@ RULES = (
         "a label; requests of all models and users are taken together",
     ),
     Rule(
-        "harmless",
-        "total_tokens num_total_tokens total_length totaltokens",
-        "the sum of two columns that are read",
+        "read",
+        TOTAL,
+        "the sum of the lengths, with which it is compared",
     ),
     Rule(
         "harmless",

@@ -97,7 +97,10 @@ def is_vcr(path: str | os.PathLike[str]) -> bool:
     except TraceError:  # a damaged gzip file
         return False
     start = first[:10_000]
-    return b'"kind"' not in start and (start.startswith(b'{"meta"') or (b'"ttft_ms"' in start and b"tokens" in start))
+    if start.startswith(b'{"meta"'):
+        return True
+    others = (b'"kind"', b'"arrival"', b'"arrival_time"', b'"timestamp"', b'"time"', b'"start_time"')  # of other logs
+    return b'"ttft_ms"' in start and b"tokens" in start and not any(name in start for name in others)
 
 
 def read_vcr(path: str | os.PathLike[str], ignored: Collection[str] = ()) -> tuple[VcrMeta, list[VcrRequest]]:
