@@ -181,7 +181,7 @@ def table(rows: Iterable[Row]) -> str:
 def keys_table() -> str:
     """The rules about keys, in the order in which they are tried."""
     from workbench.models import adapter_config, config_tables, side_files
-    from workbench.models.gguf import tokenizer
+    from workbench.models.gguf import other_keys, tokenizer
 
     tables = {
         "config.json": (
@@ -191,11 +191,16 @@ def keys_table() -> str:
             config_tables.OTHER_INPUTS,
         ),
         "config.json, if transformers' class lacks the key": (config_tables.PUBLISHED,),
-        "config.json, if transformers has no class": (*config_tables.WITHOUT_CLASS, *config_tables.CHANGES_LOGITS),
+        "config.json, if transformers has no class": (
+            *config_tables.WITHOUT_CLASS,
+            *config_tables.ALWAYS_ON,
+            *config_tables.CHANGES_LOGITS,
+        ),
         "generation_config.json": side_files.GENERATION,
         "tokenizer_config.json": side_files.TOKENIZER,
         "adapter_config.json of PEFT": adapter_config.PEFT,
         "adapter_config.json of mlx-lm": adapter_config.MLX_LM,
+        "GGUF": other_keys.OTHER_KEYS,
         "GGUF, behind `tokenizer.`": (*tokenizer.KEYS, *tokenizer.CHANGES_TEXT),
     }
     lines = ["| file | keys | values | verdict | because |", "|---|---|---|---|---|"]

@@ -23,6 +23,7 @@ from workbench.base.text import shown
 from workbench.models.config_forms import fold, judge_windows, missing, own_rules
 from workbench.models.config_tables import (
     ALSO_COMPUTED,
+    ALWAYS_ON,
     CHANGES_LOGITS,
     DESCRIPTIVE,
     NEUTRAL,
@@ -149,7 +150,7 @@ def _judge(
                     more.append(Rule("refused", key, because))
                 more.append(Rule("harmless", key, "it is not set", (None,)))
             else:
-                more += [*((PUBLISHED,) if default.exists else WITHOUT_CLASS), OFF, *CHANGES_LOGITS]
+                more += [*((PUBLISHED,) if default.exists else WITHOUT_CLASS), *ALWAYS_ON, OFF, *CHANGES_LOGITS]
                 if key in vocabulary():
                     more.append(Rule("harmless", key, "it is for other architectures"))
         findings += judge(place, {key: value}, more, ignored, _ADVICE.format(key=key))

@@ -30,6 +30,7 @@ from workbench.models.folder import (
 )
 from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
+from workbench.models.gguf.other_keys import judge_other_keys
 from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
@@ -306,6 +307,7 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
     file = GGUFFile(path)
     dtype, on_gpu, keep, group, ignored, chat_template = wanted
+    findings = {path.name: judge_other_keys(path, file.metadata, ignored)}
     found_before = _found_before(file.paths, wanted)
     tokenizer = GGUFTokenizer(file.metadata, chat_template, ignored)
     file.forget_tokenizer()
@@ -331,7 +333,7 @@ def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
         num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
-        findings={"tokenizer": tokenizer.findings},
+        findings=findings | {"tokenizer": tokenizer.findings},
         found_before=found_before,
     )
 

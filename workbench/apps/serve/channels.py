@@ -34,7 +34,7 @@ _FOUND: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
 def has_channels(tokenizer: Tokenizer) -> bool:
     """Whether a model's template writes answers in channels."""
-    if not tokenizer.has_chat_template:
+    if not getattr(tokenizer, "has_chat_template", True):
         return False
     if tokenizer not in _FOUND:
         user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}

@@ -43,7 +43,7 @@ def with_written_calls(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> 
     """The messages, with calls in front of contents if the template leaves them out."""
     if not any("tool_calls" in message for message in messages):
         return messages
-    if not tokenizer.has_chat_template or (form := known_form(tokenizer)) is None:
+    if (form := known_form(tokenizer)) is None:
         return messages
     made = []
     for message in messages:

@@ -29,7 +29,9 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag
     """A part of a message's content that is text."""
 
     text: str
-    prompt_cache_breakpoint: Any = None  # a label: equal beginnings are always found in the cache
+    # Labels: equal beginnings are always found in the cache.
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
 
 
 class RefusalPart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
@@ -93,6 +95,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     # Labels of the content.
     annotations: list[Any] | None = None
     parsed: Any = None
+    cache_control: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         """The message in the form that chat templates expect.

@@ -222,7 +222,9 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def tool_dicts(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates expect them; None without."""
-        return msgspec.to_builtins(self.tools) if self.tools else None
+        if not self.tools:
+            return None
+        return [{"function": msgspec.to_builtins(tool.function), "type": tool.type} for tool in self.tools]
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -33,6 +33,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
 
     function: Function
     type: Literal["function"] = "function"
+    cache_control: Any = None  # a label, which no template reads
 
 
 class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
