@@ -120,7 +120,9 @@ def test_a_name_that_is_nothing(hub, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     for folder in ("tiny", "folder/tiny"):
         (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(OSError, match=r"is no folder or file here, and cannot be fetched.*Check its name") as raised:
+    with pytest.raises(
+        OSError, match=r"is neither a folder nor a file here, and cannot be fetched.*Check its name"
+    ) as raised:
         load_model(name)
     if name.endswith("tinny"):
         assert f"Did you mean {name.replace('tinny', 'tiny')!r}?" in str(raised.value)

@@ -63,7 +63,7 @@ def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
 
     Args:
         messages: The messages, whose contents are texts.
-        text: What the template makes of them.
+        text: Their text under the template.
         render: Renders other messages; a ValueError says that the template refuses them.
 
     Raises:

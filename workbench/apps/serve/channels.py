@@ -50,7 +50,7 @@ def has_channels(tokenizer: Tokenizer) -> bool:
 
 @dataclass(frozen=True)
 class ChannelForm(CallForm):
-    """The form of calls in channels; an answer has one at most."""
+    """The form of calls in channels; a call ends an answer."""
 
     mark: str = _CHANNEL
     opening: str = "commentary to=functions."
