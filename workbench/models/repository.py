@@ -104,6 +104,6 @@ def _not_fetched(name: str, problem: Exception) -> str:
     similar = get_close_matches(Path(name).name, names, n=1)
     hint = f" Did you mean {str(parent / similar[0])!r}?" if similar else ""
     return (
-        f"{name!r} is neither a folder nor a file here, and cannot be fetched as a repository: {reason}. Check its name and the "
-        f"connection, or give the path of a GGUF file or of a model's folder.{hint}"
+        f"{name!r} is neither a folder nor a file here, and cannot be fetched as a repository: {reason}. Check its "
+        f"name and the connection, or give the path of a GGUF file or of a model's folder.{hint}"
     )
