@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.base.key_table import Rule
 
 
 def write_or_check(description: str, files: Iterable[tuple[Path, str]], source: str) -> int:
@@ -31,3 +36,16 @@ def write_or_check(description: str, files: Iterable[tuple[Path, str]], source: 
     if stale:
         print(f"out of date with {source}: {', '.join(stale)}; run {sys.argv[0]}", file=sys.stderr)
     return int(bool(stale))
+
+
+def rule_cells(rule: Rule) -> tuple[str, str, str]:
+    """The keys of a rule, their values, and its verdict with the reason."""
+    keys = " ".join(f"`{key}`" for key in rule.keys.split())
+    values = "any" if rule.values is None else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
+    return keys, values, f"{rule.verdict} | {rule.because}"
+
+
+def replaced(page: str, begin: str, text: str, end: str) -> str:
+    """The page with another text between two markers."""
+    before, rest = page.split(begin)
+    return before + begin + "\n" + text + "\n" + end + rest.split(end)[1]

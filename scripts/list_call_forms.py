@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from workbench.apps.serve.call_forms import CallForm, Function  # noqa: E402
+from workbench.apps.serve.channels import ChannelForm, has_channels  # noqa: E402
+from workbench.apps.serve.known_forms import with_written_calls  # noqa: E402
 from workbench.apps.serve.tools import MessageParser  # noqa: E402
 from workbench.models.tokenizer import ChatTemplate, ChatTemplateError  # noqa: E402
 
@@ -38,9 +40,9 @@ USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be brief"}
 
 
-def call_of(arguments: dict[str, Any]) -> dict[str, Any]:
+def call_of(arguments: dict[str, Any], identity: str = "call00000") -> dict[str, Any]:
     """An answer with a call."""
-    call = {"id": "call00000", "type": "function", "function": {"name": "go", "arguments": arguments}}
+    call = {"id": identity, "type": "function", "function": {"name": "go", "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
@@ -58,6 +60,7 @@ class Bytes:
     """A tokenizer whose tokens are bytes."""
 
     eos_token_ids = frozenset({256})
+    has_chat_template = True
 
     def __init__(self, template: ChatTemplate) -> None:
         self.apply_chat_template = template.render
@@ -88,6 +91,8 @@ def tried(template: ChatTemplate, letters: LLTokenizer) -> str:
         AssertionError: The template writes a call that the grammar refuses or the parser reads differently.
     """
     tokenizer: Any = Bytes(template)
+    if has_channels(tokenizer):
+        return f"{ChannelForm.of(tokenizer, TOOLS).mark!r}, arguments: a JSON object, one"
     try:
         form = CallForm.of(tokenizer, TOOLS)
     except ValueError as problem:
@@ -96,7 +101,9 @@ def tried(template: ChatTemplate, letters: LLTokenizer) -> str:
     matcher = LLMatcher(letters, form.grammar(functions, "auto", tokenizer, parallel=True), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     for arguments in ({"a": "x < y, z"}, {"a": "", "b": -3, "c": {"d": ["}", "x"]}}):
-        text = template.render([USER, call_of(arguments)], False, tools=TOOLS)
+        identity = "functions.go:0" if form.in_id else "call00000"
+        messages = with_written_calls([USER, call_of(arguments, identity)], tokenizer)
+        text = template.render(messages, False, tools=TOOLS)
         if "{'d'" in text:  # Python's spelling, in which models write JSON as well
             continue
         begin = form.mark if not form.leads else form.opening

@@ -20,7 +20,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from generated_files import write_or_check
+from generated_files import replaced, rule_cells, write_or_check
 from list_models import architectures
 
 ROOT = Path(__file__).parent.parent
@@ -181,7 +181,7 @@ def table(rows: Iterable[Row]) -> str:
 def keys_table() -> str:
     """The rules about keys, in the order in which they are tried."""
     from workbench.models import adapter_config, config_tables, side_files
-    from workbench.models.gguf import tokenizer
+    from workbench.models.gguf import other_keys, tokenizer
 
     tables = {
         "config.json": (
@@ -191,26 +191,22 @@ def keys_table() -> str:
             config_tables.OTHER_INPUTS,
         ),
         "config.json, if transformers' class lacks the key": (config_tables.PUBLISHED,),
-        "config.json, if transformers has no class": (*config_tables.WITHOUT_CLASS, *config_tables.CHANGES_LOGITS),
+        "config.json, if transformers has no class": (
+            *config_tables.WITHOUT_CLASS,
+            *config_tables.ALWAYS_ON,
+            *config_tables.CHANGES_LOGITS,
+        ),
         "generation_config.json": side_files.GENERATION,
         "tokenizer_config.json": side_files.TOKENIZER,
         "adapter_config.json of PEFT": adapter_config.PEFT,
         "adapter_config.json of mlx-lm": adapter_config.MLX_LM,
+        "GGUF": other_keys.OTHER_KEYS,
         "GGUF, behind `tokenizer.`": (*tokenizer.KEYS, *tokenizer.CHANGES_TEXT),
     }
     lines = ["| file | keys | values | verdict | because |", "|---|---|---|---|---|"]
     for file, rules in tables.items():
-        for rule in rules:
-            keys = " ".join(f"`{key}`" for key in rule.keys.split())
-            values = "any" if rule.values is None else ", ".join(f"`{json.dumps(value)}`" for value in rule.values)
-            lines.append(f"| {file} | {keys} | {values} | {rule.verdict} | {rule.because} |")
+        lines += [f"| {file} | {keys} | {values} | {rest} |" for keys, values, rest in map(rule_cells, rules)]
     return "\n".join(lines) + "\n"
-
-
-def replaced(page: str, begin: str, text: str, end: str) -> str:
-    """The page with another text between two markers."""
-    before, rest = page.split(begin)
-    return before + begin + "\n" + text + "\n" + end + rest.split(end)[1]
 
 
 def try_all(names: Iterable[str]) -> Iterator[Row]:

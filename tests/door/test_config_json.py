@@ -164,6 +164,10 @@ REFUSED = [
     ("llama", {"residual_multiplier": 0.2}, "residual_multiplier 0.2"),
     ("llama", {"frobnicate": 3}, "frobnicate 3 is not supported: it is unknown here.*--ignore-config-key frobnicate"),
     ("internlm2", {"hidden_act": "relu"}, "hidden_act 'relu'"),
+    ("llama", {"is_causal": False}, "is_causal False is not supported: .* in any case"),
+    ("qwen2", {"causal": False}, "causal False"),
+    ("llama", {"use_rope": False}, "use_rope False"),
+    ("llama", {"scale_attn_weights": False}, "scale_attn_weights False"),
 ]  # fmt: skip
 
 
@@ -181,7 +185,7 @@ HARMLESS = [
     ("llama", {"transformers.js_config": {"dtype": "q4"}, "pretraining_tp": 1, "initializer_range": 0.02}),
     ("llama", {"attention_dropout": 0.1, "bos_token_id": 1, "eos_token_id": [1, 2], "pad_token_id": None}),
     ("llama", {"hidden_act": "silu", "architectures": ["LlamaForCausalLM"], "is_llama_config": True}),
-    ("llama", {"frobnicate": False, "wobble": None}),
+    ("llama", {"frobnicate": False, "wobble": None, "is_causal": True, "use_rope": True, "causal": None}),
     ("starcoder2", {"activation_function": "gelu", "mlp_type": "default", "norm_type": "layer_norm"}),
     ("starcoder2", {"scale_attn_weights": True, "hidden_act": "gelu_pytorch_tanh", "use_bias": True}),
     ("smollm3", {"max_window_layers": 28, "use_sliding_window": False, "pretraining_tp": 2}),

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from workbench.engine.input_processor import tokenize_prompt
 from workbench.models import load_model
+from workbench.models.gguf.other_keys import judge_other_keys
 from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.tokenizer import ChatTemplate, ChatTemplateError, with_special_tokens
 
@@ -130,3 +131,25 @@ def test_a_gguf_tokenizer_ends_texts_with_eos_if_it_says_so():
     assert with_special_tokens(both, both.encode("the")) == [298, *both.encode("the"), 299]
     plain = GGUFTokenizer(metadata)
     assert with_special_tokens(plain, plain.encode("the")) == plain.encode("the")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("general.type", "adapter", "only a file of a whole model"),
+        ("general.type", "mmproj", "only a file of a whole model"),
+        ("adapter.type", "lora", "it is an adapter"),
+        ("clip.has_vision_encoder", True, "encoder of images"),
+        ("diffusion.shift_logits", True, "left to right"),
+    ],
+)
+def test_keys_of_other_kinds_of_gguf_files_are_refused(key, value, words):
+    metadata = {"general.architecture": "llama", "llama.block_count": 2, "tokenizer.ggml.model": "gpt2"}
+    labels = {"general.name": "x", "general.type": "model", "vendor.note": "y", "split.count": 1}
+    found = {each.key: each.verdict for each in judge_other_keys("m.gguf", metadata | labels)}
+    assert found == {"general.architecture": "read", "split.count": "read"} | dict.fromkeys(
+        ("general.name", "general.type", "vendor.note"), "harmless"
+    )
+    with pytest.raises(ValueError, match=f"m.gguf: {key} .*{words}.*--ignore-config-key"):
+        judge_other_keys("m.gguf", metadata | {key: value})
+    assert judge_other_keys("m.gguf", metadata | {key: value}, [key])

@@ -48,7 +48,7 @@ class LRU:
             "block_size": 16,
             "medium": "GPU",
         }
-        return [*events, stored | {"parent_block_hash": None, "lora_id": None, "group_idx": 0, "new_field": 3}]
+        return [*events, stored | {"parent_block_hash": None, "lora_id": None, "group_idx": 0, "lora_name": None}]
 
 
 def batches_of(cache, uses):

@@ -291,7 +291,9 @@ def test_code_is_not_run_by_an_mlx_lm_that_would_trust_it(tmp_path, monkeypatch)
 
 
 def test_an_unreachable_repository_is_one_error_that_says_what_to_do():
-    with pytest.raises(OSError, match=r"mlx-lm cannot load 'nobody/nothing': .*check its name and the connection"):
+    with pytest.raises(
+        OSError, match=r"'nobody/nothing' is neither a folder nor a file here, and cannot be .*Check its name and the"
+    ):
         load_model("nobody/nothing")
 
 

@@ -9,7 +9,13 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-SCRIPTS_WITH_CHECK = ["make_figures.py", "make_reference.py", "make_api_page.py", "make_request_table.py"]
+SCRIPTS_WITH_CHECK = [
+    "make_figures.py",
+    "make_reference.py",
+    "make_api_page.py",
+    "make_request_table.py",
+    "make_log_tables.py",
+]
 
 
 @pytest.mark.parametrize("script", SCRIPTS_WITH_CHECK)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jsonschema
 import msgspec
 import pytest
-from call_templates import FAMILIES, REFUSED
+from call_templates import AS_TEXT, FAMILIES, NAMED_IN_IDS, NO_CALLS, REFUSED
 from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
 from serve_helpers import serving
@@ -17,8 +17,11 @@ from tiers import examples
 
 from workbench import Engine, EngineConfig
 from workbench.apps.serve.call_forms import CallForm, Function
+from workbench.apps.serve.conversation import render_conversation
+from workbench.apps.serve.protocol import ChatRequest, decode_body
 from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
+from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
 from workbench.engine.grammar_process import make_tokenizer
 from workbench.models.tokenizer import ChatTemplate
 
@@ -117,7 +120,7 @@ def test_arguments_outside_a_schema_are_not_allowed(family, letters):
     form = CallForm.of(tokenizer, TOOLS)
     good = {"choice": "a", "flag": True}
     wrong = [
-        {}, {"choice": "a"}, {"flag": True}, good | {"more": 1}, good | {"count": 2}, good | {"count": "3"},
+        {}, {"choice": "a"}, {"flag": True}, good | {"more": 1}, good | {"count": 2}, good | {"count": "x"},
         good | {"flag": 1}, good | {"choice": "c"}, good | {"text": "abcdefg"}, good | {"pattern": "abcd"},
         good | {"list": ["z"]}, good | {"inner": {}}, good | {"inner": {"k": "q", "n": 6}}, good | {"either": 10},
     ]  # fmt: skip
@@ -125,6 +128,65 @@ def test_arguments_outside_a_schema_are_not_allowed(family, letters):
     for arguments in [good, *wrong]:
         ids = [*tokenizer.encode(written(tokenizer, [("go", arguments)])), 1]
         assert (matcher.deep_copy().validate_tokens(ids) == len(ids)) is (arguments is good), arguments
+
+
+def random_schema(rng):
+    """A schema of up to eleven arguments, some of which are required."""
+    kinds = [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "boolean"}, {"enum": ["x", "y"]}]
+    names = rng.sample(["a", "ab", "b", "b1", "c", "d", "e", "f_f", "g", "h", "i"], rng.randint(1, 11))
+    required = rng.sample(names, rng.randint(0, min(4, len(names))))
+    properties = {name: rng.choice(kinds) for name in names}
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("family", ["tags", "functions", "keywords", "own quotes"])
+@pytest.mark.parametrize("seed", range(6))
+def test_arguments_come_in_any_order(family, seed, letters):
+    """Up to seven of them, and beyond that the required ones; each once, and all that are required."""
+    rng, tokenizer = random.Random(f"{family} {seed}"), make_letter_llama(FAMILIES[family]).tokenizer
+    form, schema = CallForm.of(tokenizer, TOOLS), random_schema(rng)
+    required, names = schema["required"], list(schema["properties"])
+    values = {"integer": 7, "boolean": True, None: "x"}
+    grammar = form.grammar([Function("go", parameters=schema)], "required", tokenizer, parallel=False)
+    matcher = LLMatcher(letters, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+
+    def fits(order):
+        arguments = {name: values[schema["properties"][name].get("type")] for name in order}
+        ids = [*tokenizer.encode(written(tokenizer, [("go", arguments)])), 1]
+        return matcher.deep_copy().validate_tokens(ids) == len(ids)
+
+    for _ in range(8):
+        optional = [name for name in names if name not in required and rng.random() < 0.5]
+        order = rng.sample(required + optional, len(required) + len(optional))
+        if len(names) > 7:  # the optional ones in the order of the schema
+            places = iter(sorted(optional, key=names.index))
+            order = [name if name in required else next(places) for name in order]
+        assert fits(order), (schema, order)
+        for name in required:
+            assert not fits([other for other in order if other != name])
+        if order:
+            text = written(tokenizer, [("go", {order[0]: values[schema["properties"][order[0]].get("type")]})])
+            pairs = form.pairs
+            begin, pair = text.partition(pairs.final)[0], text.split("go", 1)[1][len(form.between) :]
+            pair = pair[: pair.rindex(pairs.final)]
+            twice = begin.removesuffix(pair) + pair + pairs.separator + pair + text[text.rindex(pairs.final) :]
+            assert matcher.deep_copy().validate_tokens([*tokenizer.encode(twice), 1]) <= len(twice)
+
+
+def test_many_tools_leave_less_room_for_orders(letters):
+    """The grammar stays within the limit on its length."""
+    tokenizer = make_letter_llama(FAMILIES["functions"]).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    properties = {f"argument_{i}": {"type": "integer"} for i in range(6)}
+    schema = {"type": "object", "properties": properties, "required": ["argument_1", "argument_4"]}
+    sizes = []
+    for count in (1, 10, 40):
+        functions = [Function(f"go_{i}", parameters=schema) for i in range(count)]
+        grammar = form.grammar(functions, "auto", tokenizer, parallel=True)
+        assert len(grammar) <= MAX_GRAMMAR_BYTES and not LLMatcher(letters, grammar, log_level=0).is_error()
+        sizes.append(len(grammar) / count)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def walked(matcher, rng, tokenizer=None):
@@ -193,6 +255,56 @@ def test_a_random_model_calls_over_http(family):
 def test_a_form_that_cannot_be_learned_is_refused_with_the_reason(reason):
     with pytest.raises(ValueError, match=reason):
         CallForm.of(make_letter_llama(REFUSED[reason]).tokenizer, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "ids"),
+    [
+        (
+            NAMED_IN_IDS,
+            '<|calls|><|call|>functions.stop:3<|argument|>{}<|end|><|call|>functions.go:12<|argument|>{"choice": "a", '
+            '"flag": true}<|end|><|done|>',
+            ["functions.stop:3", "functions.go:12"],
+        ),
+        (AS_TEXT, '<|calls|><|call|>go<|sep|>{"choice": "a", "flag": true}<|end|><|done|>', None),
+    ],
+)
+def test_names_in_ids_and_arguments_as_text(template, text, ids, letters):
+    tokenizer = make_letter_llama(template).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    tokens = [*tokenizer.encode(text), 1]
+    assert matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+    for cut in range(len(text)):
+        parser, calls = MessageParser(form, functions=FUNCTIONS), []
+        for part, final in ((text[:cut], False), (text[cut:], True)):
+            calls += parser.feed(part, final=final).get("tool_calls", [])
+        assert ids is None or [call["id"] for call in calls if "id" in call] == ids, cut
+        assert [call["function"]["name"] for call in calls if "id" in call][-1] == "go"
+    wrong = text.replace("functions.go", "functions.fly").replace(">go<", ">fly<")
+    assert matcher.deep_copy().validate_tokens(tokenizer.encode(wrong)) < len(wrong)
+
+
+def test_calls_that_a_template_leaves_out_are_written_for_it(letters):
+    """As LFM 2 calls tools; earlier calls become part of the content."""
+    tokenizer = make_letter_llama(NO_CALLS).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    arguments = {"choice": 'say "c"', "flag": True, "count": 7, "list": ["x}", 1], "inner": {"k": "q"}, "either": None}
+    arguments = {key: arguments[key] for key in KINDS if key in arguments}
+    calls = [{"id": "a", "type": "function", "function": {"name": "go", "arguments": json.dumps(arguments)}}]
+    calls.append({"id": "b", "type": "function", "function": {"name": "stop", "arguments": "{}"}})
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": calls}]
+    body = decode_body(json.dumps({"messages": messages, "add_generation_prompt": False}).encode(), ChatRequest)
+    text = render_conversation(body.messages, body, tokenizer)[0].partition("assistant: ")[2].rstrip("\n")
+    assert text == (
+        '<|tool_call_start|>[go(choice="say \\"c\\"", count=7, flag=True, either=None, list=["x}", 1], '
+        'inner={"k": "q"}), stop()]<|tool_call_end|>'
+    )
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    ids = [*tokenizer.encode(text), 1]
+    assert matcher.validate_tokens(ids) == len(ids)
+    content, read = parsed(form, list(text))
+    assert content == "" and [(n, json.loads(a)) for n, a in read] == [("go", arguments), ("stop", {})]
 
 
 SPECIAL = {

@@ -13,13 +13,14 @@ from workbench.apps.serve.protocol import TokenizeRequest
 TEMPLATE = (
     "{% for m in messages %}"
     " w{{ {'system': 101, 'user': 102, 'assistant': 103, 'tool': 104}[m.role] }} {{ m.content | trim }}"
-    "{% for call in m.tool_calls or [] %} w105 w{{ call.function.arguments.word }}{% endfor %} w100"
+    "{% for call in m.tool_calls or [] %} {{ call.function.name }}{% for v in call.function.arguments.values() %}"
+    " w{{ v }}{% endfor %}{% endfor %} w100"
     "{% endfor %}"
     "{% if add_generation_prompt %} w103{% if enable_thinking is defined and not enable_thinking %} w106{% endif %}"
     "{% endif %}"
 )
 USER = {"role": "user", "content": "w17 w33"}
-CALL = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"word": 55}'}}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "w105", "arguments": '{"word": 55}'}}
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_results_of_tools_are_part_of_the_text(server):
 def test_a_template_that_leaves_out_results_of_tools_refuses_them(without_tools):
     messages = [USER, {"role": "tool", "content": "w60"}]
     problem = error(without_tools, messages=messages)
-    assert problem["param"] == "messages" and "leaves out messages of role tool" in problem["message"]
+    assert problem["param"] == "messages" and "leaves out the content of a message of role tool" in problem["message"]
     problem = error(without_tools, messages=[USER, {"role": "assistant", "content": "w5"}], continue_final_message=True)
     assert problem["param"] == "continue_final_message" and "does not show the final message" in problem["message"]
 

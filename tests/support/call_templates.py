@@ -84,6 +84,32 @@ FAMILIES = {
     "a tag for the name": _calls(f"<function={_NAME}>{{{{ a | tojson }}}}</function>"),
 }  # fmt: skip
 
+NAMED_IN_IDS = _calls("<|call|>{{ c.id }}<|argument|>{{ a | tojson }}<|end|>", "<|calls|>", "<|done|>")
+"""Calls without names, whose ids contain them."""
+
+AS_TEXT = _calls("{{ '<|call|>' + c.function.name + '<|sep|>' + a + '<|end|>' }}", "<|calls|>", "<|done|>")
+"""Arguments have to be JSON, as texts."""
+
+NO_CALLS = (
+    "{% if tools %}<|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}{% for m in messages %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""Tools and no calls, after LFM 2."""
+
+CHANNELS = (
+    "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.tool_calls %}{% if m.content or m.thinking %}<|start|>assistant"
+    "<|channel|>analysis<|message|>{{ m.content or m.thinking }}<|end|>{% endif %}"
+    "{% set c = m.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>{{ c.arguments | tojson }}"
+    "<|call|>"
+    "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+    "{{ '<|end|>' if add_generation_prompt or not loop.last else '<|return|>' }}"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+"""Answers in channels, after gpt-oss."""
+
 REFUSED = {
     "which is not a tag": _calls(f" to={_NAME}<|channel|>{{{{ a | tojson }}}}<|call|>"),
     "leaves out the calls": _SHOWN.replace("CALLS", ""),

@@ -19,7 +19,12 @@ LOOK = {
     "function": {
         "name": "look",
         "description": "Look around.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "boolean"}},
+            "required": ["x"],
+            "additionalProperties": False,  # of which a random model writes more than fit into an answer
+        },
     },
 }
 

@@ -6,10 +6,12 @@ text would hide that. Each reader has its table beside it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
+from workbench.base.field_checks import FieldError
 from workbench.base.text import shown
 
 Verdict = Literal["read", "harmless", "refused"]
@@ -60,9 +62,57 @@ OFF = Rule("harmless", "*", "it is switched off, and nothing here has it", (None
 """A feature that is off is what a model without it computes. For tables whose rules above it name all exceptions."""
 
 
+NO_VALUE: tuple[Any, ...] = (None, "", [], {})
+"""Values by which a row of a log says nothing."""
+
+
 def same(value: Any, other: Any) -> bool:
     """Whether two values of JSON are equal; true is not 1."""
     return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+class RowCheck:
+    """Checks the rows of a log against a table. Rows have mostly the same keys: each set of keys is judged once.
+
+    No rule may depend on a value. Keys without a value say nothing, and are not judged.
+
+    Args:
+        ignored: Keys that the user leaves out, in any case.
+        name_of: The name by which the rules know a key.
+    """
+
+    def __init__(self, ignored: Collection[str] = (), name_of: Callable[[str], str] = str) -> None:
+        self._ignored = {name.strip().lower(): name for name in ignored}
+        self._unused = dict(self._ignored)
+        self._name_of = name_of
+        self._known: set[tuple[Any, ...]] = set()
+
+    def check(self, place: str, row: Mapping[str, Any], rules: Sequence[Rule]) -> Mapping[str, Any]:
+        """The row without the keys that are left out.
+
+        Raises:
+            UnknownKeyError: A key is refused; the message names the row, the key and the option that leaves it out.
+        """
+        if self._ignored:
+            for key in row:
+                self._unused.pop(key.strip().lower(), None)
+            row = {key: value for key, value in row.items() if key.strip().lower() not in self._ignored}
+        keys = tuple(key for key, value in row.items() if value not in NO_VALUE)
+        if (known := (id(rules), *keys)) not in self._known:
+            for key in keys:
+                advice = f"; if it does not matter, leave it out with --ignore-columns {shlex.quote(key)}"
+                judge(place, {self._name_of(key): row[key]}, rules, advice=advice)
+            self._known.add(known)
+        return row
+
+    def finish(self, path: Any) -> None:
+        """Refuse names to leave out that no row has.
+
+        Raises:
+            FieldError: There is one; the message names it.
+        """
+        for name in self._unused.values():
+            raise FieldError(f"--ignore-columns {name} has no effect on {path}, which has no such column: leave it out")
 
 
 def judge(

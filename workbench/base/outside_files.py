@@ -86,11 +86,21 @@ def json_value(text: str | bytes, failure: str = "not JSON") -> Any:
         ValueError: It is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(f"{failure}: it is nested too deeply") from None
     except ValueError as problem:
         raise ValueError(f"{failure}: {problem}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, whose names differ: of two values, a reader would take either one."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        for name, value in pairs:
+            if made[name] != value:
+                raise ValueError(f"an object has two values of {name[:100]!r}")
+    return made
 
 
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> Any:

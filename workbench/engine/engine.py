@@ -857,8 +857,8 @@ class Engine(Shortcuts):
             way through the model ("compiled", "replayed", "layer by layer" or "gathering"), and ``forward_not_taken``,
             the faster ones with the reason why the model cannot take them. If the engine began before its code was
             compiled, "compiling" has the state, the functions so far, and the reason if that failed. Besides, "files"
-            has what was made of each key of the model's files, and "thinking" whether the model is asked to think if a
-            request does not say.
+            has what was made of each key of the model's files, "thinking" whether the model is asked to think if a
+            request does not say, and "template_leaves_out" the texts that the chat template loses.
 
         Example:
             >>> engine.describe()["attention_mode"]

@@ -8,6 +8,7 @@ from typing import Any, NotRequired, TypedDict
 from workbench.base.cache_salt import check_salt
 from workbench.config import EngineConfig, SamplingParams
 from workbench.models.load import LoadedModel
+from workbench.models.template_losses import check_shown
 from workbench.models.tokenizer import with_special_tokens
 from workbench.scheduler.admission import check_servable
 
@@ -104,6 +105,8 @@ def tokenize_prompt(prompt: Any, tokenizer: Any) -> tuple[str, list[int]]:
         if tokenizer is None:
             raise ValueError("prompt is text but the model came without a tokenizer: give a list of token ids")
         text = prompt if isinstance(prompt, str) else tokenizer.apply_chat_template(list(prompt))
+        if not isinstance(prompt, str):
+            check_shown(prompt, text, tokenizer.apply_chat_template)
         token_ids = tokenizer.encode(text)
         if isinstance(prompt, str):
             token_ids = with_special_tokens(tokenizer, token_ids)

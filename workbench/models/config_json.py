@@ -23,6 +23,7 @@ from workbench.base.text import shown
 from workbench.models.config_forms import fold, judge_windows, missing, own_rules
 from workbench.models.config_tables import (
     ALSO_COMPUTED,
+    ALWAYS_ON,
     CHANGES_LOGITS,
     DESCRIPTIVE,
     NEUTRAL,
@@ -54,6 +55,7 @@ class Config(NamedTuple):
         findings: The verdict on each key.
         max_position: Longest context in which nothing that mlx-lm lacks would show; None for any.
         window: A window that every layer has; None for the layers' own.
+        is_unknown: Whether mlx-lm cannot load the architecture; then no key has been judged.
     """
 
     architecture: str
@@ -63,6 +65,7 @@ class Config(NamedTuple):
     findings: list[Finding]
     max_position: int | None = None
     window: int | None = None
+    is_unknown: bool = False
 
 
 def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()) -> Config:
@@ -83,7 +86,7 @@ def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()
     model_type = str(config["model_type"])
     found = arguments_of(config)
     if found is None:
-        return Config(model_type, config, {}, None, [])
+        return Config(model_type, config, {}, None, [], is_unknown=True)
     architecture, arguments, has_part = found
     text: dict[str, Any] = config["text_config"] if has_part else config
     if not isinstance(text, dict):
@@ -147,7 +150,7 @@ def _judge(
                     more.append(Rule("refused", key, because))
                 more.append(Rule("harmless", key, "it is not set", (None,)))
             else:
-                more += [*((PUBLISHED,) if default.exists else WITHOUT_CLASS), OFF, *CHANGES_LOGITS]
+                more += [*((PUBLISHED,) if default.exists else WITHOUT_CLASS), *ALWAYS_ON, OFF, *CHANGES_LOGITS]
                 if key in vocabulary():
                     more.append(Rule("harmless", key, "it is for other architectures"))
         findings += judge(place, {key: value}, more, ignored, _ADVICE.format(key=key))

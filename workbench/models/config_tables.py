@@ -114,6 +114,13 @@ CHANGES_LOGITS = (
 )
 """Keys that change what a model computes wherever they are read; those that are off or 1 do not."""
 
+_ALWAYS_ON = "*causal* use_rope apply_rope* use_rotary* rotary_embedding* scale_attn* scale_attention*"
+ALWAYS_ON = (
+    Rule("harmless", _ALWAYS_ON, "mlx-lm's architectures compute so", (True, 1, None)),
+    Rule("refused", _ALWAYS_ON, "mlx-lm's architectures compute so in any case"),
+)
+"""Keys whose absence means yes: switched off, they change what a model computes."""
+
 OTHER_INPUTS = Rule(
     "harmless",
     "vision_* audio_* image_* video_* mm_* projector_* *_projector* speech_* vit_* vqmodel_* boi_* eoi_* boa_* "

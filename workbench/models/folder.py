@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ CONTEXT_FIELDS = (
 _MAX_JSON = 2**26
 """Bytes of the largest file of JSON in a folder (64 MiB); the index of a model of 1,000 billion parameters has 20."""
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """Files of a tokenizer that transformers reads."""
 
-_SHOWN = 400
+SHOWN = 400
 """Characters of a message of mlx-lm that are shown."""
 
 
@@ -54,18 +54,12 @@ def _check_folder(folder: Path) -> None:
     for path in folder.iterdir():  # mlx-lm and transformers open what they find, and a pipe would keep them
         if path.exists() and not path.is_dir():
             check_regular(path)
-    if (folder / "tekken.json").exists() and not any((folder / name).exists() for name in _TOKENIZERS):
+    if (folder / "tekken.json").exists() and lacks_tokenizer([path.name for path in folder.iterdir()]):
         raise ValueError(
             f"{folder} has tekken.json, a tokenizer in Mistral's own format, and none that transformers reads: put the "
             "tokenizer.json and tokenizer_config.json of the model's repository beside it, or use a GGUF file"
         )
-    config = read_config(str(folder))
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str):
-        raise ValueError(
-            f"{folder / 'config.json'}: model_type is {model_type!r}; it must be the name of an architecture of "
-            'mlx-lm, such as "llama"'
-        )
+    config = check_model_type(folder / "config.json", read_config(str(folder)))
     index = folder / "model.safetensors.index.json"
     parts = _read_object(index).get("weight_map") if index.exists() else None
     names = sorted({str(name) for name in parts.values()}) if isinstance(parts, dict) else []
@@ -83,17 +77,30 @@ def _check_folder(folder: Path) -> None:
     check_config(config, weights, str(folder / "config.json"))
 
 
+def check_model_type(place: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, if it names an architecture.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if not isinstance(model_type := config.get("model_type"), str):
+        raise ValueError(
+            f'{place}: model_type is {model_type!r}; it must be the name of an architecture of mlx-lm, such as "llama"'
+        )
+    return config
+
+
+def lacks_tokenizer(files: Iterable[str]) -> bool:
+    """Whether a tokenizer that transformers reads is missing among the names of a model's files."""
+    return set(TOKENIZERS).isdisjoint(files)
+
+
 def why_not_loaded(problem: BaseException, location: str) -> str:
-    """The message for a model that mlx-lm cannot load."""
+    """The message for a folder that mlx-lm cannot load."""
     reason = f"{type(problem).__name__}: {problem}"
     reason = (
-        reason.rstrip(".") if len(reason) <= _SHOWN else f"{reason[:_SHOWN]}..."
+        reason.rstrip(".") if len(reason) <= SHOWN else f"{reason[:SHOWN]}..."
     )  # mlx-lm names every weight that is missing
-    if not Path(location).is_dir():
-        return f"mlx-lm cannot load {location!r}: {reason}. " + (
-            "If it is a repository, check its name and the connection; "
-            "otherwise give the path of a GGUF file or of a model's folder"
-        )
     if isinstance(problem, SystemExit):
         model_type = read_config(location)["model_type"]
         hint = f"Its module of model_type {model_type!r} needs a package that is missing, and has printed its name"
@@ -103,18 +110,8 @@ def why_not_loaded(problem: BaseException, location: str) -> str:
 
 
 def read_config(location: str) -> dict[str, Any]:
-    """The config.json of a folder or a repository, read without the weights."""
-    path = Path(location) / "config.json"
-    if not path.is_file():
-        from huggingface_hub import hf_hub_download
-
-        try:
-            path = Path(hf_hub_download(location, "config.json"))
-        except Exception as problem:  # the hub raises exceptions of many kinds
-            raise OSError(
-                f"config.json of {location!r} cannot be fetched: {type(problem).__name__}: {problem}"
-            ) from problem
-    return _read_object(path)
+    """The config.json of a folder, read without the weights."""
+    return _read_object(Path(location) / "config.json")
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -137,13 +134,22 @@ def own_code(location: str) -> str:
     for file in ("config.json", "tokenizer_config.json"):
         try:
             config = read_json(Path(location) / file)
-        except (OSError, ValueError):  # also a repository, whose files are elsewhere
+        except (OSError, ValueError):
             continue
         if isinstance(config, dict):
             found += [
                 f"{file}: {key}={str(config[key])[:200]!r}" for key in ("model_file", "auto_map") if key in config
             ]
-    return "; ".join(found) or "auto_map or model_file in its configuration"
+    return "; ".join(found)
+
+
+def needs_own_code(name: str, location: str) -> str:
+    """The message for a model that cannot be loaded without code of its authors."""
+    found = own_code(location) or "auto_map or model_file in its configuration"
+    return (
+        f"{name!r} needs Python code that comes with the model ({found}), and Workbench never runs that: use a "
+        "conversion of the model to mlx-lm's format or a GGUF file"
+    )
 
 
 def text_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

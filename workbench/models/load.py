@@ -20,12 +20,21 @@ from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
 from workbench.models.bundled import BUNDLED_NAME, fetch_bundled, is_bundled
 from workbench.models.config_json import Config, complete_model, read_keys
-from workbench.models.folder import check_location, context_length, own_code, read_config, text_field, why_not_loaded
+from workbench.models.folder import (
+    check_location,
+    context_length,
+    needs_own_code,
+    read_config,
+    text_field,
+    why_not_loaded,
+)
 from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
+from workbench.models.gguf.other_keys import judge_other_keys
 from workbench.models.gguf.tokenizer import GGUFTokenizer
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
+from workbench.models.repository import fetch_repository
 from workbench.models.sharding import check_heads_divide, shard
 from workbench.models.side_files import judge_side_files
 from workbench.models.tokenizer import HuggingFaceTokenizer, Tokenizer, chosen_template
@@ -102,13 +111,18 @@ class LoadedModel:
         vars(self).update(vars(other) | {"tokenizer": self.tokenizer})
 
     def described_files(self) -> dict[str, Any]:
-        """The verdict on each key of the model's files, and whether its template asks it to think."""
+        """The verdict on each key of the model's files, whether its template asks it to think, and what that loses."""
         files: dict[str, Any] = {}
         for file, findings in self.findings.items():
             harmless = {finding.key: finding.because for finding in findings if finding.verdict == "harmless"}
             files[file] = {"read": [f.key for f in findings if f.verdict == "read"], "harmless": harmless}
         thinking = getattr(self.tokenizer, "thinking", None)
-        return {"files": files, "thinking": thinking() if thinking is not None else ""}
+        leaves_out = getattr(self.tokenizer, "leaves_out", list)
+        return {
+            "files": files,
+            "thinking": thinking() if thinking is not None else "",
+            "template_leaves_out": leaves_out(),
+        }
 
     def __repr__(self) -> str:
         millions = self.num_parameters / 1e6
@@ -138,7 +152,7 @@ def load_model(
 
     Args:
         name_or_path: "smollm2" (the bundled model), a GGUF file, a folder in MLX or Hugging Face format, or the name
-            of a repository, which mlx-lm downloads.
+            of a repository, which is downloaded.
         weights: "packed" keeps the bits of weights as the file holds them; products are computed in float32 from the
             exact values. "float32" turns every weight into a number of ``dtype``.
         activations: "float32" computes with inputs of products as they are. "int8" rounds them to codes of 8 bits
@@ -293,6 +307,7 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
     file = GGUFFile(path)
     dtype, on_gpu, keep, group, ignored, chat_template = wanted
+    findings = {path.name: judge_other_keys(path, file.metadata, ignored)}
     found_before = _found_before(file.paths, wanted)
     tokenizer = GGUFTokenizer(file.metadata, chat_template, ignored)
     file.forget_tokenizer()
@@ -318,7 +333,7 @@ def _load_gguf(name: str, path: Path, wanted: _Wanted) -> LoadedModel:
         num_parameters=num_parameters,
         source=str(path),
         quantized=_kept_bits(model),
-        findings={"tokenizer": tokenizer.findings},
+        findings=findings | {"tokenizer": tokenizer.findings},
         found_before=found_before,
     )
 
@@ -336,36 +351,28 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
 
     dtype, on_gpu, keep, group, ignored, chat_template = wanted
     location = check_location(name)
-    try:
-        file = read_config(location)
-    except OSError as problem:  # of a repository
-        raise OSError(why_not_loaded(problem, location)) from problem
-    keys = read_keys(f"{location}: config.json", file, ignored) if "model_type" in file else None
-    findings = {"config.json": keys.findings} if keys is not None else {}
-    if Path(location).is_dir():
-        findings |= judge_side_files(Path(location), ignored)
+    source = "" if Path(location).is_dir() else location
+    if source:
+        location = check_location(str(fetch_repository(source, ignored)))
+    file = read_config(location)
+    keys = read_keys(f"{source or location}: config.json", file, ignored)
+    findings = {"config.json": keys.findings} | judge_side_files(Path(location), ignored, source)
     if group is not None:
         check_heads_divide(name, file, group.size())
     try:
         # mlx-lm declares no overload for return_config.
         model, tokenizer, config = mlx_lm_load(  # type: ignore[misc]
             location, lazy=True, return_config=True, trust_remote_code=False,
-            model_config=keys.changes if keys is not None else None,
+            model_config=keys.changes,
             # If it is left out, transformers asks on standard input whether to run the model's code.
             tokenizer_config={"trust_remote_code": False},
         )  # fmt: skip
     except (Exception, SystemExit) as problem:  # many kinds; mlx-lm ends the process if an architecture lacks a package
         if "trust_remote_code" in str(problem):
-            raise ValueError(
-                f"{name!r} needs Python code that comes with the model ({own_code(location)}), and Workbench never "
-                "runs that: use a conversion of the model to mlx-lm's format or a GGUF file"
-            ) from None
-        kind = ValueError if Path(location).is_dir() else OSError
-        raise kind(why_not_loaded(problem, location)) from problem
-    if keys is not None:
-        complete_model(f"{location}: config.json", model, keys)
-    folder = Path(location)
-    found_before = _found_before(sorted(folder.iterdir()) if folder.is_dir() else [], wanted)
+            raise ValueError(needs_own_code(name, location)) from None
+        raise ValueError(why_not_loaded(problem, location)) from problem
+    complete_model(f"{source or location}: config.json", model, keys)
+    found_before = _found_before(sorted(Path(location).iterdir()), wanted)
     if dtype is None and not on_gpu:
         dtype = mx.float32
     if keep == "packed":
@@ -399,10 +406,10 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
     )
 
 
-def _context(name: str, config: Mapping[str, Any], model: nn.Module, keys: Config | None) -> int:
+def _context(name: str, config: Mapping[str, Any], model: nn.Module, keys: Config) -> int:
     """Length of the model's context, cut to what mlx-lm's architecture computes rightly."""
     length = context_length(name, config, model)
-    if keys is None or keys.max_position is None or length <= keys.max_position:
+    if keys.max_position is None or length <= keys.max_position:
         return length
     log.warning(
         "the context of %s is cut from %d to %d tokens: mlx-lm's %s lacks its window",

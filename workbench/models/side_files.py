@@ -42,8 +42,13 @@ _TABLES = {"generation_config.json": GENERATION, "tokenizer_config.json": TOKENI
 _ADVICE = '; accept it with ignore_config_keys=("{key}",) or --ignore-config-key {key}'
 
 
-def judge_side_files(folder: Path, ignored: Collection[str]) -> dict[str, list[Finding]]:
+def judge_side_files(folder: Path, ignored: Collection[str], source: str = "") -> dict[str, list[Finding]]:
     """The verdict on each key of a folder's files beside config.json; files that are not there are left out.
+
+    Args:
+        folder: The folder.
+        ignored: Keys that are accepted without effect.
+        source: The repository that it came from, for messages; "" for the folder itself.
 
     Raises:
         UnknownKeyError: A key is refused; the message names it and what to do.
@@ -59,6 +64,8 @@ def judge_side_files(folder: Path, ignored: Collection[str]) -> dict[str, list[F
             found[name] = [
                 finding
                 for key, value in content.items()
-                for finding in judge(str(path), {key: value}, table, ignored, _ADVICE.format(key=key))
+                for finding in judge(
+                    f"{source}: {name}" if source else str(path), {key: value}, table, ignored, _ADVICE.format(key=key)
+                )
             ]
     return found

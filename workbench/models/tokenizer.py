@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from workbench.base.outside_files import read_text
+from workbench.base.text import shown
+from workbench.models.template_losses import CALLED, MADE_UP, MARK, left_out
 from workbench.models.template_renderer import TemplateProblem, render_template
 
 Message = Mapping[str, Any]
@@ -88,7 +91,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         self.source = source
-        self._wants_parts: bool | None = None
+        self._forms: dict[str, tuple[bool, bool]] = {}
+        self._text_arguments: bool | None = None
         self._variables = dict(variables or {})
         try:
             render_template(source, None, MAX_TEMPLATE_SECONDS)
@@ -105,26 +109,53 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: The template refused the messages, failed, broke the sandbox's rules, or took too much
-                time or memory; or a message or variable is not data that JSON can hold.
+                time or memory; or a message or variable is not data that JSON can hold, or a part of a content is not
+                a text.
         """
-        if any(isinstance(message.get("content"), str) for message in messages) and self.wants_parts:
-            messages = [_in_parts(message) for message in messages]
-        return self._render(messages, add_generation_prompt, **kw)
+        return self._render(list(map(self._as_wanted, messages)), add_generation_prompt, **kw)
 
-    @property
-    def wants_parts(self) -> bool:
-        """Whether the template leaves out a content that is a text, and shows one that is a list of parts."""
-        if self._wants_parts is None:
-            message = {"role": "user", "content": _MARK}
-            shown = [_MARK in self._tried([form]) for form in (message, _in_parts(message))]
-            self._wants_parts = shown == [False, True]
-        return self._wants_parts
+    def _as_wanted(self, message: Message) -> Message:
+        """A message whose content and whose calls are in the form that the template shows."""
+        if message.get("tool_calls") and self._wants_text_arguments():
+            message = _with_text_arguments(message)
+        content = message.get("content")
+        if isinstance(content, str) and content and self._shows(message) == (False, True):
+            return _in_parts(message)
+        if isinstance(content, list):
+            texts = [_text_of(part) for part in content]
+            if not self._shows(message)[1]:  # as in vLLM
+                return {**message, "content": "\n".join(texts)}
+        return message
+
+    def _shows(self, message: Message) -> tuple[bool, bool]:
+        """Whether the template shows contents of a role that are texts, and those that are lists of parts."""
+        role = str(message.get("role"))
+        if role not in self._forms:
+            made_up = MADE_UP.get(role, [{"role": role, "content": MARK}])
+            shown = []
+            for wanted in (dict, _in_parts):
+                others = [each if each.get("content") == MARK else self._as_wanted(each) for each in made_up]
+                made = [wanted(each) if each.get("content") == MARK else each for each in others]
+                shown.append(MARK in (text := self._tried(made)) and "'type'" not in text)
+            self._forms[role] = (shown[0], shown[1])
+        return self._forms[role]
+
+    def _wants_text_arguments(self) -> bool:
+        """Whether the template fails if arguments of calls are objects, and takes them as JSON."""
+        if self._text_arguments is None:
+            fails = not self._tried(CALLED)
+            self._text_arguments = fails and bool(self._tried(list(map(_with_text_arguments, CALLED))))
+        return self._text_arguments
+
+    def leaves_out(self) -> list[str]:
+        """The kinds of texts that the template leaves out or refuses, see `left_out`."""
+        return left_out(self.render)
 
     def thinking(self) -> str:
         """Whether the model is asked to think if a request does not say, and what decides it."""
         if "enable_thinking" not in self.source:
             return "the template decides alone: it does not read enable_thinking"
-        message = {"role": "user", "content": _MARK}
+        message = {"role": "user", "content": MARK}
         unset, on, off = (self._tried([message], **kw) for kw in ({}, *({"enable_thinking": e} for e in (True, False))))
         if on == off:
             return "the template reads enable_thinking, but says the same either way to a first message"
@@ -151,15 +182,29 @@ class ChatTemplate:
             raise ChatTemplateError(f"the model's chat template failed: {problem.kind}: {problem}") from None
 
 
-_MARK = "CONTENT_OF_A_MESSAGE"
-
-
 def _in_parts(message: Message) -> Message:
     """A message whose content is a list of parts, as templates of models with several kinds of input expect."""
     content = message.get("content")
     return (
         {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) and content else message
     )
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """A message whose calls have their arguments as JSON."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        if isinstance(arguments := function.get("arguments"), Mapping):
+            call = {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _text_of(part: Any) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    raise ChatTemplateError(f"a part of a content must be {{'type': 'text', 'text': ...}}, got {shown(part)}")
 
 
 def chosen_template(given: str | Path | None) -> str | None:
@@ -258,6 +303,10 @@ class HuggingFaceTokenizer:
         if self._given is None and _has_own_renderer(self._tokenizer):
             return "code of mlx-lm or transformers renders conversations"
         return self._template(self._given or self._tokenizer.get_chat_template()).thinking()
+
+    def leaves_out(self) -> list[str]:
+        """See `ChatTemplate.leaves_out`."""
+        return left_out(self.apply_chat_template) if self.has_chat_template else []
 
     def __repr__(self) -> str:
         return f"HuggingFaceTokenizer({self.vocab_size} tokens)"

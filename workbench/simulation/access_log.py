@@ -12,10 +12,11 @@ given by the user (`workbench.simulation.log_units`).
 from __future__ import annotations
 
 import os
+import shlex
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,14 @@ from workbench.base.text import shown
 from workbench.simulation.arrivals import Arrival, made_up_prompt, read_sharegpt, timed_arrival
 from workbench.simulation.limits import MAX_PROMPT_TOKENS, count_prompt_tokens
 from workbench.simulation.log_rows import Rows, is_array, is_table, json_rows, table_rows
-from workbench.simulation.log_tables import COLUMNS, SESSION_COLUMNS, check_columns
+from workbench.simulation.log_tables import (
+    CONVERSATION_RULES,
+    RULES,
+    SESSION_COLUMNS,
+    TOTAL,
+    column_check,
+    find_columns,
+)
 from workbench.simulation.log_units import (
     Hashed,
     Moment,
@@ -96,6 +104,7 @@ def read_access_log(
     block_size: int | None = None,
     *,
     speed: float = 1.0,
+    ignore_columns: Collection[str] = (),
 ) -> list[Arrival]:
     """The requests of an access log, in order of arrival; they share no prefix unless the log says so.
 
@@ -105,13 +114,14 @@ def read_access_log(
         time_unit: Unit of its times: "s", "ms", "us" or "ns"; None to find it.
         block_size: Tokens that each of its ``hash_ids`` stands for; None to find it.
         speed: Factor by which requests arrive faster than in the log.
+        ignore_columns: Columns to leave out, as if the file lacked them.
 
     Raises:
         ValueError: A column is missing, unknown or malformed, or two readings of the times or blocks are possible; the
             message names file, line and column, or the option that decides.
         OSError: The file cannot be read.
     """
-    return read_log(path, time_unit, block_size, speed=speed).arrivals
+    return read_log(path, time_unit, block_size, speed=speed, ignore_columns=ignore_columns).arrivals
 
 
 def read_log(
@@ -120,29 +130,33 @@ def read_log(
     block_size: int | None = None,
     *,
     speed: float = 1.0,
+    ignore_columns: Collection[str] = (),
 ) -> AccessLog:
     """`read_access_log`, with the units that were found."""
     number("speed", speed, 0.0, low_open=True)
-    rows, is_foreign = _rows(path)
+    rows, is_foreign = _rows(path, ignore_columns)
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path} holds no request")
     if "conversations" in first[1]:
-        return _read_conversations(path, time_unit, block_size)
+        return _read_conversations(path, time_unit, block_size, ignore_columns)
     log = _Log(path, first, is_foreign)
-    for place, row in (first, *rows):
+    for place, row in chain([first], rows):
         log.add(place, row)
     return log.finish(time_unit, block_size, speed)
 
 
-def refuse_units(source: Any, time_unit: str | None, block_size: int | None) -> None:
-    """Refuse units for a file that is not an access log: a trace and a workload say themselves what they count.
+def refuse_units(
+    source: Any, time_unit: str | None, block_size: int | None, ignore_columns: Collection[str] = ()
+) -> None:
+    """Refuse units and columns for a file that is not an access log: a trace and a workload say what they count.
 
     Raises:
         ValueError: One is given; the message names the option.
     """
-    for option, value in (("--time-unit", time_unit), ("--block-size", block_size)):
-        if value is not None:
+    given = ("--time-unit", time_unit), ("--block-size", block_size), ("--ignore-columns", ",".join(ignore_columns))
+    for option, value in given:
+        if value not in (None, ""):
             raise FieldError(f"{option} {value} has no effect on {source}, which is not an access log: leave it out")
 
 
@@ -152,17 +166,15 @@ class _Log:
     Args:
         path: The file.
         first: Its first row, whose columns all rows have.
-        is_foreign: Whether a reader of another format made the rows, which are not checked for unknown columns.
+        is_foreign: Whether a reader of another format made the rows.
     """
 
     def __init__(self, path: str | os.PathLike[str], first: tuple[str, Mapping[str, Any]], is_foreign: bool) -> None:
         self._path = path
         self._is_foreign = is_foreign
         self._is_table = is_table(path)
-        self._known: set[tuple[str, ...]] = set()
-        if not is_foreign:
-            check_columns(*first, self._known)
-        self._names, self._unit = _find_columns(path, first[1])
+        self._names, self._unit = find_columns(path, first[1])
+        self._totals = [str(name) for name in first[1] if split_unit(str(name))[0] in TOTAL.split()]
         self._keys = {split_unit(str(name))[0] for name in first[1]}
         self._moments: list[Moment] = []
         self._prompts: list[Hashed] = []
@@ -172,11 +184,10 @@ class _Log:
 
     def add(self, place: str, row: Mapping[str, Any]) -> None:
         """Read a row."""
-        if not self._is_foreign:
-            check_columns(place, row, self._known)
         at, length, output = (f"{place} {name}" for name in self._names.values())
         given = [row.get(name) for name in self._names.values()]
         num_tokens = max(1, _count(length, given[1], 1))
+        self._check_total(place, row, num_tokens, given[2])
         blocks: list[int] = []
         if self._is_foreign:
             blocks, self._block_size = list(row.get("block_hashes") or ()), row.get("block_size")
@@ -188,6 +199,16 @@ class _Log:
         self._prompts.append(Hashed(place, num_tokens, blocks))
         self._outputs.append(max(1, _count(output, given[2], 0)))
         self._sessions.append(next((str(row[name]) for name in SESSION_COLUMNS if row.get(name) is not None), ""))
+
+    def _check_total(self, place: str, row: Mapping[str, Any], num_tokens: int, output: Any) -> None:
+        """Refuse a total that is not the sum of the two lengths, which then count something else."""
+        for name in self._totals:
+            total = row.get(name)
+            if total not in (None, "") and _count(f"{place} {name}", total, 0) != num_tokens + _count(place, output, 0):
+                raise ValueError(
+                    f"{place} {name} is {shown(total)}, with a prompt of {num_tokens} and an output of {shown(output)} "
+                    f"tokens: it must be their sum, or left out with --ignore-columns {shlex.quote(name)}"
+                )
 
     def finish(self, unit: str | None, size: int | None, speed: float) -> AccessLog:
         """All requests, in the units that are given or found."""
@@ -221,12 +242,14 @@ class _Log:
         return AccessLog(Path(path), arrivals, reading, size if has_blocks else None)
 
 
-def _read_conversations(path: str | os.PathLike[str], unit: str | None, size: int | None) -> AccessLog:
+def _read_conversations(
+    path: str | os.PathLike[str], unit: str | None, size: int | None, ignored: Collection[str]
+) -> AccessLog:
     """The conversations of ShareGPT, which hold no times and no lengths."""
     for name, value in (("time_unit", unit), ("block_size", size)):
         if value is not None:
             raise FieldError(f"{name} {value!r} has no effect on {path}, which holds conversations: leave it out")
-    arrivals = list(read_sharegpt(path, repeat(0.0)))
+    arrivals = list(read_sharegpt(path, repeat(0.0), ignore_columns=ignored))
     if not arrivals:
         raise ValueError(f"{path} holds no conversation with an answer")
     return AccessLog(Path(path), arrivals, _SHAREGPT)
@@ -239,29 +262,22 @@ def _hash_ids(place: str, value: Any, *, is_table: bool) -> list[int]:
     return [integer(place, each, 0) for each in items(place, value, "numbers")]
 
 
-def _rows(path: str | os.PathLike[str]) -> tuple[Rows, bool]:
+def _rows(path: str | os.PathLike[str], ignored: Collection[str]) -> tuple[Rows, bool]:
     """The requests of a file by column, and whether a reader of another format made them."""
-    if is_table(path):
-        return table_rows(path), False
-    if is_otlp(path):
-        return _span_rows(path), True
-    return (_vcr_rows(path), True) if is_vcr(path) else (json_rows(path), False)
+    if not is_table(path) and is_otlp(path):
+        return _span_rows(path, ignored), True
+    if not is_table(path) and is_vcr(path):
+        return _vcr_rows(path, ignored), True
+    return _checked(path, table_rows(path) if is_table(path) else json_rows(path), ignored), False
 
 
-def _find_columns(path: str | os.PathLike[str], row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """The name of each column, and the unit that the name of the times says."""
-    by_name = {(known := split_unit(str(name)))[0]: (name, known[1]) for name in row}
-    names, unit = {}, None
-    for what, known_names in COLUMNS.items():
-        found = next((by_name[name] for name in known_names if name in by_name), None)
-        if found is None:
-            raise ValueError(
-                f"{path} has no column with the {what}: name it one of {', '.join(known_names)}; it has "
-                f"{', '.join(map(str, row))}"
-            )
-        names[what] = found[0]
-        unit = found[1] if what == "arrival" else unit
-    return names, unit
+def _checked(path: str | os.PathLike[str], rows: Rows, ignored: Collection[str]) -> Rows:
+    """The rows without the columns that are left out; any other is known."""
+    columns, rules = column_check(ignored), None
+    for place, row in rows:
+        rules = rules or (CONVERSATION_RULES if "conversations" in row else RULES)
+        yield place, columns.check(place.removesuffix(":"), row, rules)
+    columns.finish(path)
 
 
 def _count(place: str, value: Any, low: int) -> int:
@@ -275,8 +291,8 @@ def _count(place: str, value: Any, low: int) -> int:
     return whole
 
 
-def _span_rows(path: str | os.PathLike[str]) -> Rows:
-    for index, span in enumerate(read_spans(path), start=1):
+def _span_rows(path: str | os.PathLike[str], ignored: Collection[str]) -> Rows:
+    for index, span in enumerate(read_spans(path, ignored), start=1):
         about = span["attributes"]
         yield (
             f"{path}, span {index}:",
@@ -288,8 +304,8 @@ def _span_rows(path: str | os.PathLike[str]) -> Rows:
         )
 
 
-def _vcr_rows(path: str | os.PathLike[str]) -> Rows:
-    meta, requests = read_vcr(path)
+def _vcr_rows(path: str | os.PathLike[str], ignored: Collection[str]) -> Rows:
+    meta, requests = read_vcr(path, ignored)
     for index, request in enumerate(requests, start=1):
         if request.arrival_ms is None:
             raise ValueError(f"{path}, request {index}: arrival_ms is missing: record it with vllm-vcr record")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -22,7 +22,8 @@ from workbench.scheduler.admission import check_servable
 from workbench.scheduler.request import Request
 from workbench.simulation.limits import MAX_PROMPT_TOKENS
 from workbench.simulation.log_rows import json_rows
-from workbench.simulation.log_tables import check_columns
+from workbench.simulation.log_tables import CONVERSATION_RULES, RULES, column_check
+from workbench.simulation.log_turns import first_exchange
 from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, block_sizes
 from workbench.trace.fields import MAX_SECONDS
 
@@ -210,6 +211,7 @@ def read_lengths(place: str, spec: Any) -> Lengths:
         if kind == "choices" and isinstance(value, Sequence) and value and all(map(_is_pair, value)):
             weights = [number(f"{place}.choices weight", pair[0], 0.0) for pair in value]
             tokens = [integer(f"{place}.choices tokens", pair[1], 1, MAX_PROMPT_TOKENS) for pair in value]
+            number(f"{place}.choices, the sum of the weights,", sum(weights), 0.0, low_open=True)
             return lambda rng: rng.choices(tokens, weights)[0]
         if kind == "uniform" and _is_pair(value):
             low = integer(f"{place}.uniform[0]", value[0], 1, MAX_PROMPT_TOKENS)
@@ -283,10 +285,14 @@ def read_process(place: str, spec: Any, rng: random.Random) -> Iterator[float]:
         ValueError: The description is malformed.
     """
     process = json_object(place, spec, ("process", "rate", "size")).get("process")
+    fields = {"poisson": ("rate",), "bursts": ("rate", "size"), "evenly": ("rate",), "at_once": ()}
+    if process not in fields:
+        raise ValueError(f'{place}.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}')
+    for name, value in spec.items():
+        if name != "process" and name not in fields[process] and value is not None:
+            raise ValueError(f"{place}.{name} {shown(value)} has no effect on the process {process}: leave it out")
     if process == "at_once":
         return repeat(0.0)
-    if process not in ("poisson", "bursts", "evenly"):
-        raise ValueError(f'{place}.process must be "poisson", "bursts", "evenly" or "at_once", got {shown(process)}')
     rate = number(f"{place}.rate", spec.get("rate"), 0.0, low_open=True)
     if process == "poisson":
         return poisson(rate, rng)
@@ -320,7 +326,9 @@ def read_mooncake(
         ValueError: A line is malformed, or its ``hash_ids`` do not fit its length; the message names it.
     """
     seconds = SECONDS[choice("time_unit", time_unit, tuple(SECONDS))]
+    columns = column_check()
     for index, (place, line) in enumerate(json_rows(path)):
+        columns.check(place.removesuffix(":"), line, RULES)
         length = integer(f"{place} input_length", line.get("input_length"), 1, MAX_PROMPT_TOKENS)
         output = integer(f"{place} output_length", line.get("output_length"), 0, MAX_INT32)
         at = number(f"{place} timestamp", line.get("timestamp"), 0.0, MAX_SECONDS / seconds) * seconds
@@ -352,26 +360,26 @@ def read_sharegpt(
     times: Iterable[float],
     *,
     count_tokens: Callable[[str], int] = _quarter_of_characters,
+    ignore_columns: Collection[str] = (),
 ) -> Iterator[Arrival]:
     """Requests of ShareGPT's conversations: the first question and answer of each.
 
     Args:
-        path: A JSON array, or lines, of {"conversations": [{"value": question}, {"value": answer}, ...]};
-            conversations without an answer are skipped.
+        path: A JSON array, or lines, of {"conversations": [{"from": "human", "value": question}, {"from": "gpt",
+            "value": answer}, ...]}; conversations without an answer are skipped. Without ``from``, the first turn is
+            the question.
         times: Times of arrival, which such files do not hold.
         count_tokens: Number of tokens in a text; the default takes four characters for a token.
+        ignore_columns: Keys of a conversation or of a turn to leave out.
 
     Raises:
         ValueError: A line is malformed; the message names it.
     """
     arrival_times = iter(times)
-    known: set[tuple[str, ...]] = set()
+    columns = column_check(ignore_columns)
     for index, (place, line) in enumerate(json_rows(path)):
-        check_columns(place, line, known)
-        turns = line.get("conversations")
-        if not isinstance(turns, list):
-            raise ValueError(f"{place} conversations must be a list, got {shown(turns)}")
-        texts = [str(turn.get("value", "")) for turn in turns[:2] if isinstance(turn, Mapping)]
-        if len(texts) == 2 and all(texts):
+        line = columns.check(place.removesuffix(":"), line, CONVERSATION_RULES)
+        if (texts := first_exchange(place, line.get("conversations"), columns)) is not None:
             lengths = [max(1, count_tokens(text)) for text in texts]
             yield timed_arrival(f"r{index}", [index] * lengths[0], lengths[1], next(arrival_times))
+    columns.finish(path)

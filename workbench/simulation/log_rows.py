@@ -45,8 +45,16 @@ def table_rows(path: str | os.PathLike[str]) -> Rows:
     header = next(lines, "")
     rows = csv.DictReader(chain([header], lines), delimiter=max(_DELIMITERS, key=header.count))
     try:
+        names = [name.strip().lower() for name in rows.fieldnames or ()]
+        if twice := [name for name in names if name and names.count(name) > 1]:
+            raise ValueError(f"{path}, line 1: two columns are named {twice[0]}: rename or remove one")
         for row in rows:
-            yield f"{path}, line {rows.line_num}:", {name: value for name, value in row.items() if name is not None}
+            if None in row:
+                raise ValueError(
+                    f"{path}, line {rows.line_num} has {len(names) + len(row[None])} values, and the first line names "
+                    f"{len(names)} columns"
+                )
+            yield f"{path}, line {rows.line_num}:", row
     except csv.Error as problem:
         raise ValueError(f"{path}, line {rows.line_num}: not CSV: {problem}") from None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from workbench.base.key_table import Rule, judge
+from workbench.base.key_table import RowCheck, Rule
 from workbench.simulation.log_units import split_unit
 
 ARRIVAL = "arrival arrival_time timestamp time start_time"
@@ -16,6 +17,7 @@ PROMPT = (
 OUTPUT = (
     "output_tokens num_output_tokens output_length completion_tokens generatedtokens generated_tokens response_tokens"
 )
+TOTAL = "total_tokens num_total_tokens total_length totaltokens"
 COLUMNS = {"arrival": ARRIVAL.split(), "prompt tokens": PROMPT.split(), "output tokens": OUTPUT.split()}
 """Names of each column, in lower case, with words joined by ``_``."""
 
@@ -27,7 +29,7 @@ RULES = (
     Rule("read", OUTPUT, "the length of the output"),
     Rule("read", "hash_ids", "the blocks of the prompt, by which requests share prefixes"),
     Rule("read", " ".join(SESSION_COLUMNS), "the session, by which routers keep requests together"),
-    Rule("read", "conversations", "the texts of a conversation of ShareGPT's"),
+    Rule("refused", "conversations", "a file holds conversations, or times and lengths"),
     Rule("harmless", "id index row request_id uuid trace_id span_id chat_id parent_chat_id turn round", "a number"),
     Rule(
         "harmless",
@@ -37,9 +39,9 @@ RULES = (
         "a label; requests of all models and users are taken together",
     ),
     Rule(
-        "harmless",
-        "total_tokens num_total_tokens total_length totaltokens",
-        "the sum of two columns that are read",
+        "read",
+        TOTAL,
+        "the sum of the lengths, with which it is compared",
     ),
     Rule(
         "harmless",
@@ -66,25 +68,61 @@ RULES = (
 )
 """The meaning of each column, by its name in lower case with words joined by ``_``."""
 
+CONVERSATION_RULES = (
+    Rule("read", "conversations", "the texts of a conversation of ShareGPT's"),
+    Rule("harmless", " ".join(SESSION_COLUMNS), "one request of each conversation is taken"),
+    Rule(
+        "refused",
+        f"{ARRIVAL} {PROMPT} {OUTPUT} hash_ids",
+        "the requests of conversations arrive together, and four characters of their texts count as a token",
+    ),
+    *(rule for rule in RULES if rule.verdict != "read" and rule.keys != "conversations"),
+)
+"""The meaning of each key of a conversation."""
 
-def check_columns(place: str, row: Mapping[str, Any], known: set[tuple[str, ...]]) -> None:
-    """Check the columns of a row that have a value.
+TURN_RULES = (
+    Rule("read", "from role", "whose turn it is"),
+    Rule("read", "value content", "its text"),
+    Rule("harmless", "markdown text id index model* lang* language timestamp time date* weight loss *feedback* tag*",
+         "only whose turn it is and its text matter"),
+)  # fmt: skip
+"""The keys of a turn of a conversation."""
+
+QUESTIONS = ("human", "user", "system", "tool", "function", "observation")
+ANSWERS = ("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot", "function_call")
+
+
+def column_check(ignored: Collection[str] = ()) -> RowCheck:
+    """A check of the rows of a log, for `RULES`.
 
     Args:
-        place: The row, for messages.
-        row: Its values by column.
-        known: Sets of columns that are checked already.
+        ignored: Columns that the user leaves out.
+    """
+    return RowCheck(ignored, lambda column: split_unit(column)[0])
+
+
+def find_columns(place: Any, row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The name of each column that is needed, and the unit that the name of the times says.
+
+    Args:
+        place: The file, for messages.
+        row: A row of it.
 
     Raises:
-        ValueError: A column is refused; the message names it.
+        ValueError: A column is missing, or two columns can be the same.
     """
-    columns = tuple(name for name, value in row.items() if value is not None and value != "")
-    if columns in known:
-        return
-    judge(
-        place.removesuffix(":"),
-        {split_unit(str(name))[0]: row[name] for name in columns},
-        RULES,
-        advice="; remove the column if it does not matter",
-    )
-    known.add(columns)
+    known = {str(name): split_unit(str(name)) for name in row}
+    names, unit = {}, None
+    for what, known_names in COLUMNS.items():
+        found = [name for name, (plain, _) in known.items() if plain in known_names]
+        if not found:
+            raise ValueError(
+                f"{place} has no column with the {what}: name it one of {', '.join(known_names)}; it has "
+                f"{', '.join(map(str, row))}"
+            )
+        if len(found) > 1:
+            options = " or ".join(f"--ignore-columns {shlex.quote(name)}" for name in found)
+            raise ValueError(f"{place} has {len(found)} columns with the {what}, {', '.join(found)}: give {options}")
+        names[what] = found[0]
+        unit = known[found[0]][1] if what == "arrival" else unit
+    return names, unit

@@ -31,6 +31,16 @@ _EPOCH = {unit: (1e9 / seconds, 1e10 / seconds) for unit, seconds in SECONDS.ite
 
 _BAILIAN_KEYS = {"chat_id", "parent_chat_id", "turn"}
 
+_UNITS = {
+    **{word: "s" for word in ("s", "sec", "secs", "second", "seconds")},
+    **{word: "ms" for word in ("ms", "msec", "msecs", "millis", "millisecond", "milliseconds")},
+    **{word: "us" for word in ("us", "usec", "usecs", "micros", "microsecond", "microseconds")},
+    **{word: "ns" for word in ("ns", "nsec", "nsecs", "nanos", "nanosecond", "nanoseconds")},
+}
+"""Words for units at the end of a column's name."""
+
+_UNIT_WORDS = "|".join(_UNITS)
+
 _OFFSET = re.compile(r"\s*(?:(UTC|GMT|Z)|([+-]\d\d:?\d\d))$", re.IGNORECASE)
 
 
@@ -99,10 +109,9 @@ def _read_date(place: str, text: str) -> Moment:
 def split_unit(column: str) -> tuple[str, str | None]:
     """The name of a column in lower case, with words joined by ``_``, and the unit of time that its end names."""
     name = re.sub(r"[\s\-_]+", "_", column.strip().lower()).strip("_")
-    if (end := re.fullmatch(r"(.+?)_?\((s|ms|us|ns)\)|(.+)_(ms|us|ns|s|seconds)", name)) is None:
+    if (end := re.fullmatch(rf"(.+?)_?[(\[]({_UNIT_WORDS})[)\]]|(.+)_({_UNIT_WORDS})", name)) is None:
         return name, None
-    unit = end[2] or end[4]
-    return end[1] or end[3], "s" if unit == "seconds" else unit
+    return end[1] or end[3], _UNITS[end[2] or end[4]]
 
 
 def time_unit(
@@ -151,6 +160,11 @@ def time_unit(
     low, high = min(moment.value for moment in moments), max(moment.value for moment in moments)
     if (unit := _epoch_unit(path, low, high)) is not None:
         return TimeUnit(SECONDS[unit], f"{UNIT_NAMES[unit]} since 1970")
+    if all(_is_like_a_date(moment) for moment in moments):
+        raise ValueError(
+            f"{path}: its times can be seconds, or dates such as {moments[0].value:.0f} without separators: give "
+            "--time-unit s (time_unit in Python), or write 2023-11-16"
+        )
     if not like_mooncake:
         return TimeUnit(1.0, UNIT_NAMES["s"])
     if low == high:  # all requests arrive together in any unit
@@ -163,6 +177,17 @@ def time_unit(
     if list(block_sizes) == [BAILIAN_BLOCK] and any(moment.has_point for moment in moments):
         return TimeUnit(1.0, "seconds, as in Qwen-Bailian's traces")
     raise _two_units(path, len(moments), high - low, "s", "ms")
+
+
+def _is_like_a_date(moment: Moment) -> bool:
+    """Whether a number is a date of 1970 to 2099 as YYYYMMDD."""
+    if not (moment.is_whole and 19_700_101 <= moment.value <= 20_991_231):
+        return False
+    try:
+        datetime.strptime(f"{moment.value:.0f}", "%Y%m%d")
+    except ValueError:
+        return False
+    return True
 
 
 def _epoch_unit(path: Any, low: float, high: float) -> str | None:

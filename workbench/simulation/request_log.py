@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,12 @@ class RequestLog:
         return "\n".join(lines)
 
 
-def read_request_log(path: str | os.PathLike[str]) -> RequestLog:
+def read_request_log(path: str | os.PathLike[str], ignore_columns: Collection[str] = ()) -> RequestLog:
     """The requests and latencies in a file of spans (OTLP/JSON), or in a recording of vllm-vcr.
+
+    Args:
+        path: The file.
+        ignore_columns: Attributes of spans, or keys of requests, to leave out.
 
     Raises:
         TraceError: The file is neither.
@@ -70,9 +74,9 @@ def read_request_log(path: str | os.PathLike[str]) -> RequestLog:
         >>> read_request_log("tap.jsonl").latencies["e2e"].mean
         0.04
     """
-    arrivals = tuple(read_access_log(path))
+    arrivals = tuple(read_access_log(path, ignore_columns=ignore_columns))
     if is_vcr(path):
-        _, requests = read_vcr(path)
+        _, requests = read_vcr(path, ignore_columns)
         ends = [request.e2e_ms for request in requests]
         values = {
             "ttft": [request.ttft_ms / 1000 for request in requests],
@@ -81,7 +85,7 @@ def read_request_log(path: str | os.PathLike[str]) -> RequestLog:
         }
         num_cached, lacks = sum(request.cached_tokens for request in requests), _VCR_LACKS
     else:
-        spans = [span["attributes"] for span in read_spans(path)]
+        spans = [span["attributes"] for span in read_spans(path, ignore_columns)]
         values = {
             name: [_seconds(path, key, at) for about in spans if (at := about.get(key)) is not None]
             for name, key in (("ttft", TTFT), ("e2e", E2E))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -86,6 +86,7 @@ class Demand:
         seed: int = 0,
         time_unit: str | None = None,
         block_size: int | None = None,
+        ignore_columns: Collection[str] = (),
         open_loop: bool = False,
         hit_rate: float | None = None,
     ) -> Demand:
@@ -101,6 +102,7 @@ class Demand:
             seed: Seed of the requests that are left out or come once more.
             time_unit: Unit of the times of a log, see `workbench.simulation.access_log.read_access_log`.
             block_size: Tokens of a block of a log.
+            ignore_columns: Columns of a log to leave out.
             open_loop: Let follow-ups of a recording arrive at their recorded times.
             hit_rate: Hit rate of a log that does not say which prompts are alike; None for that of ``cost_from``.
 
@@ -111,18 +113,18 @@ class Demand:
         told = "the workload's cost_model"
         sessions, models, generate, summary, noise, loops = None, [], None, "", None, ""
         if isinstance(source, Mapping) or (not is_access_log(source) and Path(source).suffix == ".json"):
-            refuse_units(source, time_unit, block_size)
+            refuse_units(source, time_unit, block_size, ignore_columns)
             content = read_json_workload(source)
             generate = content.get("generate")
             base, given, model, sessions = read_fleet(content, CostModel.fit(cost_from)[0] if cost_from else None, load)
         elif is_access_log(source):
-            log = read_log(source, time_unit, block_size)
+            log = read_log(source, time_unit, block_size, ignore_columns=ignore_columns)
             base, given, model, summary = EngineConfig(), log.arrivals, None, str(log)
             if log.block_size is None and cost_from is not None:
                 hits = AssumedHits.of(cost_from, hit_rate)
                 given, loops = hits.apply(given, base.block_size), str(hits)
         else:
-            refuse_units(source, time_unit, block_size)
+            refuse_units(source, time_unit, block_size, ignore_columns)
             trace = Trace.load(source)
             cost_from = cost_from or trace
             base, model = recorded_config(trace), None

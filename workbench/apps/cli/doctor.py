@@ -79,8 +79,11 @@ def _about_model(options: argparse.Namespace) -> Iterator[str]:
                 reasons.setdefault(finding.because, []).append(finding.key)
         for because, keys in reasons.items():
             yield f"{file}: harmless, because {because}: {', '.join(keys)}"
-    if thinking := model.described_files()["thinking"]:
+    facts = model.described_files()
+    if thinking := facts["thinking"]:
         yield f"thinking, if a request does not say: {thinking}"
+    if lost := facts["template_leaves_out"]:
+        yield f"the chat template leaves out: {', '.join(lost)}"
 
 
 def _versions() -> Iterator[str]:

@@ -132,6 +132,7 @@ def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
         seed=options.seed,
         time_unit=options.time_unit,
         block_size=options.block_size,
+        ignore_columns=options.ignore_columns,
         open_loop=getattr(options, "open_loop", False),
         hit_rate=options.hit_rate,
     )

@@ -180,10 +180,16 @@ def check_table_and_plot(options: argparse.Namespace) -> None:
 
 
 def add_unit_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--time-unit`` and ``--block-size``, which say what an access log counts if it does not show that itself."""
+    """Add the options that say what an access log counts if it does not show that itself, and what to leave out."""
     group = parser.add_argument_group("units of an access log", "found in the log, unless two readings are possible")
     group.add_argument("--time-unit", metavar="UNIT", help="unit of its times: s, ms, us or ns")
     group.add_argument("--block-size", type=int, metavar="N", help="tokens that each of its hash_ids stands for")
+    help = "columns to leave out, such as one that is unknown here"
+    group.add_argument("--ignore-columns", type=_names, default=(), metavar="NAME[,NAME...]", help=help)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name.strip())
 
 
 def add_hit_rate_option(parser: argparse.ArgumentParser) -> None:

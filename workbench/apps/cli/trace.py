@@ -106,7 +106,7 @@ def _info(options: argparse.Namespace) -> int:
     from workbench.trace.readings.fleet import Fleet
 
     is_folder = options.trace.is_dir()
-    other = None if is_folder else _read_other(options.trace, options.time_unit, options.block_size)
+    other = None if is_folder else _read_other(options)
     if other is not None and has_window(options):
         raise ValueError(_NO_PART.format(options.trace))
     if is_folder:
@@ -156,9 +156,7 @@ def _print_late(trace: Trace, start: str = "") -> None:
         print(printable(f"{start}{misfit_words(explainer.misfit)}"))
 
 
-def _read_other(
-    path: Path, time_unit: str | None, block_size: int | None
-) -> Scrapes | KVEvents | RequestLog | AccessLog | ServerLog | None:
+def _read_other(options: argparse.Namespace) -> Scrapes | KVEvents | RequestLog | AccessLog | ServerLog | None:
     """The recording of another tool, with the units of an access log; None for a trace."""
     from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.request_log import read_request_log
@@ -168,17 +166,18 @@ def _read_other(
     from workbench.trace.formats.server_log import is_server_log, read_server_log
     from workbench.trace.formats.vcr import is_vcr
 
+    path: Path = options.trace
     is_spans = is_otlp(path) or is_vcr(path)
     is_log = not is_spans and is_server_log(path)  # its lines may be JSON, as those of an access log
     if not is_spans and not is_log and is_access_log(path):
-        return read_log(path, time_unit, block_size)
-    refuse_units(path, time_unit, block_size)
+        return read_log(path, options.time_unit, options.block_size, ignore_columns=options.ignore_columns)
+    refuse_units(path, options.time_unit, options.block_size, () if is_spans else options.ignore_columns)
     if is_scrapes(path):
         return read_scrapes(path)
     if is_kv_events(path):
         return read_kv_events(path)
     if is_spans:
-        return read_request_log(path)
+        return read_request_log(path, options.ignore_columns)
     return read_server_log(path) if is_log else None
 
 

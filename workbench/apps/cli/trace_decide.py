@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -196,7 +196,7 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         fit_from=fit_from,
         counted=counted,
         open_loop=options.open_loop,
-        measured=_measured(options.trace),
+        measured=_measured(options.trace, options.ignore_columns),
     )
 
 
@@ -209,7 +209,7 @@ def _print_when(traces: Mapping[str, Trace]) -> None:
             print(printable(f"{name}: recorded {when}" if name else f"recorded {when}"))
 
 
-def _measured(path: Path) -> dict[str, float] | None:
+def _measured(path: Path, ignored: Collection[str]) -> dict[str, float] | None:
     """The latencies that spans or a recording of vllm-vcr have; None for other files."""
     from workbench.simulation.request_log import read_request_log
     from workbench.trace.formats.otlp import is_otlp
@@ -219,7 +219,7 @@ def _measured(path: Path) -> dict[str, float] | None:
         return None
     return {
         f"{name}_{key}": value
-        for name, found in read_request_log(path).latencies.items()
+        for name, found in read_request_log(path, ignored).latencies.items()
         for key in ("mean", "p50", "p95", "p99", "max")
         if (value := getattr(found, key)) is not None
     }
@@ -244,15 +244,15 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     if options.cost_from is None:
         if is_access_log(options.trace):
             raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
-        refuse_units(options.trace, options.time_unit, options.block_size)
+        refuse_units(options.trace, options.time_unit, options.block_size, options.ignore_columns)
         return _only(options.trace), others, []
     if others:
         raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
     costs = load_trace(options.cost_from)
     if not is_access_log(options.trace):
-        refuse_units(options.trace, options.time_unit, options.block_size)
+        refuse_units(options.trace, options.time_unit, options.block_size, options.ignore_columns)
         return _only(options.trace), [], [costs]
-    log = read_log(options.trace, options.time_unit, options.block_size)
+    log = read_log(options.trace, options.time_unit, options.block_size, ignore_columns=options.ignore_columns)
     print(log, flush=True)
     if log.block_size is None:
         hits, config = AssumedHits.of(costs, options.hit_rate), recorded_config(costs)

@@ -16,12 +16,13 @@ import msgspec
 
 from workbench.apps.serve.call_parts import MISTRAL, CallText, Literals
 from workbench.apps.serve.call_probes import learn
-from workbench.apps.serve.pair_rules import PairRules
+from workbench.apps.serve.known_forms import known_form
+from workbench.apps.serve.pair_rules import NUM_ORDERS, PairRules
+from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
 from workbench.engine.schema_words import Unserved
 from workbench.models.tokenizer import ChatTemplateError, Tokenizer
 
 _KINDS = ("null", "boolean", "integer", "number", "string", "array")
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 FunctionName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -33,6 +34,11 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+def no_parameters() -> dict[str, Any]:
+    """The schema of a function without arguments."""
+    return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def as_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -63,15 +69,27 @@ class CallForm(CallText):
         Raises:
             ValueError: The template shows no tools or no calls, or writes them in a form that cannot be learned.
         """
+        cls.check_shown(tokenizer, tools)
+        if (form := _LEARNED.get(tokenizer)) is None:
+            known = known_form(tokenizer)
+            form = learn(cls, tokenizer) if known is None else cls(**vars(known))
+            _LEARNED[tokenizer] = form
+        return form
+
+    @staticmethod
+    def check_shown(tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> str:
+        """A prompt with the tools.
+
+        Raises:
+            ValueError: The template leaves them out.
+        """
         try:
             shown = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tools=tools)
         except ChatTemplateError as problem:
             raise ValueError(f"tools: {problem}") from None
         if not all(tool["function"]["name"] in shown for tool in tools):
             raise ValueError("tools: the model's chat template leaves them out")
-        if (form := _LEARNED.get(tokenizer)) is None:
-            form = _LEARNED[tokenizer] = learn(cls, tokenizer)
-        return form
+        return shown
 
     def unserved(self, parameters: dict[str, Any]) -> list[Unserved]:
         """Parts of a schema of arguments that calls of this form cannot be held to.
@@ -100,16 +118,32 @@ class CallForm(CallText):
             parallel: Allow more than one call, if the form does.
             reasons: The answer begins with reasoning, which </think> ends.
         """
+        for max_orders in NUM_ORDERS:
+            text = self._grammar(tools, choice, tokenizer, max_orders, parallel=parallel, reasons=reasons)
+            if self.pairs is None or len(text.encode()) <= MAX_GRAMMAR_BYTES:
+                break
+        return text
+
+    def _grammar(
+        self,
+        tools: Sequence[Function],
+        choice: str,
+        tokenizer: Tokenizer,
+        max_orders: int,
+        *,
+        parallel: bool,
+        reasons: bool,
+    ) -> str:
         rules = []
         text = Literals(tokenizer, "/[a-zA-Z0-9]{9}/" if self.mark == MISTRAL else "/[a-zA-Z0-9_.:-]{1,64}/")
         literal = text.rule
         for index, tool in enumerate(tools):
-            parameters = as_object(_NO_PARAMETERS if tool.parameters is None else tool.parameters)
+            parameters = as_object(no_parameters() if tool.parameters is None else tool.parameters)
             name = json.dumps(tool.name)
             if self.pairs is None:
                 rules.append(f"tool{index}: {name} {literal(self.between)} %json {json.dumps(parameters)}")
             else:
-                written = PairRules(f"tool{index}", self.pairs, text, parameters)
+                written = PairRules(f"tool{index}", self.pairs, text, parameters, max_orders)
                 body = written.arguments(self.between)
                 rules += [f"tool{index}: {name} {body}", *written.rules]
         bodies = " | ".join(f"tool{index}" for index in range(len(tools)))

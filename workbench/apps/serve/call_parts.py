@@ -67,6 +67,7 @@ class CallText:
         end: The text behind the last call.
         leads: Calls stand where an answer begins, or nowhere. The mark may then be left out.
         pairs: The writing of arguments that stand one by one. None: they are a JSON object.
+        in_id: The template shows the id of a call and not its name, which is a part of the id: ``functions.NAME:0``.
     """
 
     mark: str
@@ -77,6 +78,7 @@ class CallText:
     end: str = ""
     leads: bool = False
     pairs: Pairs | None = None
+    in_id: bool = False
 
     @property
     def gap(self) -> str | None:
@@ -97,8 +99,15 @@ class CallText:
         texts += [text for text in self.pairs or () if isinstance(text, str)]
         return "".join(texts).replace(INDEX, "").replace(ID, "")
 
-    def new_id(self) -> str:
-        """A new id of a call; Mistral's templates take ids of nine characters only."""
+    def new_id(self, name: str, between: str) -> str:
+        """The id of a call, which is new unless the text contains it; Mistral's have nine characters.
+
+        Args:
+            name: The name of the function.
+            between: The text behind it.
+        """
+        if self.in_id:
+            return f"functions.{name}{between[: between.find('<')]}"
         return uuid.uuid4().hex[:9] if self.mark == MISTRAL else f"chatcmpl-tool-{uuid.uuid4().hex}"
 
 

@@ -64,8 +64,8 @@ def _indexed(texts: Sequence[str]) -> str:
 class _Probes:
     """A template, asked for made-up conversations."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, in_id: bool = False) -> None:
+        self._tokenizer, self.in_id = tokenizer, in_id
         self.shown = tokenizer.apply_chat_template([_USER], tools=_TOOLS)
         answer = {"role": "assistant", "content": _CONTENT}
         text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, tools=_TOOLS)
@@ -75,7 +75,14 @@ class _Probes:
 
     def written(self, *calls: tuple[str, dict[str, Any]], content: str = "") -> str:
         """A conversation whose last answer has some calls."""
-        made = [{"id": ID, "type": "function", "function": {"name": n, "arguments": a}} for n, a in calls]
+        made = [
+            {
+                "id": f"functions.{n}:{i}" if self.in_id else ID,
+                "type": "function",
+                "function": {"name": n, "arguments": a},
+            }
+            for i, (n, a) in enumerate(calls)
+        ]
         messages = [_USER, {"role": "assistant", "content": content, "tool_calls": made}]
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, tools=_TOOLS)
 
@@ -114,13 +121,30 @@ def learn(kind: type[_Form], tokenizer: Tokenizer) -> _Form:
     """
     try:
         probes = _Probes(tokenizer)
-        try:
-            text = probes.written(*((name, _ONE) for name in _NAMES))
-        except ChatTemplateError:  # one call in an answer, as with Llama 3
-            text = probes.written((_NAMES[0], _ONE))
+        text = _calls_of(probes)
+        if _NAMES[0] not in text:  # as Kimi K2, whose ids name the function
+            probes = _Probes(tokenizer, in_id=True)
+            text = _calls_of(probes)
         return _learn(kind, probes, text)
     except ChatTemplateError as problem:
         raise ValueError(f"tools: {problem}") from None
+
+
+def shown_tools(tokenizer: Tokenizer) -> str:
+    """A prompt with a made-up tool."""
+    return tokenizer.apply_chat_template([_USER], tools=_TOOLS)
+
+
+def shows_calls(tokenizer: Tokenizer) -> bool:
+    """Whether a template shows the calls of earlier answers."""
+    return _KEY in _Probes(tokenizer).written((_NAMES[0], _ONE))
+
+
+def _calls_of(probes: _Probes) -> str:
+    try:
+        return probes.written(*((name, _ONE) for name in _NAMES))
+    except ChatTemplateError:  # one call in an answer, as with Llama 3
+        return probes.written((_NAMES[0], _ONE))
 
 
 def _learn(kind: type[_Form], probes: _Probes, text: str) -> _Form:
@@ -159,6 +183,7 @@ def _learn(kind: type[_Form], probes: _Probes, text: str) -> _Form:
         more=more or None,
         end="" if gapped or more is None else last[len(closing) :].rstrip(),
         leads=mark is None,
+        in_id=probes.in_id,
         pairs=_pairs(probes, parts[0], closing, more) if in_pairs else None,
     )
     if any(probe in form.marks for probe in (*_NAMES, _KEY, _VALUE, _CONTENT, str(_NUMBER))):

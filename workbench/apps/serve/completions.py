@@ -13,6 +13,7 @@ import msgspec
 from tornado.iostream import StreamClosedError
 
 from workbench.apps.serve.call_forms import CallForm
+from workbench.apps.serve.channels import ChannelForm, ChannelParser, has_channels
 from workbench.apps.serve.conversation import render_conversation
 from workbench.apps.serve.errors import ApiError, internal_error
 from workbench.apps.serve.guard import stream_of
@@ -30,7 +31,7 @@ class CompletionsHandler(ApiHandler):
     """/v1/completions, and the base of chat completions."""
 
     chat = False
-    new_parser: Callable[[], MessageParser] = MessageParser
+    new_parser: Callable[[], MessageParser | ChannelParser] = MessageParser
     calls: CallGrammar | None = None
     kind: type[CompletionRequest | ChatRequest] = CompletionRequest
 
@@ -205,10 +206,13 @@ class ChatCompletionsHandler(CompletionsHandler):
             )
             constraint = self.calls.constraint()
             sampling = [params.replace(structured_outputs=constraint) for params in sampling]
-        if visible := _marks(form, tokenizer):
+        in_channels = tokenizer is not None and has_channels(tokenizer)
+        if visible := _marks(ChannelForm() if in_channels else form, tokenizer):
             sampling = [params.replace(visible_token_ids=visible) for params in sampling]
         functions = [tool.function for tool in body.tools or ()]
         self.new_parser = partial(MessageParser, form, opens_reasoning(text), functions=functions)
+        if in_channels and not body.continue_final_message and body.add_generation_prompt is not False:
+            self.new_parser = ChannelParser
         return [{"prompt": text, "prompt_token_ids": token_ids}], sampling
 
 

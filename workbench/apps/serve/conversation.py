@@ -7,12 +7,14 @@ The fields are vLLM's: ``add_generation_prompt``, ``continue_final_message``, ``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from workbench.apps.serve.known_forms import with_written_calls
 from workbench.apps.serve.messages import ChatMessage
+from workbench.models.template_losses import Render, check_shown
 from workbench.models.tokenizer import Tokenizer, with_special_tokens
 
 MAX_TEMPLATE_KWARGS = 32
@@ -45,8 +47,6 @@ TemplateKwargs = Annotated[
 ]
 ReasoningEffort = Annotated[str, msgspec.Meta(max_length=32)]
 """OpenAI's words are "none" to "xhigh"; a template that reads it may have others."""
-
-Render = Callable[[list[dict[str, Any]], bool], str]
 
 
 class TemplateOptions(Protocol):
@@ -87,7 +87,7 @@ def render_conversation(
                 f"{kwargs['reasoning_effort']!r}: give one of them"
             )
         kwargs = kwargs | {"reasoning_effort": effort}
-    dicts = [message.as_dict() for message in messages]
+    dicts = with_written_calls([message.as_dict() for message in messages], tokenizer)
     if options.continue_final_message and options.add_generation_prompt:
         raise ValueError(
             "continue_final_message and add_generation_prompt cannot both be true: the first continues the final "
@@ -98,11 +98,11 @@ def render_conversation(
         given = {"tools": tools} if tools else {}
         return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **given, **kwargs)
 
-    _check_tools_shown(dicts, render)
     if options.continue_final_message:
         text = _unfinished(dicts, render)
     else:
         text = render(dicts, options.add_generation_prompt is not False)
+    check_shown(dicts, text, render)
     return text, encode(text, tokenizer, add_special_tokens=bool(options.add_special_tokens))
 
 
@@ -132,20 +132,6 @@ def checked_kwargs(kwargs: dict[str, TemplateValue]) -> dict[str, TemplateValue]
                 f"{MAX_TEMPLATE_KWARG_LENGTH}"
             )
     return kwargs
-
-
-def _check_tools_shown(messages: list[dict[str, Any]], render: Render) -> None:
-    """Reject results of tools that a template would leave out: a marked content must appear in the text.
-
-    Raises:
-        ValueError: One would be left out.
-    """
-    num_results = sum(message["role"] == "tool" for message in messages)
-    if not num_results:
-        return
-    marked = [message | {"content": _MARK} if message["role"] == "tool" else message for message in messages]
-    if render(marked, False).count(_MARK) < num_results:
-        raise ValueError("messages: the model's chat template leaves out messages of role tool")
 
 
 def _unfinished(messages: list[dict[str, Any]], render: Render) -> str:

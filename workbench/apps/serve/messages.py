@@ -29,7 +29,9 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag
     """A part of a message's content that is text."""
 
     text: str
-    prompt_cache_breakpoint: Any = None  # a label: equal beginnings are always found in the cache
+    # Labels: equal beginnings are always found in the cache.
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
 
 
 class RefusalPart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
@@ -93,6 +95,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     # Labels of the content.
     annotations: list[Any] | None = None
     parsed: Any = None
+    cache_control: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         """The message in the form that chat templates expect.
@@ -109,7 +112,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
                 raise ValueError(f"messages: {field} is a field of role assistant, got role {self.role}")
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError(f"messages: tool_call_id is a field of role tool, got role {self.role}")
-        text = "".join(part.text for part in said) if isinstance(said, list) else said or ""
+        # As in vLLM, parts become lines.
+        text = "\n".join(part.text for part in said) if isinstance(said, list) else said or ""
         message: dict[str, Any] = {"role": _ROLES.get(self.role, self.role), "content": text}
         if self.name is not None:
             message["name"] = self.name
@@ -119,6 +123,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
             message["tool_call_id"] = self.tool_call_id
         if reasoning:  # templates read the one name or the other
             message["reasoning"] = message["reasoning_content"] = reasoning
+            if not (calls and text):  # gpt-oss's name, whose template refuses it beside a text
+                message["thinking"] = reasoning
         return message
 
     def _calls(self) -> list[ToolCall]:

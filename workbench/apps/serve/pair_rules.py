@@ -1,7 +1,7 @@
 """Rules of a grammar for arguments that are written one by one, from the schema of a tool.
 
-The grammar holds the names, their order, and each value. Words of a schema that such a grammar cannot hold are left
-out, and named with their places.
+The grammar holds the names, each at most once, and each value. Words of a schema that such a grammar cannot hold are
+left out, and named with their places.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 _WHOLE = {"anyOf", "oneOf", "allOf", "enum", "const", "patternProperties", "minProperties", "maxProperties"}
 """Words that constrain an object as a whole."""
 
+NUM_ORDERS = (128, 32, 8, 1)
+"""Numbers of rules for the arguments that are still to come: more allow more orders, in a longer grammar."""
+
 _ONE_BY_ONE = "arguments are written one by one in this model's calls"
 
 
@@ -40,13 +43,17 @@ class PairRules:
         pairs: The writing of the arguments.
         literals: Texts as rules.
         parameters: The schema of the arguments.
+        max_orders: Maximum number of rules for the arguments that are still to come, see `NUM_ORDERS`.
 
     Attributes:
         rules: Rules that the arguments need.
         unserved: Parts of the schema that the rules do not hold.
     """
 
-    def __init__(self, name: str, pairs: Pairs, literals: Literals, parameters: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, pairs: Pairs, literals: Literals, parameters: dict[str, Any], max_orders: int = NUM_ORDERS[0]
+    ) -> None:
+        self._max_orders = max_orders
         self.rules: list[str] = []
         self.unserved: list[Unserved] = []
         self._name = name
@@ -90,20 +97,54 @@ class PairRules:
             value = self._value({} if more is True else more, f"{place}/additionalProperties")
             pair = self._rule(f"/[a-zA-Z_][a-zA-Z0-9_]*/ {value}")
             return f"({lit(first)} {pair} ({lit(self._pairs.separator)} {pair})* {lit(final)} | {lit(empty)})"
-        begun, rest = lit(empty) if not required else "", self._rule(lit(final))
-        for name, each in reversed(properties.items()):
+        pairs = {}
+        for name, each in properties.items():
             below = f"{place}/properties/{quote(name.replace('~', '~0').replace('/', '~1'), safe='$')}"
             if any(opened in name for opened in (self._pairs.string_open, self._pairs.other_open)):
                 self._drop(f"{place}/properties", name, "calls of this model cannot spell this name")
                 continue
-            pair = f"{json.dumps(name)} {self._value(each, below)}"
-            following = f"{pair} {rest}"
-            begin = f"{lit(first)} {following}"
-            begun = begin if name in required else " | ".join(filter(None, (begin, begun)))
-            begun = self._rule(begun)
-            go_on = f"{lit(self._pairs.separator)} {following}"
-            rest = self._rule(go_on if name in required else f"{go_on} | {rest}")
-        return f"({begun or lit(empty)})"
+            pairs[name] = self._rule(f"{json.dumps(name)} {self._value(each, below)}")
+        return self._in_orders(pairs, frozenset(required), lit(first), lit(final), lit(empty))
+
+    def _in_orders(self, pairs: dict[str, str], required: frozenset[str], first: str, final: str, empty: str) -> str:
+        """The rule for pairs in all orders that a grammar of bounded size can hold, each pair at most once.
+
+        Args:
+            pairs: The rule of each pair, by the name of its key.
+            required: Names that have to come.
+            first: The text in front of the first pair.
+            final: The text behind the last one.
+            empty: The text without any.
+        """
+        needed = [name for name in pairs if name in required]
+        rest = [name for name in pairs if name not in required]
+        if 2 ** len(pairs) <= self._max_orders:
+            free, in_order = list(pairs), []
+        elif 2 ** len(needed) * (len(rest) + 1) <= self._max_orders:
+            free, in_order = needed, rest
+        else:
+            free, in_order = [], list(pairs)
+        separator, made = self._literals.rule(self._pairs.separator), dict[tuple[Any, ...], str]()
+
+        def behind(left: tuple[str, ...], at: int) -> str:
+            """The rule for what follows a pair: one that is left, the next in order or one after it, or the end."""
+            if (left, at) not in made:
+                ways = [f"{separator} {pairs[name]} {behind(without(left, name), at)}" for name in left]
+                if at < len(in_order):
+                    ways.append(f"{separator} {pairs[in_order[at]]} {behind(left, at + 1)}")
+                    ways += [behind(left, at + 1)] if in_order[at] not in required else []
+                elif required.isdisjoint(left):
+                    ways.append(final or '""')
+                made[left, at] = self._rule(" | ".join(ways))
+            return made[left, at]
+
+        begun = "" if required & pairs.keys() else empty or '""'
+        for at in reversed(range(len(in_order))):  # from the end, so that long lists do not nest calls
+            way = f"{first} {pairs[in_order[at]]} {behind(tuple(free), at + 1)}"
+            later = begun if in_order[at] not in required else ""
+            begun = self._rule(" | ".join(filter(None, [way, later])))
+        ways = [f"{first} {pairs[name]} {behind(without(tuple(free), name), 0)}" for name in free]
+        return f"({' | '.join(filter(None, [*ways, begun]))})"
 
     def _value(self, schema: Any, place: str, opened: tuple[str, str] | None = None) -> str:
         """The rule for a value, with the text in front of it: behind a key, if no other is given."""
@@ -269,6 +310,11 @@ class PairRules:
         opened = (self._pairs.string_close, "")
         item = self._value(found.get("items", {}), f"{place}/items", opened)
         return f'"[" ({item} ("," {item})*)? "]"'
+
+
+def without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """The names but one."""
+    return tuple(other for other in names if other != name)
 
 
 def escaped(text: str, mark: str) -> str:

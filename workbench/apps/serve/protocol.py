@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from workbench.apps.serve.call_forms import CallForm
+from workbench.apps.serve.channels import ChannelForm, has_channels
 from workbench.apps.serve.conversation import Messages, ReasoningEffort, TemplateKwargs, encode, render_conversation
 from workbench.apps.serve.errors import ApiError
 from workbench.apps.serve.stream import Echo
@@ -215,12 +216,15 @@ class ChatRequest(SamplingFields, kw_only=True):
             raise ValueError("tools: two have the same name")
         if tokenizer is None:
             raise ValueError("tools need a tokenizer, and the model came without one")
-        form = CallForm.of(tokenizer, self.tool_dicts() or [])
+        kind = ChannelForm if has_channels(tokenizer) else CallForm
+        form = kind.of(tokenizer, self.tool_dicts() or [])
         return None if self.tool_choice == "none" else form
 
     def tool_dicts(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates expect them; None without."""
-        return msgspec.to_builtins(self.tools) if self.tools else None
+        if not self.tools:
+            return None
+        return [{"function": msgspec.to_builtins(tool.function), "type": tool.type} for tool in self.tools]
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from workbench.apps.serve.channels import ChannelParser
 from workbench.apps.serve.stream import Delta, Stream
 from workbench.apps.serve.tools import MessageParser
 from workbench.models.token_bytes import token_bytes
@@ -34,7 +35,7 @@ class Answer:
     chat: bool
     tokenizer: Tokenizer | None
     streams: list[Stream]
-    parsers: list[MessageParser]
+    parsers: Sequence[MessageParser | ChannelParser]
     token_ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -33,6 +33,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True):
 
     function: Function
     type: Literal["function"] = "function"
+    cache_control: Any = None  # a label, which no template reads
 
 
 class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -198,7 +199,7 @@ class MessageParser:
             return None
         self._rest, self._opened = rest[max(empty, between) :], False
         function = {"name": name[0], "arguments": "{}" if empty >= 0 else ""}
-        call = {"index": self.num_calls, "id": self.form.new_id(), "type": "function"}
+        call = {"index": self.num_calls, "id": self.form.new_id(name[0], rest[: max(between, 0)]), "type": "function"}
         added.setdefault("tool_calls", []).append({**call, "function": function})
         self.num_calls += 1
         if empty >= 0:

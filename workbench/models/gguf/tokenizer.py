@@ -123,6 +123,10 @@ class GGUFTokenizer:
         """See `ChatTemplate.thinking`."""
         return self._no_template if self._template is None else self._template.thinking()
 
+    def leaves_out(self) -> list[str]:
+        """See `ChatTemplate.leaves_out`."""
+        return self._template.leaves_out() if self._template is not None else []
+
     def _make_template(self, metadata: Mapping[str, Any], tokens: list[str], given: str | None) -> ChatTemplate | None:
         """The given template, or the file's; None if it has none, or one that is not valid."""
         source, variables = given or text(metadata, "tokenizer.chat_template"), _variables(metadata, tokens)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from workbench.base.field_checks import number
+from workbench.base.key_table import RowCheck, Rule, UnknownKeyError
 from workbench.base.outside_files import open_bytes
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import MAX_SECONDS
@@ -37,6 +38,30 @@ PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.completion_tokens"
 TTFT = "gen_ai.latency.time_to_first_token"
 E2E = "gen_ai.latency.e2e"
+
+_COUNTS = ("gen_ai.request.n", "gen_ai.request.choice.count", "gen_ai.usage.num_sequences")
+
+ATTRIBUTE_RULES = (
+    Rule("read", f"{PROMPT_TOKENS} {OUTPUT_TOKENS} {TTFT} {E2E}", "lengths and latencies"),
+    Rule("read", "gen_ai.usage.input_tokens gen_ai.usage.output_tokens", "the present names of the lengths"),
+    Rule("harmless", "gen_ai.latency.*", "measured at the server of the recording"),
+    Rule("harmless", "gen_ai.usage.cached_tokens gen_ai.usage.cache* gen_ai.usage.total_tokens gen_ai.usage.reasoning*",
+         "a part or the sum of the lengths"),
+    Rule("harmless", "gen_ai.request.max_tokens gen_ai.request.temperature gen_ai.request.top_* "
+         "gen_ai.request.*penalty gen_ai.request.seed gen_ai.request.stop* gen_ai.request.stream*",
+         "the output has its length"),
+    Rule("harmless", "gen_ai.request.id gen_ai.request.model gen_ai.response.* gen_ai.system gen_ai.provider* "
+         "gen_ai.operation.* gen_ai.conversation.id scheduler.* service.* server.* client.* http.* url.* net.* "
+         "network.* user_agent.* user.* enduser.* error.* exception.* thread.* process.* host.* telemetry.* otel.* "
+         "session.* k8s.* cloud.* deployment.* code.* peer.*", "a label"),
+    Rule("refused", " ".join(_COUNTS), "a request has one output here"),
+    Rule("refused", "gen_ai.request.lora* gen_ai.request.*salt*", "it decides which requests share prefixes"),
+)  # fmt: skip
+"""The attributes of a request's span. OTLP says that a reader ignores unknown fields of a span itself."""
+
+_NEWER_NAMES = {"gen_ai.usage.input_tokens": PROMPT_TOKENS, "gen_ai.usage.output_tokens": OUTPUT_TOKENS}
+
+_OTHER_SIGNALS = ("resourceMetrics", "resourceLogs", "resourceProfiles")
 
 _MALFORMED = (TypeError, ValueError, OverflowError)
 _SERVER, _ERROR = 2, 2  # SpanKind and StatusCode
@@ -157,40 +182,78 @@ def _value(value: Any) -> dict[str, Any]:
 
 
 def is_otlp(path: str | os.PathLike[str]) -> bool:
-    """Whether a file holds spans in OTLP/JSON, by its beginning."""
+    """Whether a file is in OTLP/JSON, by its beginning; `read_spans` refuses metrics and logs."""
     with open_bytes(path) as file:
-        return b'"resourceSpans"' in file.read(200)
+        start = file.read(200)
+    return any(f'"{signal}"'.encode() in start for signal in ("resourceSpans", *_OTHER_SIGNALS))
 
 
-def read_spans(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def read_spans(path: str | os.PathLike[str], ignored: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The spans of requests in a file of OTLP/JSON, of vLLM's tracing or written by `to_otlp`.
+
+    Args:
+        path: The file.
+        ignored: Attributes to leave out.
 
     Yields:
         ``start`` and ``end`` in seconds since the epoch, and ``attributes`` by name.
 
     Raises:
-        TraceError: The file is not OTLP/JSON, or a span is malformed; the message names the line.
+        TraceError: The file is not OTLP/JSON, or a span is malformed, has an unknown attribute or a latency that is
+            longer than itself; the message names the line.
         OSError: The file cannot be read.
     """
+    keys, num_spans, others = RowCheck(ignored), 0, dict[str, None]()
     with open_bytes(path) as file:
         for line_number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 for span in _spans_of(msgspec.json.decode(line)):
+                    num_spans += span.get("name") == SPAN_NAME
                     if span.get("name") == SPAN_NAME:
-                        yield {
-                            "start": number("startTimeUnixNano", int(span["startTimeUnixNano"]) / 1e9, 0, MAX_SECONDS),
-                            "end": number("endTimeUnixNano", int(span["endTimeUnixNano"]) / 1e9, 0, MAX_SECONDS),
-                            "attributes": {one["key"]: _plain(one["value"]) for one in span.get("attributes", ())},
-                        }
+                        yield _read_span(span, keys)
+                    elif len(others) < 5:
+                        others.setdefault(str(span.get("name"))[:80])
+            except (UnknownKeyError, TraceError) as problem:
+                raise TraceError(f"{path}, line {line_number}: {problem}") from None
             except (msgspec.DecodeError, RecursionError, LookupError, AttributeError, *_MALFORMED) as problem:
                 raise TraceError(
                     f"{path}, line {line_number}: not spans in OTLP/JSON: {type(problem).__name__}: {problem}"
                 ) from None
+    if not num_spans:
+        raise TraceError(
+            f"{path} has no span named {SPAN_NAME}, as vLLM calls that of a request; it has {', '.join(others)}"
+        )
+    keys.finish(path)
+
+
+def _read_span(span: Mapping[str, Any], keys: RowCheck) -> dict[str, Any]:
+    start, end = (
+        number(name, int(span[name]) / 1e9, 0, MAX_SECONDS) for name in ("startTimeUnixNano", "endTimeUnixNano")
+    )
+    given = {one["key"]: _plain(one["value"]) for one in span.get("attributes", ())}
+    single = {name: value for name, value in given.items() if not (name in _COUNTS and value == 1)}
+    attributes = dict(keys.check("a span of a request", single, ATTRIBUTE_RULES))
+    for newer, name in _NEWER_NAMES.items():
+        if newer in attributes and attributes.setdefault(name, attributes[newer]) != attributes[newer]:
+            raise TraceError(f"{name} is {attributes[name]}, and {newer} is {attributes[newer]}")
+    for name in (TTFT, E2E):
+        value = attributes.get(name)
+        if isinstance(value, float | int) and value > 2 * (end - start) + 1:
+            raise TraceError(
+                f"{name} is {value}, in a span of {end - start:g} s: it must be in seconds, and times in nanoseconds"
+            )
+    return {"start": start, "end": end, "attributes": attributes}
 
 
 def _spans_of(data: Any) -> Iterator[dict[str, Any]]:
+    for signal in _OTHER_SIGNALS:
+        if signal in data:
+            raise TraceError(
+                f"the file holds {signal} of OTLP, and requests are in its spans: export traces, or record scrapes of "
+                "/metrics"
+            )
     for resource in data["resourceSpans"]:
         for scope in resource.get("scopeSpans", ()):
             yield from scope.get("spans", ())

@@ -25,7 +25,6 @@ from workbench.base.on_demand import extra_for
 from workbench.base.outside_files import open_text
 from workbench.base.text import shown
 from workbench.trace.errors import TraceError
-from workbench.trace.fields import MAX_SECONDS
 from workbench.trace.readings.metrics import amount
 
 MARK = re.compile(r"^# scraped (\d+(?:\.\d+)?)\s*$", re.MULTILINE)
@@ -40,6 +39,9 @@ LATENCIES = {
     "decode": "vllm:request_decode_time_seconds",
 }
 """vLLM's histogram of each latency. Queue, prefill and decode are the parts of a request's time in the engine."""
+
+MAX_EPOCH = 1e10
+"""Latest time of a scrape, in seconds since 1970: the year 2286. A larger number counts milliseconds."""
 
 PARTS = ("queue", "prefill", "decode")
 
@@ -314,8 +316,11 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
         _, *pieces = MARK.split(file.read())
     scrapes = []
     for number, (at, text) in enumerate(zip(pieces[::2], pieces[1::2]), start=1):
-        if float(at) > MAX_SECONDS:
-            raise TraceError(f"{path}, scrape {number}: its time must be at most {MAX_SECONDS:g} s, got {shown(at)}")
+        if float(at) > MAX_EPOCH:
+            raise TraceError(
+                f"{path}, scrape {number}: its time must be in seconds since 1970, at most {MAX_EPOCH:g}, got "
+                f"{shown(at)}"
+            )
         if text.strip():  # an empty one: the server did not answer
             scrapes.append(Scrape(float(at), samples_of(f"{path}, scrape {number}", text)))
     if len(scrapes) < 2:

@@ -9,15 +9,36 @@ Source: https://neuralmagic.github.io/vllm-vcr/ and the schema in its repository
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any
 
 import msgspec
 
+from workbench.base.key_table import RowCheck, Rule, UnknownKeyError
 from workbench.trace.errors import TraceError
 from workbench.trace.file import split_lines
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+META_RULES = (
+    Rule("read", "model block_size vllm_version", "the engine, and the tokens that a hash stands for"),
+    Rule("harmless", "gpu tp pp dp max_num_seqs max_num_batched_tokens max_model_len source config_hash "
+         "ready_response_hex *_version *_hash *_name host* date* created* note* comment* description label* tag*",
+         "it describes the recorded server"),
+)  # fmt: skip
+"""The keys of the header, to which users may add some."""
+
+REQUEST_RULES = (
+    Rule("read", "prompt_tokens output_tokens ttft_ms cached_tokens itl_ms arrival_ms block_hashes finish_reason",
+         "lengths, times and blocks"),
+    Rule("harmless", "itl_tokens", "gaps are those between messages, however many tokens one has"),
+    Rule("harmless", "itl_summary itl_ctx concurrency", "measured at the recorded server"),
+    Rule("harmless", "output_token_ids", "only lengths matter"),
+    Rule("refused", "mm_hashes", "prompts with other images share no blocks, and hashes of blocks do not show that"),
+)  # fmt: skip
+"""The keys of a request."""
 
 
 class VcrMeta(msgspec.Struct, frozen=True):
@@ -65,8 +86,8 @@ class VcrRequest(msgspec.Struct, frozen=True):
         return self.ttft_ms + sum(self.itl_ms or ())
 
 
-class _MetaLine(msgspec.Struct):
-    meta: VcrMeta
+class _MetaLine(msgspec.Struct, forbid_unknown_fields=True):
+    meta: dict[str, Any]
 
 
 def is_vcr(path: str | os.PathLike[str]) -> bool:
@@ -76,20 +97,24 @@ def is_vcr(path: str | os.PathLike[str]) -> bool:
     except TraceError:  # a damaged gzip file
         return False
     start = first[:10_000]
-    return b'"kind"' not in start and (start.startswith(b'{"meta"') or (b'"ttft_ms"' in start and b"tokens" in start))
+    if start.startswith(b'{"meta"'):
+        return True
+    others = (b'"kind"', b'"arrival"', b'"arrival_time"', b'"timestamp"', b'"time"', b'"start_time"')  # of other logs
+    return b'"ttft_ms"' in start and b"tokens" in start and not any(name in start for name in others)
 
 
-def read_vcr(path: str | os.PathLike[str]) -> tuple[VcrMeta, list[VcrRequest]]:
+def read_vcr(path: str | os.PathLike[str], ignored: Collection[str] = ()) -> tuple[VcrMeta, list[VcrRequest]]:
     """A recording of vllm-vcr.
 
     Args:
         path: The file, .jsonl or .jsonl.gz. A last line that was cut off is left out.
+        ignored: Keys to leave out.
 
     Returns:
         Its header, empty if it has none, and its requests in the order in which they ended.
 
     Raises:
-        TraceError: A line is malformed; the message names it.
+        TraceError: A line is malformed, or has an unknown key; the message names it.
         OSError: The file cannot be read.
 
     Example:
@@ -98,14 +123,23 @@ def read_vcr(path: str | os.PathLike[str]) -> tuple[VcrMeta, list[VcrRequest]]:
         >>> read_vcr("tap.jsonl")[1][0].ttft_ms
         31.5
     """
-    meta, requests = VcrMeta(), []
+    meta, keys = VcrMeta(), RowCheck(ignored)
+    requests: list[VcrRequest] = []
     for number, (raw, is_whole) in enumerate(split_lines(path), start=1):
+        place = f"{path}, line {number}"
+        if not raw.strip():
+            continue
         try:
-            if number == 1 and raw.lstrip().startswith(b'{"meta"'):
-                meta = msgspec.json.decode(raw, type=_MetaLine).meta
-            elif raw.strip():
-                requests.append(msgspec.json.decode(raw, type=VcrRequest))
+            row = msgspec.json.decode(raw, type=dict[str, Any])
+            if "meta" in row and not requests:
+                header = msgspec.convert(row, _MetaLine).meta
+                meta = msgspec.convert(keys.check(place, header, META_RULES), VcrMeta)
+            else:
+                requests.append(msgspec.convert(keys.check(place, row, REQUEST_RULES), VcrRequest))
+        except UnknownKeyError as problem:
+            raise TraceError(str(problem)) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
             if is_whole:
-                raise TraceError(f"{path}, line {number}: not a request of vllm-vcr: {problem}") from None
+                raise TraceError(f"{place}: not a request of vllm-vcr: {problem}") from None
+    keys.finish(path)
     return meta, requests

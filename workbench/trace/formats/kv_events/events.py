@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from workbench.base.key_table import Rule, judge
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import Seconds
 
@@ -20,7 +21,7 @@ BlockHash = int | str
 """A block's hash: a number, or its bytes as hexadecimal digits."""
 
 
-class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
     """Blocks that entered the prefix cache, each the continuation of the one before.
 
     Attributes:
@@ -40,7 +41,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     group_idx: int | None = None
 
 
-class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
     """Blocks that left the prefix cache, because their memory was needed.
 
     Attributes:
@@ -54,21 +55,33 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     group_idx: int | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True):
+class AllBlocksCleared(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The prefix cache was emptied."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
+_GROUP = ("kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+
 _ARRAY_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
-    "BlockRemoved": ("block_hashes", "medium"),
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
+        *("lora_id", "medium", "lora_name", "extra_keys", "group_idx", *_GROUP),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
 """Order of the fields in vLLM's older events, which are arrays."""
 
+EVENT_RULES = (
+    Rule("read", "type block_hashes parent_block_hash token_ids block_size medium group_idx", "blocks and their cache"),
+    Rule("harmless", "lora_id lora_name extra_keys", "the hash of a block contains it"),
+    Rule("harmless", " ".join(_GROUP), "it describes the group"),
+)
+"""The fields of an event."""
 
-class KVEventBatch(msgspec.Struct, frozen=True, omit_defaults=True):
+
+class KVEventBatch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The events of one step of one engine.
 
     Attributes:
@@ -100,18 +113,23 @@ def decode_batch(seq: int, payload: bytes) -> KVEventBatch:
         [7]
     """
     try:
-        ts, events, *rank = msgspec.msgpack.decode(payload)
-        facts = {"seq": seq, "ts": ts, "events": [_as_map(each) for each in events], "rank": (rank or [None])[0] or 0}
+        ts, events, *rest = msgspec.msgpack.decode(payload)
+        (rank,) = rest or [None]
+        facts = {"seq": seq, "ts": ts, "events": [_as_map(each) for each in events], "rank": rank or 0}
         return msgspec.convert(_without_bytes(facts), KVEventBatch)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError, ValueError, KeyError) as problem:
         raise TraceError(f"batch {seq} holds no KV events of vLLM: {type(problem).__name__}: {problem}") from None
 
 
 def _as_map(event: Any) -> Mapping[str, Any]:
-    if isinstance(event, Mapping):
-        return event
-    kind, *values = event
-    return {"type": kind, **dict(zip(_ARRAY_FIELDS[kind], values))}
+    """An event with the fields that are read."""
+    if not isinstance(event, Mapping):
+        kind, *values = event
+        event = {"type": kind, **dict(zip(_ARRAY_FIELDS[kind], values))}
+        if len(values) > len(_ARRAY_FIELDS[kind]):
+            raise ValueError(f"{kind} has {len(values)} fields, {len(_ARRAY_FIELDS[kind])} are known")
+    findings = judge(str(event.get("type")), event, EVENT_RULES)
+    return {finding.key: finding.value for finding in findings if finding.verdict == "read"}
 
 
 def _without_bytes(value: Any) -> Any:

@@ -1,0 +1,70 @@
+"""Calls of models whose template shows tools and leaves out calls, so that nothing shows their form: LFM 2."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from workbench.apps.serve.call_parts import CallText, Pairs
+from workbench.apps.serve.call_probes import shown_tools, shows_calls
+from workbench.apps.serve.pair_rules import escaped
+from workbench.models.tokenizer import ChatTemplateError, Tokenizer
+
+_LFM2 = CallText(
+    mark="<|tool_call_start|>",
+    opening="[",
+    between="(",
+    closing='")',
+    more=", ",
+    end="]<|tool_call_end|>",
+    pairs=Pairs("()", '="', '"', "=", "", ", ", ")", own=False, words=True),
+)
+_KNOWN = {"<|tool_list_start|>": _LFM2}
+"""Forms by a text that the template puts around tools; the vocabulary may have the mark of calls instead."""
+
+_FOUND: WeakKeyDictionary[Tokenizer, CallText | None] = WeakKeyDictionary()
+
+
+def known_form(tokenizer: Tokenizer) -> CallText | None:
+    """The form of a model whose template shows tools and no calls; None for others."""
+    if tokenizer not in _FOUND:
+        try:
+            shown = shown_tools(tokenizer)
+            known = (form for mark, form in _KNOWN.items() if mark in shown or len(tokenizer.encode(form.mark)) == 1)
+            found = next(known, None)
+            _FOUND[tokenizer] = None if found is None or shows_calls(tokenizer) else found
+        except ChatTemplateError:
+            _FOUND[tokenizer] = None
+    return _FOUND[tokenizer]
+
+
+def with_written_calls(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The messages, with calls in front of contents if the template leaves them out."""
+    if not any("tool_calls" in message for message in messages):
+        return messages
+    if (form := known_form(tokenizer)) is None:
+        return messages
+    made = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        plain = {name: value for name, value in message.items() if name != "tool_calls"}
+        made.append(plain | {"content": _written(form, calls) + message["content"]} if calls else message)
+    return made
+
+
+def _written(form: CallText, calls: list[dict[str, Any]]) -> str:
+    assert form.pairs is not None
+    pairs, texts = form.pairs, []
+    for call in calls:
+        arguments = [f"{key}{_value(pairs, value)}" for key, value in call["function"]["arguments"].items()]
+        inner = form.between + pairs.separator.join(arguments) + pairs.final if arguments else pairs.empty
+        texts.append(call["function"]["name"] + inner)
+    return form.mark + form.opening + (form.more or "").join(texts) + form.end
+
+
+def _value(pairs: Pairs, value: Any) -> str:
+    if isinstance(value, str):
+        return pairs.string_open + escaped(value, pairs.string_close) + pairs.string_close
+    plain = repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+    return pairs.other_open + plain + pairs.other_close
