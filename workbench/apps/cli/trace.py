@@ -68,6 +68,8 @@ def add_parser(commands: Commands) -> None:
     help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
     perfetto = add_command(actions, "perfetto", _perfetto, help)
     perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
+    help = "a profile of torch's profiler (.json or .json.gz) that ran meanwhile: its events on the same time axis"
+    perfetto.add_argument("--join", type=Path, metavar="PROFILE", help=help)
     add_out_option(perfetto, "FILE", "file to write (default: beside the trace, .perfetto.json)", is_last_word=True)
 
     help = "write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards"
@@ -216,9 +218,14 @@ def _link(options: argparse.Namespace) -> int:
 
 def _perfetto(options: argparse.Namespace) -> int:
     from workbench.trace.formats.export import to_chrome_trace
+    from workbench.trace.formats.profile import join_profile
 
     out = options.out or _beside(options.trace, ".perfetto.json")
-    to_chrome_trace(load_trace(options.trace, options), out)
+    trace = load_trace(options.trace, options)
+    if options.join is None:
+        to_chrome_trace(trace, out)
+    else:
+        print(join_profile(trace, options.join, out))
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
     return 0
 
