@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,7 @@ def _info(options: argparse.Namespace) -> int:
             fleet.traces = parts_of(fleet.traces, options)
             print(fleet)
             print(fleet.metrics())
+            _print_hits(fleet.traces.values())
             for name, trace in fleet.traces.items():
                 _print_late(trace, f"{name}: ")
         return 0
@@ -127,8 +129,17 @@ def _info(options: argparse.Namespace) -> int:
     trace = load_trace(options.trace, options)
     print(trace)
     print(metrics(trace))
+    _print_hits([trace])
     _print_late(trace)
     return 0
+
+
+def _print_hits(traces: Iterable[Trace]) -> None:
+    """Print the hits in the prefix cache by depth, adapter, turn and session, of the traces that have one."""
+    from workbench.trace.readings.hit_rates import hit_rates
+
+    if cached := [trace for trace in traces if trace.config.get("enable_prefix_caching")]:
+        print(hit_rates(cached))
 
 
 def _print_late(trace: Trace, start: str = "") -> None:
