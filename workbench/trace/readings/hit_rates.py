@@ -24,7 +24,7 @@ from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 
 DEPTHS = (0, 256, 1024, 4096, 16384, 65536, 262144)
-"""Where the ranges of depths begin."""
+"""The first token of each range of depths."""
 
 MAX_SHOWN = 8
 
