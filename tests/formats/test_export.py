@@ -92,10 +92,11 @@ def test_files(tmp_path, monkeypatch):
     Trace(TraceMeta()).to_chrome_trace(tmp_path / "empty.json")
     assert len(json.loads((tmp_path / "empty.json").read_bytes())["traceEvents"]) == 3
 
-    def broken(*_):
+    def broken(trace):
+        yield from chrome_events(trace)
         raise OSError("disk full")
 
-    monkeypatch.setattr(export, "_write_events", broken)
+    monkeypatch.setattr(export, "chrome_events", broken)
     before = (tmp_path / "t.json").read_bytes()
     with pytest.raises(OSError, match="disk full"):
         trace.to_chrome_trace(tmp_path / "t.json")

@@ -22,7 +22,8 @@ def saved(tmp_path):
 def test_info(saved, capsys):
     assert main(["trace", "info", str(saved)]) == 0
     printed = capsys.readouterr().out
-    first, second, tokens, throughput, use, *latencies = [line for line in printed.splitlines() if line]
+    hits = printed.index("prefix hits: ")
+    first, second, tokens, throughput, use, *latencies = [line for line in printed[:hits].splitlines() if line]
     assert first == "Trace(engine: 25 steps, 5 requests, 60 tokens scheduled, done)"
     assert second == "5 of 5 requests ended in 25 steps, 6.000 s"
     assert tokens.endswith("35 sampled, 64 found in the prefix cache, 3 recomputed (1 preemption)")
@@ -33,6 +34,7 @@ def test_info(saved, capsys):
         "time to first token", "  until scheduled", "  in prefill", "inter-token latency", "end to end"
     ]  # fmt: skip
     assert latencies[1].split()[-6:] == ["0.6834", "0.3755", "1.513", "1.67", "1.709", "5"]
+    assert "by depth in the prompt: 0-255: " in printed[hits:]
 
 
 def test_perfetto(saved, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,8 @@ def add_parser(commands: Commands) -> None:
     help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
     perfetto = add_command(actions, "perfetto", _perfetto, help)
     perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
+    help = "a profile of torch's profiler (.json or .json.gz) that ran meanwhile: its events on the same time axis"
+    perfetto.add_argument("--join", type=Path, metavar="PROFILE", help=help)
     add_out_option(perfetto, "FILE", "file to write (default: beside the trace, .perfetto.json)", is_last_word=True)
 
     help = "write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards"
@@ -114,6 +117,7 @@ def _info(options: argparse.Namespace) -> int:
             fleet.traces = parts_of(fleet.traces, options)
             print(fleet)
             print(fleet.metrics())
+            _print_hits(fleet.traces.values())
             for name, trace in fleet.traces.items():
                 _print_late(trace, f"{name}: ")
         return 0
@@ -125,8 +129,17 @@ def _info(options: argparse.Namespace) -> int:
     trace = load_trace(options.trace, options)
     print(trace)
     print(metrics(trace))
+    _print_hits([trace])
     _print_late(trace)
     return 0
+
+
+def _print_hits(traces: Iterable[Trace]) -> None:
+    """Print the hits in the prefix cache by depth, adapter, turn and session, of the traces that have one."""
+    from workbench.trace.readings.hit_rates import hit_rates
+
+    if cached := [trace for trace in traces if trace.config.get("enable_prefix_caching")]:
+        print(hit_rates(cached))
 
 
 def _print_late(trace: Trace, start: str = "") -> None:
@@ -215,9 +228,14 @@ def _link(options: argparse.Namespace) -> int:
 
 def _perfetto(options: argparse.Namespace) -> int:
     from workbench.trace.formats.export import to_chrome_trace
+    from workbench.trace.formats.profile import join_profile
 
     out = options.out or _beside(options.trace, ".perfetto.json")
-    to_chrome_trace(load_trace(options.trace, options), out)
+    trace = load_trace(options.trace, options)
+    if options.join is None:
+        to_chrome_trace(trace, out)
+    else:
+        print(join_profile(trace, options.join, out))
     print(f"wrote {out}: open it at https://ui.perfetto.dev")
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STEP_MICROSECONDS = 1000.0
 """Length of a step in a trace without a clock."""
 
-_ENGINE, _REQUESTS = 1, 2  # the two "processes" of the Chrome trace
+ENGINE, REQUESTS = 1, 2  # the two "processes" of the Chrome trace
 
 
 def to_pandas(trace: Trace) -> pd.DataFrame:
@@ -60,32 +60,34 @@ def to_chrome_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
+    write_chrome_trace(path, chrome_events(trace), trace.meta.source)
+
+
+def write_chrome_trace(path: str | os.PathLike[str], events: Iterator[dict[str, Any]], source: str) -> None:
+    """Write the events of a Chrome trace; ``path`` and errors as in `to_chrome_trace`."""
     opener = gzip.open if os.fspath(path).endswith(".gz") else open
     encode = msgspec.json.Encoder(enc_hook=repr).encode
     with replaced_when_complete(path) as unfinished, opener(unfinished, "wb") as file:
-        _write_events(file, chrome_events(trace), encode, encode({"source": trace.meta.source}))
-
-
-def _write_events(file: IO[bytes] | gzip.GzipFile, events: Iterator[dict[str, Any]], encode: Any, about: bytes) -> None:
-    file.write(b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":[')
-    for index, event in enumerate(events):
-        file.write((b",\n" if index else b"\n") + encode(event))
-    file.write(b"\n]}\n")
+        about = encode({"source": source})
+        file.write(b'{"displayTimeUnit":"ms","otherData":' + about + b',"traceEvents":[')
+        for index, event in enumerate(events):
+            file.write((b",\n" if index else b"\n") + encode(event))
+        file.write(b"\n]}\n")
 
 
 def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
     """The events of a Chrome trace. Times are in microseconds since the first step."""
     records = tuple(trace)
     tracks = {request_id: number for number, request_id in enumerate(trace.requests, start=1)}
-    yield _named("process_name", _ENGINE, 0, f"engine ({trace.meta.source})")
-    yield _named("process_name", _REQUESTS, 0, "requests")
-    yield _named("thread_name", _ENGINE, 1, "steps")
+    yield _named("process_name", ENGINE, 0, f"engine ({trace.meta.source})")
+    yield _named("process_name", REQUESTS, 0, "requests")
+    yield _named("thread_name", ENGINE, 1, "steps")
     if any(record.phase_starts for record in records):
-        yield _named("thread_name", _ENGINE, 2, "asynchronous scheduling")
+        yield _named("thread_name", ENGINE, 2, "asynchronous scheduling")
     for request_id, track in tracks.items():
-        yield _named("thread_name", _REQUESTS, track, request_id)
-        yield _event("M", "thread_sort_index", _REQUESTS, track, args={"sort_index": track})
-    clock = _Clock(records)
+        yield _named("thread_name", REQUESTS, track, request_id)
+        yield _event("M", "thread_sort_index", REQUESTS, track, args={"sort_index": track})
+    clock = Clock(records)
     running = trace.keyframe.block_tables if trace.keyframe is not None else {}  # before the first step
     waits_since = {
         request_id: ("waiting", clock.arrival(info))
@@ -101,36 +103,46 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
             if chunk.request_id in waits_since:
                 state, since = waits_since.pop(chunk.request_id)
                 if since < start:
-                    yield _event("X", state, _REQUESTS, track, since, dur=round(start - since, 3))
-            yield _event("X", _title(chunk), _REQUESTS, track, start, dur=duration, args=_arguments(record, chunk))
+                    yield _event("X", state, REQUESTS, track, since, dur=round(start - since, 3))
+            yield _event("X", _title(chunk), REQUESTS, track, start, dur=duration, args=_arguments(record, chunk))
         for event in record.events:
             if event.kind in ("preempt", "finish", "abort"):
                 moment = start + duration if event.kind == "finish" else start
                 track = tracks.get(event.request_id, 0)
-                yield _event("i", event.kind, _REQUESTS, track, moment, s="t", args={"reason": event.reason})
+                yield _event("i", event.kind, REQUESTS, track, moment, s="t", args={"reason": event.reason})
         for request_id in record.preempted:
             waits_since[request_id] = ("preempted", start)
 
 
-class _Clock:
-    """Start and duration of each step, in microseconds."""
+class Clock:
+    """Start and duration of each step, in microseconds since the first one.
+
+    Args:
+        records: The steps.
+
+    Attributes:
+        is_timed: Whether the steps have times; otherwise each takes a millisecond.
+    """
 
     def __init__(self, records: tuple[StepRecord, ...]) -> None:
-        self._timed = any(record.end or record.timings for record in records)
+        self.is_timed = any(record.end or record.timings for record in records)
         self._origin = records[0].time if records else 0.0
         self._first_step = records[0].step if records else 0
 
     def span(self, record: StepRecord) -> tuple[float, float]:
-        if not self._timed:
+        """Start and duration of a step."""
+        if not self.is_timed:
             return (record.step - self._first_step) * STEP_MICROSECONDS, STEP_MICROSECONDS
         return self.since(record.time), round(record.duration * 1e6, 3)
 
     def arrival(self, info: Any) -> float:
-        if not self._timed:
+        """Arrival of a request."""
+        if not self.is_timed:
             return (info.arrival_step - self._first_step) * STEP_MICROSECONDS
         return self.since(info.arrival_time)
 
     def since(self, seconds: float) -> float:
+        """A moment of the trace, which is in seconds."""
         return round((seconds - self._origin) * 1e6, 3)
 
 
@@ -145,23 +157,23 @@ def _engine_events(
         "waiting": len(record.waiting),
         "waiting_reason": shown(record.waiting_reason),
     }
-    yield _event("X", f"step {record.step}", _ENGINE, 1, start, dur=duration, args=facts)
+    yield _event("X", f"step {record.step}", ENGINE, 1, start, dur=duration, args=facts)
     tokens = {"decode": record.num_decode_tokens, "prefill": record.num_prefill_tokens}
-    yield _event("C", "scheduled tokens", _ENGINE, 0, start, args=tokens)
-    yield _event("C", "token budget", _ENGINE, 0, start, args={"tokens": record.token_budget})
+    yield _event("C", "scheduled tokens", ENGINE, 0, start, args=tokens)
+    yield _event("C", "token budget", ENGINE, 0, start, args={"tokens": record.token_budget})
     blocks = {"free": record.free_blocks}
     if num_blocks is not None:
         blocks["owned"] = num_blocks - 1 - record.free_blocks
-    yield _event("C", "KV blocks", _ENGINE, 0, start, args=blocks)
+    yield _event("C", "KV blocks", ENGINE, 0, start, args=blocks)
 
 
-def _phase_events(record: StepRecord, clock: _Clock) -> Iterator[dict[str, Any]]:
+def _phase_events(record: StepRecord, clock: Clock) -> Iterator[dict[str, Any]]:
     """The phases of a step: in its own track, but those before its beginning, during another step, in one beside it."""
     last = clock.since(record.end)
     for phase in record.phases:
         begin, end = clock.since(phase.begin), min(last, clock.since(phase.end))
         track = 1 if phase.begin >= record.time else 2
-        yield _event("X", phase.name, _ENGINE, track, begin, dur=max(0.0, round(end - begin, 3)))
+        yield _event("X", phase.name, ENGINE, track, begin, dur=max(0.0, round(end - begin, 3)))
 
 
 def _title(chunk: Chunk) -> str:

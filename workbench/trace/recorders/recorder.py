@@ -23,8 +23,10 @@ from workbench.trace.recorders.messages import (
     Update,
 )
 from workbench.trace.recorders.pool_watch import PoolWatch
+from workbench.trace.recorders.profile_marks import ProfileMarks
 from workbench.trace.recorders.tables import TableWatch
 from workbench.trace.recorders.writer_process import WriterProcess
+from workbench.trace.step_marks import OUTPUT, SCHEDULED
 
 SEND_SECONDS = 0.1
 """Time between two sends while the engine is busy: a system call costs more than a step's message."""
@@ -60,6 +62,8 @@ class SchedulerRecorder:
     - the Update of a step with tokens, if it ends before ``quiet_until``,
     - before each of them the PoolNews that ``take_pool_news`` returns, if there are any.
 
+    It counts each Schedule in ``num_steps``, and calls ``mark_scheduled`` and ``mark_output`` while a profiler runs.
+
     Args:
         scheduler: The scheduler; its queues, requests and KV cache manager are read, never changed.
         make_setup: Makes the first message. If it raises, nothing is recorded.
@@ -75,6 +79,8 @@ class SchedulerRecorder:
         take_pool_news: Returns what the block pool did since the last call as a message; () for nothing.
         in_update: Whether the scheduler is in its ``update_from_output``; set by the caller.
         in_reset: Whether the scheduler is in its ``reset_prefix_cache``.
+        num_steps: Number of steps so far; a step has the same number in the recording.
+        profiler: Its ``_is_profiler_enabled`` says whether steps are marked in a profile.
     """
 
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
@@ -101,6 +107,11 @@ class SchedulerRecorder:
         """Reasons of ended requests by their final status: vLLM takes a while to look one up."""
         self._pauses, self._collecting_since = list[Pause](), 0.0
         self.in_update = self.in_reset = False
+        self.num_steps = 0
+        self._marks = ProfileMarks()
+        self.profiler = self._marks.switch
+        self._marked: dict[int, int] = {}
+        """Marked steps that have no output yet, by the id() of their SchedulerOutput."""
         self.writer: WriterProcess | None = None
         try:
             setup = make_setup()
@@ -225,6 +236,9 @@ class SchedulerRecorder:
             self._empty_steps.add(id(output))
         else:
             self._output_to_come = self._is_async
+        self.num_steps += 1
+        if self.profiler._is_profiler_enabled:
+            self.mark_scheduled(output)
         if news := self.take_pool_news():
             self.messages.append(news)
         message, request_ids = self._schedule(output, started, ended), list(output.num_scheduled_tokens)
@@ -238,6 +252,21 @@ class SchedulerRecorder:
         self._encode()  # workers may run in this process and append to the block tables that admissions refer to
         if self._tables is None:  # otherwise a step may change tables without a word in its output
             self.last_ids, self.last_num_requests = request_ids or None, len(request_ids)
+
+    @_never_raises
+    def mark_scheduled(self, output: Any) -> None:
+        """Mark in a profile that the latest step was scheduled."""
+        step = self.num_steps - 1
+        if step - 1 not in self._marked.values():
+            self._marked.clear()  # outputs that came while no profiler ran
+        self._marked[id(output)] = step
+        self._marks.mark(step, SCHEDULED)
+
+    @_never_raises
+    def mark_output(self, output: Any) -> None:
+        """Mark in a profile that the output of a step is about to be processed, if its scheduling is marked."""
+        if (step := self._marked.pop(id(output), None)) is not None and self.profiler._is_profiler_enabled:
+            self._marks.mark(step, OUTPUT)
 
     def _schedule(self, output: Any, started: float, ended: float) -> Schedule:
         """The message of any step."""

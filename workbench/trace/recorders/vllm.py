@@ -87,6 +87,9 @@ class RecordsSteps(_Scheduler):
             if cached.req_ids == recorder.last_ids and output.total_num_scheduled_tokens == recorder.last_num_requests:
                 computed, new_block_ids = cached.num_computed_tokens, cached.new_block_ids
                 free_blocks = recorder.num_free_blocks()
+                recorder.num_steps += 1
+                if recorder.profiler._is_profiler_enabled:
+                    recorder.mark_scheduled(output)
                 if news := recorder.take_pool_news():
                     recorder.messages.append(news)
                 recorder.messages.append(
@@ -103,6 +106,8 @@ class RecordsSteps(_Scheduler):
         recorder = self.recorder
         recorder.in_update = True
         num_given = recorder.num_given(scheduler_output, model_runner_output)
+        if recorder.profiler._is_profiler_enabled:
+            recorder.mark_output(scheduler_output)
         started = perf_counter()
         outputs = self._unrecorded_update(scheduler_output, model_runner_output)
         ended = perf_counter()
