@@ -9,6 +9,7 @@ if importlib.util.find_spec("vllm") is None:
 
 from workbench.analysis.hunt.drive import Run
 from workbench.analysis.hunt.vllm_scheduler import VllmScheduler
+from workbench.analysis.hunt.vllm_waits import any_tokens
 
 CONFIG = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "block_size": 4, "num_blocks": 32, "max_model_len": 64}
 
@@ -37,6 +38,16 @@ def chunks_of(request, **config):
 def test_a_request_waits_for_its_grammar(config):
     assert chunks_of({}, **config) == [(0, 0, 10)]
     assert chunks_of({"grammar": {"ready_step": 5}}, **config) == [(5, 0, 10)]
+
+
+def test_the_grammar_is_one_of_vllm_s():
+    """Releases up to 0.29 assert it when a token comes in."""
+    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+    grammar = any_tokens()
+    assert isinstance(grammar, StructuredOutputGrammar)
+    assert grammar.accept_tokens("a", [1, 2]) and grammar.validate_tokens([1, 2]) == [1, 2]
+    assert not grammar.is_terminated()
 
 
 @pytest.mark.parametrize("config", [{}, {"async_scheduling": True}])

@@ -11,10 +11,14 @@ from typing import Any
 
 from workbench.analysis.hunt.drive import LiveRequest
 
-ANY_TOKENS = SimpleNamespace(
-    accept_tokens=lambda *_: True, validate_tokens=lambda tokens: tokens, is_terminated=lambda: False
-)
-"""A grammar that allows every token."""
+
+def any_tokens() -> Any:
+    """A grammar that allows every token; releases up to 0.29 ask whether it is one of theirs."""
+    base = import_module("vllm.v1.structured_output.backend_types").StructuredOutputGrammar
+    made: dict[str, Any] = {"accept_tokens": lambda *_: True, "validate_tokens": lambda _, tokens: tokens}
+    kind: Any = type("AnyTokens", (base,), {**made, "is_terminated": lambda _: False})
+    kind.__abstractmethods__ = frozenset()
+    return kind()
 
 
 def structured_output() -> Any:
@@ -43,6 +47,7 @@ class Waits:
     def __init__(self, scheduler: Any, *, is_async: bool) -> None:
         self._scheduler, self._is_async, self.step = scheduler, is_async, 0
         self._live: dict[str, LiveRequest] = {}
+        self._any_tokens = any_tokens()
         self._loads: dict[str, list[int]] = {}  # steps that are left, and the block that will not come, or 0
         self._failed: set[str] = set()
 
@@ -55,7 +60,7 @@ class Waits:
         for request in self._scheduler.requests.values():
             ready = self._live[request.request_id].ready_step
             if ready is not None and ready <= self.step and request.structured_output_request.grammar is None:
-                request.structured_output_request.grammar = ANY_TOKENS
+                request.structured_output_request.grammar = self._any_tokens
         self.step += 1
 
     def blocked(self) -> dict[str, Any]:
