@@ -115,7 +115,7 @@ def to_change(result: dict[str, Any]) -> list[str]:
 
 def write_table(results: dict[str, dict[str, Any]]) -> None:
     """Write the table of docs/limits.md."""
-    rows = ["| vLLM | features equal | differs from the release before in | recorder |", "|---|---|---|---|"]
+    rows = ["| vLLM | features equal | differs from | recorder |", "|---|---|---|---|"]
     for version in sorted(results, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
         result = results[version]
         count = len(result["features_equal"])
@@ -123,7 +123,8 @@ def write_table(results: dict[str, dict[str, Any]]) -> None:
         equal = f"{count} of {count + len(result['features_that_differ'])}" + (f", not {differs}" if differs else "")
         places = f"{len(result['differences'])} places ({result['different']} of {result['workloads']:,} workloads)"
         hooks = ", ".join(f"`{name}` changed" for name in result["hooks_that_changed"]) or "its hooks are the same"
-        rows.append(f"| {version} | {equal} | {result['last']}: {places} | {hooks} |")
+        last = "itself" if result["last"] == version else result["last"]
+        rows.append(f"| {version} | {equal} | {last}: {places} | {hooks} |")
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
