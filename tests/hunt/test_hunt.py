@@ -1,6 +1,7 @@
 """A short hunt: nothing in our scheduler, and planted faults are found and shrunk."""
 
 import json
+import random
 import re
 import sys
 from contextlib import nullcontext
@@ -13,6 +14,8 @@ from workbench.analysis.hunt import hunt, target
 from workbench.analysis.hunt.drive import Plan, PlannedChunk, live_request
 from workbench.analysis.hunt.plain_laws import CheckOrder
 from workbench.analysis.hunt.progress import UNSERVABLE, obstacle
+from workbench.analysis.hunt.search import shape
+from workbench.analysis.hunt.workloads import FEATURES, WORKLOAD_BYTES, make_workload
 from workbench.apps.cli import main
 from workbench.trace import Trace
 
@@ -50,6 +53,16 @@ def test_a_step_that_does_not_end_is_found(monkeypatch):
     monkeypatch.setattr(target, "MAX_SECONDS", 0.1)
     (finding, *_) = hunt("planted:endless", seconds=None, workloads=60)
     assert finding.law == "crash" and finding.place == "a step does not end"
+
+
+def test_workloads_have_adapters_for_schedulers_that_have_them():
+    rng = random.Random(0)
+    drawn = [rng.randbytes(WORKLOAD_BYTES) for _ in range(300)]
+    has = [workload for each in drawn if "adapters" in shape(workload := make_workload(each, FEATURES))]
+    assert len(has) > 10
+    assert {workload["config"]["max_loras"] for workload in has} == {1, 2}
+    without = [name for name in FEATURES if name != "adapters"]
+    assert not any("max_loras" in make_workload(each, without)["config"] for each in drawn)
 
 
 def test_the_folder_of_a_finding(tmp_path, capsys):

@@ -57,3 +57,20 @@ def test_kv_comes_from_elsewhere_or_fails(config):
     assert chunks_of({"remote": {"num_tokens": 8, "num_steps": 0}}, **config) == [(0, 8, 2)]
     (step, start, count), *_ = chunks_of({"remote": {"num_tokens": 8, "num_steps": 3, "fails": True}}, **config)
     assert step >= 3 and (start, count) == (0, 10)
+
+
+def test_a_request_waits_for_a_slot_of_its_adapter():
+    """Its reason is told, so that no law asks why others overtake it."""
+    config = {**CONFIG, "max_loras": 1}
+    scheduler, seen = VllmScheduler(config), []
+
+    class Watch:
+        added = updated = staticmethod(lambda *_: None)
+
+        def scheduled(self, run, plan):
+            seen.append(({name: reason.kind for name, reason in plan.passed_over.items()}, len(plan.chunks)))
+
+    requests = [{"id": name, "prompt": {"len": 5}, "max_tokens": 2, "adapter": name} for name in "ab"]
+    assert Run(scheduler, {"config": config, "requests": requests}, Watch()).drive(40) == "done"
+    scheduler.close()
+    assert seen[:3] == [({"b": "adapter"}, 1), ({"b": "adapter"}, 1), ({}, 1)]

@@ -71,7 +71,7 @@ FEATURES = (
         _hits,
         None,
     ),
-    Feature("adapters"),
+    Feature("adapters", ("adapters",), frozenset({"adapters"})),
     Feature("grammars", ("grammars",), frozenset({"grammars"})),
     Feature(
         "all together",
@@ -98,8 +98,6 @@ def draw(feature: Feature, count: int, rng: random.Random) -> Iterator[tuple[dic
         if drawn == count:
             return
         workload = make_workload(rng.randbytes(WORKLOAD_BYTES), feature.draws)
-        if feature.name == "adapters":
-            _add_adapters(workload, rng)
         if not feature.needs <= shape(workload):
             continue
         made = neutral_workload(f"{feature.name} {drawn}", workload)
@@ -113,10 +111,3 @@ def draw(feature: Feature, count: int, rng: random.Random) -> Iterator[tuple[dic
         if is_fit and feature.preempts in (None, preempts):
             drawn += 1
             yield made, trace
-
-
-def _add_adapters(workload: dict[str, Any], rng: random.Random) -> None:
-    workload["config"]["max_loras"] = rng.choice((1, 1, 2))
-    for request in workload["requests"]:
-        if adapter := rng.choice(("", "a", "b", "c")):
-            request["adapter"] = adapter

@@ -325,6 +325,7 @@ def shape(workload: dict[str, Any]) -> frozenset[str]:
         "aborts": any(request.get("abort_step") is not None for request in requests),
         "grammars": any("grammar" in request for request in requests),
         "loads": any("remote" in request for request in requests),
+        "adapters": any(request.get("adapter") for request in requests),
         "stops": any(request.get("stop_at") is not None for request in requests),
     }
     return frozenset(name for name, used in names.items() if used)

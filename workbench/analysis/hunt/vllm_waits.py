@@ -69,7 +69,18 @@ class Waits:
         for name, request in self._scheduler.requests.items():
             if (ready := self._live[name].ready_step) is not None and ready >= self.step and not request.is_finished():
                 blocked[name] = SimpleNamespace(kind="grammar")
+        adapters, limits = {self._adapter(each) for each in self._scheduler.running} - {0}, self._scheduler.lora_config
+        if limits is not None and len(adapters) >= limits.max_loras:
+            waiting = {
+                name for name, each in self._scheduler.requests.items() if self._adapter(each) not in adapters | {0}
+            }
+            blocked |= {name: SimpleNamespace(kind="adapter") for name in waiting - set(blocked)}
         return blocked
+
+    @staticmethod
+    def _adapter(request: Any) -> int:
+        """The number of its adapter, or 0."""
+        return request.lora_request.lora_int_id if request.lora_request else 0
 
     def connect(self) -> None:
         """Give the scheduler a KV connector."""

@@ -7,7 +7,7 @@ feature out. A feature draws limits close to each other, because faults live whe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from workbench.analysis.hunt.recipes import RECIPES, Recipe
@@ -35,6 +35,7 @@ FEATURES = (
     "evictions",
     "grammars",
     "loads",
+    "adapters",
 )
 """Features of schedulers. ``too_large``: it accepts requests that its whole pool cannot hold. ``loads``: KV of a prompt
 may come from elsewhere."""
@@ -75,9 +76,10 @@ def make_workload(choices: bytes, features: Collection[str]) -> dict[str, Any]:
     longest = _longest(draw, made)
     waits = {name for name in ("grammars", "loads") if draw.chance(0.1) and name in features}
     prompts: list[Any] = []
-    listed = []
+    listed, rest = [], []
     for index in range(num_requests):
         own = Bytes(choices[CONFIG_BYTES + index * REQUEST_BYTES :][:REQUEST_BYTES])
+        rest.append(own)
         listed.append(_request(own, index, made, longest, prompts))
         if recipe:
             recipe.request(own, index, made, listed[-1])
@@ -85,6 +87,8 @@ def make_workload(choices: bytes, features: Collection[str]) -> dict[str, Any]:
     made["num_blocks"] = _num_blocks(draw, made, listed, features, recipe)
     if "evictions" in features and made["enable_prefix_caching"] and draw.chance(0.2):
         made["eviction"] = draw.pick(*EVICTIONS)
+    if "adapters" in features and draw.chance(0.1):
+        _add_adapters(draw, made, listed, rest)
     defaults = {"long_prefill_token_threshold": 0, "num_speculative_tokens": 0, "policy": "fcfs", "watermark": 0.0}
     defaults["eviction"] = "lru"
     return {
@@ -230,6 +234,14 @@ def _add_waits(draw: Bytes, config: dict[str, Any], request: dict[str, Any], wai
         }
         if draw.chance(0.3) and request["remote"]["num_steps"]:
             request["remote"]["fails"] = True
+
+
+def _add_adapters(draw: Bytes, config: dict[str, Any], requests: list[dict[str, Any]], rest: Sequence[Bytes]) -> None:
+    """Give requests adapters, of which one or two may run at once."""
+    config["max_loras"] = draw.pick(1, 1, 2)
+    for request, own in zip(requests, rest):
+        if adapter := own.pick("", "a", "b", "c"):
+            request["adapter"] = adapter
 
 
 def _prompt(index: int, length: int, shared: int) -> dict[str, Any]:
