@@ -5,6 +5,7 @@ Beside them Mooncake's conversation trace, if a copy is given (github.com/kvcach
 
     python benchmarks/bench_cache_arena.py [--mooncake conversation_trace.jsonl] [--requests 2000]
     python benchmarks/bench_cache_arena.py --ahead         # only the runs in which a policy is ahead of Belady's
+    python benchmarks/bench_cache_arena.py --depths        # only the hits by depth in the prompt
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from workbench.scheduler.fairness import Victim, VirtualTokenCounter, WeightedFa
 from workbench.simulation.arrivals import Arrival, made_up_prompt, read_mooncake, timed_arrival
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.simulate import simulate_requests
 from workbench.trace.readings.fairness import jain_index, service
+from workbench.trace.readings.hit_rates import hit_rates
 
 MODEL = CostModel(fixed=0.008, per_row=2e-5, per_sequence=5e-5)
 
@@ -115,6 +118,22 @@ def ahead(seeds: int = 20) -> dict[str, Any]:
     return {"workloads": runs, "cases": cases}
 
 
+def depths(count: int) -> list[dict[str, Any]]:
+    """For each policy the hits in ranges of depths, in a pool that is short."""
+    config = EngineConfig(
+        block_size=64, num_blocks=800, max_num_batched_tokens=8192, max_num_seqs=64, max_model_len=200_000
+    )
+    rows = []
+    for word in EVICTIONS:
+        trace = simulate_requests(config.replace(eviction=word), sessions(count), lambda _: 3, cost_model=MODEL)
+        found = hit_rates([trace])
+        rates = {str(start): rate.rate for start, rate in found.by_depth.items()}
+        tokens = {str(start): rate.looked_up for start, rate in found.by_depth.items()}
+        rows.append({"eviction": word, "all": found.total.rate, "by_depth": rates, "tokens": tokens})
+        print(word, found, sep="\n", flush=True)
+    return rows
+
+
 def tiers(name: str, make: Any, config: EngineConfig, sizes: list[int]) -> list[dict[str, Any]]:
     """A second tier behind a pool: without one, then sizes in blocks behind links as fast as a bus and as a disk."""
     rows = []
@@ -174,11 +193,13 @@ def main() -> None:
     pools = [1000, 2000, 3000, 4500, 6500, 9000, 13000]
     parser.add_argument("--mooncake-pools", type=int, nargs="+", default=pools, metavar="BLOCKS")
     parser.add_argument("--ahead", action="store_true", help="measure only this, and keep the other results")
+    parser.add_argument("--depths", action="store_true", help="measure only this, and keep the other results")
     options = parser.parse_args()
-    if options.ahead:
-        others = json.loads((RESULTS / "cache_arena.json").read_text())
-        kept = {name: others[name] for name in ("requests", "rows", "orders", "tiers")}
-        save("cache_arena", kept | {"ahead": ahead()})
+    if options.ahead or options.depths:
+        kept = json.loads((RESULTS / "cache_arena.json").read_text())
+        for name in ("benchmark", "machine"):
+            kept.pop(name, None)
+        save("cache_arena", kept | ({"ahead": ahead()} if options.ahead else {"depths": depths(options.requests)}))
         return
     rows = league("sessions", lambda: sessions(options.requests), 64, [400, 800, 1200, 1800, 2500])
     if options.mooncake:
@@ -194,6 +215,7 @@ def main() -> None:
             "mooncake", lambda: islice(read_mooncake(options.mooncake), options.requests), config, [9000, 100_000]
         )
     found = {"requests": options.requests, "rows": rows, "orders": orders(), "tiers": behind, "ahead": ahead()}
+    found["depths"] = depths(options.requests)
     save("cache_arena", found)
 
 
