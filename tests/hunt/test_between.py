@@ -176,6 +176,14 @@ def test_the_kind_of_an_end(kind, ends):
     assert found is not None and (found.kind, found.step) == (kind, 1)
 
 
+def test_two_runs_that_wait_forever_may_be_given_up_in_different_steps():
+    waits = step(chunks=[], hits={}, blocks={})
+    runs = [{"steps": [step(), *[waits] * count], "end": "stuck"} for count in (2, 9)]
+    assert difference(*runs, {}) is None
+    runs[1]["steps"].append(step())
+    assert difference(*runs, {}).kind == "progress"
+
+
 def test_what_no_run_shows(tmp_path):
     for side, text in (
         (

@@ -60,8 +60,9 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, 
         if one != other:
             return _of_steps(index, one, other, config)
     step = min(len(a["steps"]), len(b["steps"]))
-    if ends[0] == ends[1] and len(a["steps"]) == len(b["steps"]):
-        return None
+    rest = max(a["steps"], b["steps"], key=len)[step:]
+    if ends[0] == ends[1] and (not rest or (ends[0] == "stuck" and not any(each["chunks"] for each in rest))):
+        return None  # a run that waits forever may be given up sooner
     for word, kind in (("refused", "refusal"), ("crash", "crash"), ("stuck", "progress"), ("max_steps", "progress")):
         if (word in ends and ends[0] != ends[1]) or ends == [word, word]:
             return Difference(kind, step, f"A: {a['end']}; B: {b['end']}")
