@@ -2,7 +2,8 @@
 
     python scripts/between_facts.py found/0.31.0-0.32.0 found/0.32.0-0.33.0
 
-Each folder is the ``--out`` of a comparison of two releases, the older one first.
+Each folder is the ``--out`` of a comparison of two releases, the older one first. The other pairs stay as they are, and
+so does the part of the page that was written by hand.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "between.json"
 PAGE = ROOT / "docs" / "releases.md"
+BY_HAND = "<!-- Written by hand from here on. -->\n"
 HEAD = """# vLLM's releases in behaviour
 
 Differences of vLLM's scheduler between releases, found by `workbench hunt --between` ([how](hunt.md#two-schedulers)) on
 random workloads, with the numbers of the lines of the newer release that decide. "By trial" says that the newer
 scheduler decides as the older one does with the older text of these lines; otherwise they are the first ones that ran
 on one side only. A difference that is frequent in these workloads need not be so in yours: they use every feature, in
-tiny pools. `python scripts/between_facts.py FOLDER ...` writes this page; the smallest workload of each difference is
+tiny pools. `python scripts/between_facts.py FOLDER ...` writes the tables; the smallest workload of each difference is
 in `benchmarks/results/between.json`, for `workbench simulate` too. Two cores were busy with other work, at loads of 4
-to 7.
+to 10. [The sources of 0.32 and 0.33](#032-to-033-read-in-the-sources) were also read by hand.
 """
 
 
@@ -77,9 +79,12 @@ def section(pair: dict[str, Any]) -> str:
 
 def main() -> None:
     """Write both files."""
-    pairs = [facts(Path(folder)) for folder in sys.argv[1:]]
+    known = json.loads(RESULT.read_text())["pairs"] if RESULT.exists() else []
+    made = {(pair["a"], pair["b"]): pair for pair in (*known, *(facts(Path(folder)) for folder in sys.argv[1:]))}
+    pairs = sorted(made.values(), key=lambda pair: [int(part) for part in pair["b"].split(".")])
+    by_hand = PAGE.read_text(encoding="utf-8").partition(BY_HAND)[2]
     RESULT.write_text(json.dumps({"benchmark": "between", "pairs": pairs}, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text("\n".join([HEAD, *map(section, pairs)]), encoding="utf-8")
+    PAGE.write_text("\n".join([HEAD, *map(section, pairs), BY_HAND + by_hand]), encoding="utf-8")
 
 
 if __name__ == "__main__":
