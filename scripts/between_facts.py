@@ -16,6 +16,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "between.json"
 PAGE = ROOT / "docs" / "releases.md"
+MOST_NAMES = 8
+"""Places and lines of a difference on the page."""
+
 BY_HAND = "<!-- Written by hand from here on. -->\n"
 HEAD = """# vLLM's releases in behaviour
 
@@ -57,6 +60,11 @@ def ranges(lines: list[tuple[str, int]]) -> list[str]:
     return [f"{file}:{first}" + (f"-{last}" if last > first else "") for file, first, last in made]
 
 
+def first(names: list[str]) -> str:
+    """The first names of a list; a trial that ran out of time leaves many."""
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
 def section(pair: dict[str, Any]) -> str:
     """The section of a pair of releases."""
     share = pair["different"] / pair["workloads"]
@@ -69,11 +77,11 @@ def section(pair: dict[str, Any]) -> str:
     )
     lines += ["", "| kind | needs | 1 in | decided in | lines | by trial |", "|---|---|---|---|---|---|"]
     for one in pair["found"]:
-        place = one["place"].replace("vllm/v1/core/", "").replace("vllm/", "")
+        place = first(one["place"].replace("vllm/v1/core/", "").replace("vllm/", "").split(", "))
         needs = ", ".join(one["needs"]) or "nothing"
         often = round(pair["workloads"] / one["num_seen"])
         trial = "yes" if one["by_trial"] else "no"
-        lines.append(f"| {one['kind']} | {needs} | {often:,} | {place} | {', '.join(one['lines'])} | {trial} |")
+        lines.append(f"| {one['kind']} | {needs} | {often:,} | {place} | {first(one['lines'])} | {trial} |")
     return "\n".join(lines) + "\n"
 
 
