@@ -1,8 +1,8 @@
 """`workbench hunt` on a policy in the current folder: it is found there, and its bug is reported as its own."""
 
 import json
-import re
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
