@@ -70,6 +70,7 @@ BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
     f"tests/viz/test_marks_{name}.py"
     for name in ("of_batches", "of_steps", "of_the_pool", "of_words", "of_runs", "in_pictures", "in_answers")
 )
+INSIDE, PLAYING = "tests/viz/test_marks_inside_a_step.py", "tests/viz/test_marks_of_the_playground.py"
 PANELS = (
     Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", STEPS, RUNS)),
     Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (f"{STEPS}::test_chunks", STEPS)),
@@ -88,7 +89,11 @@ PANELS = (
     Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS)),
     Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (STEPS,)),
     Panel("store", (f"{JS}store.js", f"{JS}request.js"), (WORDS, POOL, BATCHES, STEPS, NUMBERS)),
-    Panel("playground", (f"{PLAY}numbers.js",), (f"{RUNS}::test_the_numbers_of_the_playground",)),
+    Panel("inside a step", (f"{JS}phase_box.js", f"{JS}candidates.js"), (INSIDE,)),
+    Panel("attention weights", (f"{JS}weights.js",), (INSIDE,)),
+    Panel("playground", (f"{PLAY}numbers.js",), (PLAYING,)),
+    Panel("settings", (f"{PLAY}settings.js",), (PLAYING,)),
+    Panel("arrivals", (f"{PLAY}arrivals.js",), (PLAYING,)),
     Panel("packed batch", ("viz/svg.py:packed_batch _ribbons _sequences _new_rows _describe", "viz/layout/packed_batch.py"), (PICTURES,)),
     Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py", PICTURES)),
     Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows filled"), (PICTURES,)),
@@ -99,6 +104,8 @@ PANELS = (
     Panel("fleet page", ("viz/fleet_rows.py:fleet_svg _binned _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS)),
     Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
+    Panel("inside a step", ("viz/phases.py", "viz/visible_step.py"), (INSIDE,)),
+    Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
     Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
     Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS, PICTURES)),
 )  # fmt: skip

@@ -104,7 +104,7 @@ def same_numbers(one, other):
 
 
 def test_an_older_step_is_computed_again(engine):
-    """Its recording is the one that was made while it was the newest, but for rounding; the engine goes on as before."""
+    """Its recording is the one that was made while it was the newest, but for rounding."""
     made = []
     for number in range(5):
         step = engine.step()

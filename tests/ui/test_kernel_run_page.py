@@ -204,7 +204,8 @@ def test_playing_makes_the_lines_of_a_text_once(open_run, attention):
         shown = page.evaluate(
             "(() => { const line = document.querySelector('.wb-kr-current'), box = line.getBoundingClientRect();"
             " const around = line.closest('.wb-kr-source').getBoundingClientRect();"
-            " return [Number(line.dataset.line), box.height > 0 && box.top >= around.top - 1 && box.bottom <= around.bottom + 1]; })()"
+            " const inside = box.height > 0 && box.top >= around.top - 1 && box.bottom <= around.bottom + 1;"
+            " return [Number(line.dataset.line), inside]; })()"
         )
         assert shown == [place.line, True], (moment, place)
     assert len(set(made)) <= len({file for file, text in attention.texts.items() if text})

@@ -2,9 +2,7 @@
 
 import json
 import math
-import re
 from functools import cache
-from itertools import pairwise
 
 import pytest
 from facts_of_records import Facts
@@ -493,82 +491,3 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
     for row, (who, value) in zip(rows, firsts):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
-
-
-# -- the playground's numbers ------------------------------------------------------------------------------------------
-
-
-def numbers_of(facts):
-    """The numbers of a run, as the playground writes them."""
-
-    def time(value):
-        if value is None or value != value:
-            return "–"
-        if not facts.timed:
-            return f"{round(value, 1):,g}"
-        return f"{value:#.3g} s" if value >= 1 else f"{value * 1000:#.3g} ms"
-
-    latencies = [facts.latencies(step) for step in range(len(facts))]
-    first = [v for found in latencies for is_first, v in found.values() if is_first]
-    gaps = []
-    for who in facts.order:
-        out = facts[-1].tokens[who]
-        gaps += [0 if a.step == b.step else facts.latencies(b.step)[who][1] for a, b in pairwise(out)]
-    records, num = facts.records, sum(map(len, facts[-1].tokens.values()))
-    took = records[-1].end - records[0].time if facts.timed else len(records)
-    uses = [tokens(r)[1] / r.token_budget for r in records if tokens(r)[1]]
-    return [
-        grouped(len(records)), time(took), time(sum(first) / len(first)), time(percentile(first, 99)),
-        time(sum(gaps) / len(gaps)), time(max(gaps)), f"{num / took:.1f}" if facts.timed else "–",
-        f"{100 * sum(uses) / len(uses):.0f} %",
-        grouped(sum(c.num_cached_tokens for r in records for c in r.chunks)),
-        grouped(sum(len(r.preempted) for r in records)),
-        grouped(sum(c.num_recomputed_tokens for r in records for c in r.chunks)),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["timed 3", "plain 1", "timed 2"])
-def test_the_numbers_of_the_playground(name):
-    from pathlib import Path
-
-    from pages_in_deno import DENO, Page
-
-    from workbench.apps.playground import session
-    from workbench.trace.readings.metrics_collector import metrics
-
-    if not DENO.exists():
-        pytest.skip("deno is not installed")
-    folder = Path(session.__file__).with_name("page")
-    source = (folder / "elements.js").read_text() + (folder / "numbers.js").read_text()
-    source = re.sub(r"^import .*$", "", source, flags=re.MULTILINE).replace("export ", "")
-    page = Page(f"const explained = (words) => words;\n{source}\nglobalThis.page.showNumbers = showNumbers;")
-    first, second, *facts = pair(name)
-    summaries = [json.loads(json.dumps(session._summary(trace))) for trace in (first, second)]
-    assert metrics(first).summary.num_steps == len(first)
-    read = "element.querySelectorAll('tr').map((row) => row.children.map((cell) => cell.textContent))"
-    show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
-    for both_ in (False, True):
-        for pinned in (False, True):
-            given = {"summary": summaries[0], "other": summaries[1] if both_ else None, "end": "done", "pinned": pinned}
-            head, *rows = page(show, given)
-            assert head[:4] == ["", "steps", "duration", "first token, mean"]
-            assert [row[0] for row in rows] == (["A", "now"] if both_ else ["A" if pinned else "now"])
-            for row, each in zip(rows, facts):
-                expected = numbers_of(each)
-                assert len(row) == 12
-                for title, cell, wanted in zip(head[1:], row[1:], expected):
-                    assert near(cell, wanted) or rounds(cell, wanted), (title, cell, wanted)
-    stuck = {"summary": summaries[0], "other": None, "pinned": False}
-    said = "((element) => (page.showNumbers(element, argument), element.textContent))(document.createElement('div'))"
-    assert "can never be scheduled" in page(said, stuck | {"end": "stuck"})
-    assert "stopped after 20,000 steps" in page(said, stuck | {"end": "max_steps"})
-    assert "can never" not in page(said, stuck | {"end": "done"}) and "20,000" not in page(
-        said, stuck | {"end": "done"}
-    )
-    page.close()
-
-
-def rounds(cell, wanted):
-    """Whether two numbers differ by their last digit only."""
-    one, two = (re.sub(r"[^\d.]", "", words) for words in (cell, wanted))
-    return len(one) == len(two) and "." in one and abs(float(one) - float(two)) <= 0.11

@@ -611,7 +611,7 @@ def value_at(of, behind, step):
     return sum(values) / len(values) if values else math.nan
 
 
-@pytest.mark.parametrize(("name", "width", "part"), CASES)
+@pytest.mark.parametrize(("name", "width", "part"), [*CASES, ("slow_end 3", 1200, False)])
 def test_metrics(drawn, name, width, part):
     page, facts, _ = drawn(name, width=width)
     axis = open_axis(page, facts, width, part)

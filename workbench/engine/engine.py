@@ -637,9 +637,8 @@ class Engine(Shortcuts):
                 return kernel_run(call_of(self.runner, packed, layer), newest, item, **options)
             older = next((one for one in self.trace if one.step == asked), None)
             if older is None or not older.chunks:
-                raise ValueError(
-                    f"step {asked} has computed nothing, or is not in the trace, which holds {self.trace.steps_in_words}"
-                )
+                held = self.trace.steps_in_words
+                raise ValueError(f"step {asked} has computed nothing, or is not in the trace, which holds {held}")
             call = attention_call(self.trace, older, self.model, layer, config=self.config)
             return kernel_run(call, older, item, **options, made="computed again")
 

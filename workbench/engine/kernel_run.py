@@ -16,7 +16,6 @@ from workbench.kernels.attention.metal.shadow_worker import attention_of
 from workbench.kernels.msl import KernelRun, metal_kernel
 from workbench.trace.records import StepRecord, WorkItem
 
-
 WATCHED = ("row.maximum", "row.total")
 """Maximum and sum of the online softmax, which change with every tile of KV positions."""
 
