@@ -104,7 +104,7 @@ PANELS = (
     Panel("fleet page", ("viz/fleet_rows.py:fleet_svg _binned _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS)),
     Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
-    Panel("inside a step", ("viz/phases.py", "viz/visible_step.py"), (INSIDE,)),
+    Panel("inside a step", ("viz/phases.py", "viz/visible_step.py"), (INSIDE, "tests/viz/test_viz_control.py")),
     Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
     Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
     Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS, PICTURES)),
@@ -447,6 +447,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
     ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
     ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
+    ("viz/js/candidates.js", "share < 0.001", "<="): "no probability is one in a thousand to the last bit",
+    ("viz/js/weights.js", "if (signature === this.signature) return;", "false"): "the same words are written again",
+    ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):
+        "behind the last draft there is none to look up",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""

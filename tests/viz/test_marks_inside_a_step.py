@@ -222,6 +222,8 @@ def test_attention_weights_are_those_of_the_row(taken, deno_page):
             [str(end - 1), f"{each.request_id}, last row ({end - 1})"] for each, end in zip(record.chunks, bounds[1:])
         ]
         assert options == [["", "row"], *ends]
+        heads = deno_page("view.panel('weights').head.options.map((o) => [o.attributes.value, o.textContent])")
+        assert heads == [["", "mean of all heads"], *([str(head), f"head {head}"] for head in range(len(weights)))]
         for head in ("", "0", str(len(weights) - 1)):
             deno_page("(view.panel('weights').head.value = argument, view.panel('weights').redraw())", head)
             deno_page("view.panel('weights').render()")
@@ -247,6 +249,33 @@ def test_attention_weights_are_those_of_the_row(taken, deno_page):
             assert [float(value) for *_, value in table["rows"]] == pytest.approx(values.tolist(), abs=error)
 
 
+def test_a_captured_layer_is_named_before_a_row_is_chosen(taken, deno_page):
+    engine, record, seen = taken
+    told, last = "view.panel('weights').summary.textContent", cu_seqlens(record)[1] - 1
+    for name, layer, status in seen[2:4]:
+        shown(deno_page, engine, status)
+        deno_page("view.panel('weights').render()")
+        said = f"layer {name.split()[1]} of step {record.step}, row {last}."
+        assert said in deno_page(told) and deno_page("view.panel('weights').row.value") == str(last)
+        feed = Feed(engine)
+        assert "weights" not in feed.status()
+        shown(deno_page, engine, feed.status())
+        deno_page("view.panel('weights').render()")
+        assert deno_page(told) == "Choose a layer. The next step keeps the inputs of its attention."
+        assert deno_page("[view.panel('weights').row.hidden, view.panel('weights').forget.hidden]") == [True, True]
+        feed._visible.show_layer(layer)
+        shown(deno_page, engine, feed.status())
+        deno_page("view.panel('weights').render()")
+        assert deno_page(told) == f"Layer {layer.layer} of step {record.step} is captured. Choose a row."
+        assert deno_page("[view.panel('weights').row.hidden, view.panel('weights').forget.hidden]") == [False, False]
+        assert deno_page("view.panel('weights').text.hidden")
+    waiting = {"capture": {"layer": 1, "step": -1, "sequences": []}, "weights": None}
+    shown(deno_page, engine, feed.status() | waiting)
+    deno_page("view.panel('weights').render()")
+    assert deno_page(told) == "Layer 1 will be captured in the next step."
+    assert deno_page("[view.panel('weights').row.hidden, view.panel('weights').head.hidden]") == [True, True]
+
+
 def test_candidates_are_the_most_likely_tokens_and_samples_those_of_the_record(taken, deno_page):
     engine, record, seen = taken
     sampling = [chunk for chunk in record.chunks if chunk.sampled is not None]
@@ -269,3 +298,89 @@ def test_candidates_are_the_most_likely_tokens_and_samples_those_of_the_record(t
     decoded = [engine.tokenizer.decode([chunk.sampled]) for chunk in sampling]
     expected = [(c.request_id, f"{text!r} (id {c.sampled})") for c, text in zip(sampling, decoded)]
     assert facts == (expected or [("none", "no sequence has reached its last known token")])
+
+
+def test_drafts_are_told_with_their_probabilities_and_their_fate(tiny_llama, deno_page):
+    """Accepted are those that the record's chunk has among its sampled tokens."""
+    options = {"method": "draft_model", "num_layers": 1, "draft_sample_method": "probabilistic"}
+    config = EngineConfig(num_blocks=64, block_size=4, num_speculative_tokens=2, speculative=options, seed=3)
+    fates = set()
+    with Engine(tiny_llama, config) as engine:
+        feed = Feed(engine)
+        for name in ("one", "other"):
+            engine.add_request([5, 9, 17], request_id=name, max_tokens=40, temperature=1.0, ignore_eos=True)
+        for _ in range(14):
+            phases = {}
+            while isinstance(phase := engine.step_into(layers=False), tuple):
+                phases[phase[0]] = (phase[1], feed.status(), dict(engine.drafts))
+            if phase is None:
+                break
+            record = engine.trace[-1]
+            logits = iter(np.array(phases["forward"][0], np.float64))
+            drafts = phases["schedule"][2]
+            expected = {"forward": [], "sample": []}
+            for chunk in record.chunks:
+                if chunk.sampled is None:
+                    continue
+                rows = [next(logits) for _ in (*chunk.drafts, None)]
+                for index, (draft, row) in enumerate(zip(chunk.drafts, rows)):
+                    drawn = drafts[chunk.request_id].probabilities[index][draft]
+                    accepted = index < len(chunk.sampled_before)
+                    fate = ": accepted" if accepted else ": rejected" if index == len(chunk.sampled_before) else ""
+                    fates.add(fate)
+                    chances = 100 * softmax(row)[draft], 100 * float(drawn)
+                    expected["forward"].append((chunk.request_id, draft, *chances, ""))
+                    expected["sample"].append((chunk.request_id, draft, *chances, fate))
+            for name in ("forward", "sample"):
+                shown(deno_page, engine, phases[name][1])
+                items = deno_page(
+                    "view.phaseBox.drafts.children.map((item) => [item.textContent, item.attributes.title,"
+                    " item.attributes['data-accepted'] ?? null])"
+                )
+                assert deno_page("view.phaseBox.drafts.hidden") == (not expected[name])
+                cells = deno_page("view.phaseBox.track.children.map((cell) => cell.attributes.title)")
+                assert cells[-2:] == ["draft", "record"]
+                pattern = r'(\w+) draft ".*": model ([\d.]+) %, draft model ([\d.]+) %(.*)'
+                for (words, title, mark), (who, draft, *chances, fate) in zip(items, expected[name], strict=True):
+                    said = re.fullmatch(pattern, words)
+                    assert (said[1], title, said[4]) == (who, f"token {draft}", fate)
+                    assert [float(said[2]), float(said[3])] == pytest.approx(chances, abs=0.051)
+                    assert mark == {": accepted": "true", ": rejected": "false", "": None}[fate]
+    assert fates == {": accepted", ": rejected", ""}
+
+
+def test_candidates_tell_what_the_sampling_parameters_made_of_them(tiny_llama, deno_page):
+    config = EngineConfig(num_blocks=64, block_size=4, record_top_tokens=6, seed=1)
+    with Engine(tiny_llama, config) as engine:
+        feed = Feed(engine)
+        engine.add_request([5, 9, 17], request_id="r", max_tokens=8, temperature=0.6, top_k=3, ignore_eos=True)
+        ranks = set()
+        for _ in range(8):
+            phases = {}
+            while isinstance(phase := engine.step_into(layers=False), tuple):
+                phases[phase[0]] = (phase[1], feed.status())
+            sampled = phase.chunks[0].sampled
+            (row,) = np.array(phases["forward"][0], np.float64)
+            model, order = softmax(row), np.argsort(-row, kind="stable").tolist()
+            drawn = np.zeros(len(row))
+            drawn[order[:3]] = softmax(row[order[:3]] / 0.6)
+            shown(deno_page, engine, phases["sample"][1])
+            (bars,) = deno_page(
+                "view.phaseBox.candidates.children.map((figure) => figure.querySelectorAll('li').map((bar) =>"
+                " [bar.attributes.title, bar.textContent, bar.attributes['data-sampled'] ?? null,"
+                " bar.attributes['data-removed'] ?? null]))"
+            )
+            assert [title for title, *_ in bars] == [f"token {token}" for token in order[:6]]
+            for rank, (token, (_, words, is_sampled, is_removed)) in enumerate(zip(order, bars)):
+                text = engine.tokenizer.decode([token])
+                said = re.fullmatch(r'"(.*)" ([\d.]+) %( sampled)?(.*)', words)
+                assert said[1] == text and float(said[2]) == pytest.approx(100 * model[token], abs=0.051)
+                assert bool(said[3]) == (token == sampled) == (is_sampled == "true")
+                assert (is_removed == "true") == (rank >= 3)
+                if rank >= 3:
+                    assert said[4] == " removed by top k"
+                else:
+                    share = re.fullmatch(r" drawn with ([\d.]+) %", said[4])
+                    assert float(share[1]) == pytest.approx(100 * drawn[token], abs=0.051)
+            ranks.add(order.index(sampled))
+        assert len(ranks) > 1, "with a temperature, not always the most likely token"
