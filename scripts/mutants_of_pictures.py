@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (tables of one line per panel)
 """Plant faults by rule in the code that draws pictures, and print the test that finds each.
 
-    python scripts/mutants_of_pictures.py [--panel timeline] [--language JavaScript] [--list]
+    python scripts/mutants_of_pictures.py [--panel timeline] [--language JavaScript] [--each 4] [--list]
 
 A rule is a way in which a picture could show something else than the record: an index one off, axes swapped, a
 condition dropped, an id or a number of another space, the value of another step. Each rule is applied to every place of
@@ -544,6 +544,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--panel", help="faults of one panel only")
     parser.add_argument("--language", choices=("JavaScript", "Python"), help="faults in one language only")
+    parser.add_argument("--each", type=int, default=PER_PANEL, help="the first so many of the faults drawn for a panel")
     parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
     options = parser.parse_args()
     chosen = [
@@ -551,7 +552,7 @@ def main() -> int:
     ]
     if options.list:
         for panel in chosen:
-            for fault in drawn_faults(panel):
+            for fault in drawn_faults(panel)[: options.each]:
                 print(f"{panel.name}: {fault.words(source_of(fault.file))}")
         return 0
     counts: dict[Panel, Counter[str]] = {}
@@ -561,7 +562,7 @@ def main() -> int:
             counts[panel] = Counter()
             if failing := finder.tests_fail(panel.tests):
                 raise SystemExit(f"{failing} fails without a fault")
-            for fault in drawn_faults(panel):
+            for fault in drawn_faults(panel)[: options.each]:
                 words = fault.words(source_of(fault.file))
                 found = "" if reason_of(fault) else finder.find(fault, panel)
                 verdict = "found" if found else "equivalent" if reason_of(fault) else "lost"

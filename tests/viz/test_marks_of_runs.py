@@ -40,6 +40,11 @@ def other_tokens(trace, seed):
 def pair(name):
     """Two runs of one workload under different configurations."""
     kind, _, seed = name.partition(" ")
+    if kind == "late":  # the tallest step is the last one of the second run
+        requests = [{"id": "a", "prompt": {"len": 5}, "max_tokens": 6}]
+        requests += [{"id": "b", "prompt": {"len": 90}, "max_tokens": 1, "arrival_step": 8}]
+        runs = [simulate({"requests": requests}, config={"max_num_batched_tokens": budget}) for budget in (32, 128)]
+        return *runs, *map(Facts, runs)
     given = workload(int(seed), num_requests=10, num_blocks=70)
     costs = {"cost_model": COSTS} if kind == "timed" else {}
     change = {"max_num_batched_tokens": given["config"]["max_num_batched_tokens"] // 2, "max_num_seqs": 2}
@@ -280,7 +285,7 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
         )
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "late 0"])
 def test_a_timeline_shows_the_other_run_as_outlines(deno_page, name):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)

@@ -132,6 +132,32 @@ def test_a_figure_follows_the_cursor(trace):
     assert marked(figure) is None
 
 
+def test_a_figure_and_a_view_show_the_same_steps(trace):
+    """A zoom of either is told as the browser tells it."""
+    figure, shown, cursor = trace.figure(), trace.view("step_timeline"), cursor_of(trace)
+    axis, last = figure.children[0].x_range, trace[-1].step
+    axis.update(start=-0.9, end=last + 0.9)  # what a browser tells first: everything is in sight
+    assert cursor.range is None and "range" not in cursor.to_view()
+    axis.update(start=3.5, end=8.5)
+    assert cursor.range == (4, 9) and shown.cursor["range"] == [4, 9]
+    shown.cursor = {"step": 5, "follow": False, "request": None, "range": [2, 10.5]}
+    assert cursor.range == (2, 10.5) and (axis.start, axis.end) == (1.5, 10)
+    later = trace.figure().children[0].x_range
+    assert (later.start, later.end) == (1.5, 10)
+    axis.update(start=7.0)
+    axis.update(start=20.0)  # a message with one edge: the range is empty until the other comes
+    assert cursor.range == (7.5, 10.5)
+    shown.cursor = {"step": 5, "follow": False, "request": None, "range": None}
+    assert cursor.range is None and (axis.start, axis.end) == (-0.5, last + 0.5)
+    for nonsense in ([4], [9, 4], ["a", "b"], [1, float("nan")], [True, 5], 7):
+        cursor.range = (2, 6)
+        shown.cursor = {"step": 5, "follow": False, "request": None, "range": nonsense}
+        assert cursor.range is None
+    before = cursor.range = (3, 7)
+    shown.cursor = {"step": 6, "follow": False, "request": None}  # of a host that knows no ranges
+    assert cursor.range == before and cursor.step == 6
+
+
 def test_a_served_figure_is_changed_in_its_documents_turn(trace, monkeypatch):
     figure, turns = trace.figure(), []
     document = Document()
