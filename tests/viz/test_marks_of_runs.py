@@ -90,9 +90,11 @@ def both(facts):
 def test_compare(deno_page, name, align):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)
-    page("view.panel('compare').align.value = argument", align)
+    page("(view.panel('compare').align.value = argument, view.panel('compare').realign(), page.frame())", align)
     page("view.panel('compare').rowsOf.value = 'chunks'")
     timed = align == "time" and facts[0].timed
+    if facts[0].timed and align != "arrival":  # one axis for all panels
+        assert page("view.cursor.byTime") == timed
     marks = Marks(page.painted("compare")["marks"])
     order, colours = shown_order(page), Colours(facts[0].order)
     assert sorted(order) == sorted(facts[0].order)
@@ -496,3 +498,28 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
     for row, (who, value) in zip(rows, firsts):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
+
+
+def test_two_runs_stand_on_the_axis_of_all_panels(deno_page):
+    """Times or steps, in the comparison as in the timeline; by arrival is another question."""
+    page, (first, second, *_) = deno_page, pair("timed 3")
+    page.open(first, second)
+    aligned = lambda: (page.painted("compare"), page("view.panel('compare').align.value"))[1]  # noqa: E731
+    assert aligned() == "time" and page("view.cursor.byTime")
+    page("(view.controls.toggleAxis(), page.frame())")
+    assert aligned() == "step" and not page("view.cursor.byTime")
+    page("(view.panel('compare').align.value = 'time', view.panel('compare').realign(), page.frame())")
+    assert aligned() == "time" and page("view.cursor.byTime")
+    page("(view.panel('compare').align.value = 'arrival', view.panel('compare').realign(), page.frame())")
+    page("(view.controls.toggleAxis(), page.frame())")
+    assert aligned() == "arrival" and not page("view.cursor.byTime")
+
+
+def test_a_film_is_not_covered_by_a_card(deno_page):
+    page = deno_page
+    page.open(pair("timed 3")[0])
+    page("(view.inspector.pin({ kind: 'request', request: 1 }), page.frame())")
+    page("(view.film.show(), page.frame())")
+    assert page("[view.inspector.element.hidden, view.film.open]") == [True, True]
+    page("(view.inspector.pin({ kind: 'request', request: 1 }), view.cursor.seek(3), page.frame())")
+    assert page("[view.inspector.element.hidden, view.film.open]") == [False, True], "a card that is asked for stays"

@@ -9,7 +9,7 @@ export class SourcePanel {
     this.file = "";
     this.pages = new Map(); // the lines of each text, and the element around them
     this.depth = Infinity; // of the calls: the line of the event itself
-    this.calls = h("div", { class: "wb-kr-tabs", "aria-label": "Calls" });
+    this.calls = h("div", { class: "wb-kr-tabs", role: "group", "aria-label": "Calls" });
     this.sourceTabs = h("div", { class: "wb-kr-tabs", role: "tablist", "aria-label": "Texts of the kernel" });
     this.source = h("div", { class: "wb-kr-source", tabindex: 0, "aria-label": "Source" });
   }
@@ -80,6 +80,7 @@ export class SourcePanel {
       this.pages.set(this.file, { page, lines: this.lines });
     }
     for (const [file, { page }] of this.pages) page.hidden = file !== this.file;
+    this.source.style.setProperty("--lines", this.lines.length);
     this.lineHeight ||= this.lines[0].offsetHeight; // of every line
   }
 
