@@ -449,6 +449,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
     ("viz/js/candidates.js", "share < 0.001", "<="): "no probability is one in a thousand to the last bit",
     ("viz/js/weights.js", "if (signature === this.signature) return;", "false"): "the same words are written again",
+    ("viz/js/weights.js", "JSON.stringify([capture?.step, capture?.sequences])", "number"):
+        "the rows of two steps with the same sequences have the same names",
     ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):
         "behind the last draft there is none to look up",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",

@@ -2,10 +2,12 @@
 
 import json
 import math
+import random
 from functools import cache
 
 import pytest
 from facts_of_records import Facts
+from feature_workloads import random_workload
 from msgspec.structs import replace
 from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, seconds
 from runs_to_draw import COSTS, dressed, run
@@ -45,6 +47,11 @@ def pair(name):
         requests += [{"id": "b", "prompt": {"len": 90}, "max_tokens": 1, "arrival_step": 8}]
         runs = [simulate({"requests": requests}, config={"max_num_batched_tokens": budget}) for budget in (32, 128)]
         return *runs, *map(Facts, runs)
+    if kind == "spec":
+        given = random_workload("spec", random.Random(f"drawn {name}"))
+        first, second = (simulate(given, config=config, max_steps=80) for config in ({}, {"max_num_seqs": 2}))
+        second = other_tokens(second, int(seed))
+        return first, second, Facts(first), Facts(second)
     given = workload(int(seed), num_requests=10, num_blocks=70)
     costs = {"cost_model": COSTS} if kind == "timed" else {}
     change = {"max_num_batched_tokens": given["config"]["max_num_batched_tokens"] // 2, "max_num_seqs": 2}
@@ -227,7 +234,7 @@ def check_compare_words(page, facts, order, end, timed):
     assert page.hit("compare", LEFT - 10, 60) == []
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "spec 16"])
 def test_tokens_of_two_runs_side_by_side(deno_page, name):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)
@@ -427,6 +434,15 @@ def test_incident(drawn, name, width, part):
         line = page.hit("incident", x0 + (at + 0.5) * across, top + 5)[-1]
         words = [WRITE[title](value) if value == value else "none" for value in values[at]]
         assert near(line, f"{title}: {f'P99 {words[0]}, P50 {words[1]}' if log else words[0]}")
+    for x in (x0, x1):
+        assert page.hit("incident", x, 58 + (len(titles) - 1) * 44 + 10)[-1].startswith(f"{titles[-1]}: "), "both edges"
+    (y,) = {y for x, y, words in marks.texts(x=x0 - 8) if words == "time"}
+    labels = [(x, words) for x, at, words in marks.texts() if at == y and x >= x0 and words != "with idle time"]
+    lines = [rect for rect in marks.rects(y=y + 6, colour=LIGHT.hairline) if rect[3] == 1]
+    assert len(lines) == len(labels) > 1
+    for (x, words), line in zip(labels, lines):
+        assert x == pytest.approx(min(line[1], width - 6 * len(words) - 1)) and x0 <= line[1] <= x1 + 0.01
+        assert line[2] + line[4] == page("view.panel('incident').height")
     check_whole(marks, page, facts, stalled, (begin, end), (x0, x1))
     check_incident_table(page, titles, bins, wide)
     check_incident_words(page, facts, whole, (begin, end), stalled, slow)

@@ -266,7 +266,9 @@ def check_timeline_words(page, facts, axis, stalled):
         page.seek(step)
         assert page("view.panel('timeline').describe()") == f"{counted(len(facts), 'step')}. {narrate(record)}"
     assert page.hit("timeline", axis.x0 - 10, 60) == page.hit("timeline", axis.x1 + 10, 60) == []
-    headings, table = (page.table("timeline")[name] for name in ("headings", "rows"))
+    headings, table, caption = (page.table("timeline")[name] for name in ("headings", "rows", "caption"))
+    numbers_ = [facts.records[step].step for step in (axis.steps[0], axis.steps[-1])]
+    assert caption == "Steps {} to {}".format(*numbers_)
     assert headings == ["step", "prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"]
     assert [row[0] for row in table] == [facts.records[step].step for step in axis.steps]
     for row, step in zip(table, axis.steps):
