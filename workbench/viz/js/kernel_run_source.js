@@ -66,7 +66,7 @@ export class SourcePanel {
     if (top < scrollTop || top + this.lineHeight > scrollTop + height) this.source.scrollTop = top - height / 3;
   }
 
-  /** Show the lines of the file; those of each file are made once, as playing goes from one file to another and back. */
+  /** Show the lines of the file. They are made once, because playing goes from one file to another and back. */
   showText(text) {
     const known = this.pages.get(this.file);
     if (known) this.lines = known.lines;
