@@ -38,8 +38,8 @@ export function groupAt({ cell, height, rows }, marks, x, y) {
 }
 
 /**
- * The moments at which a simdgroup begins a turn of an outermost loop in the kernel's own text, such as the next tile of
- * keys. A loop is what lies between a line and an earlier one, met before, to which the simdgroup goes back.
+ * The moments at which a simdgroup begins a turn of an outermost loop in the kernel's own text, such as a tile of keys.
+ * A loop is what lies between a line and an earlier one, met before, to which the simdgroup goes back.
  * @returns {Uint8Array} 1 for each such moment.
  */
 export function turns(run) {
