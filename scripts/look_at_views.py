@@ -3,9 +3,9 @@
     python scripts/look_at_views.py DIR [--browsers chromium firefox webkit] [--sizes 390 1440]
 
 Opens the pages that Workbench saves (a run, two runs compared, an incident, a recorded kernel), goes through their
-views, tables, cards and films, and writes a picture of each into DIR, at four widths, light and dark. What a picture
-should not have is printed: a page wider than its window, a control or a canvas beyond its edge, words of a button that
-are cut, a panel without height. The exit status is 1 if there is any.
+views, tables, cards and films, and writes a picture of each into DIR, at four widths, light and dark. Faults
+are printed: a page wider than its window, a control or a canvas beyond its edge, words of a button that are cut, a
+panel without height. The exit status is 1 if there is any.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ y[i] = simd_sum(shared[63 - i % 64]);
 """
 
 State = tuple[str, str]
-"""What is done, as a JavaScript function or the name of a button after a colon, and the name of the picture."""
+"""An act, as a JavaScript function or the name of a button after a colon, and the name of the picture."""
 
 RUN: tuple[State, ...] = (
     ("", "first"),

@@ -65,7 +65,7 @@ def kernel_run(
         layer: Index of the layer.
         kv_head: KV head of the threadgroup.
         watch: Variables of the kernel whose values are recorded after every assignment.
-        made: Where the numbers of the call are from, unless they are the step's own.
+        made: A remark about the numbers of the call; "" if they are the step's own.
 
     Raises:
         ValueError: There is no such item or KV head.

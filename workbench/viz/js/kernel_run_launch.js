@@ -12,7 +12,7 @@ export function gridMarks(run, now) {
   return run.header.threadgroups.map((at, group) => ({ at, group, now: group === present }));
 }
 
-/** Where the rows of a grid are: one along x for each y and z; of a large grid those with something recorded. */
+/** Places of the rows of a grid, one along x for each y and z; of a large grid those with something recorded. */
 export function gridRows(counts, marks, width) {
   const [columns, numRows, planes] = counts, cell = Math.max(0.5, Math.min(MAX_CELL, width / columns));
   const height = Math.max(4, Math.min(MAX_CELL, cell));

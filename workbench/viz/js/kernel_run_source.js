@@ -8,6 +8,7 @@ export class SourcePanel {
     this.view = view;
     this.file = "";
     this.pages = new Map(); // the lines of each text, and the element around them
+    this.lineHeight = 0; // of every line in pixels, once there is one
     this.depth = Infinity; // of the calls: the line of the event itself
     this.calls = h("div", { class: "wb-kr-tabs", role: "group", "aria-label": "Calls" });
     this.sourceTabs = h("div", { class: "wb-kr-tabs", role: "tablist", "aria-label": "Texts of the kernel" });
@@ -81,7 +82,7 @@ export class SourcePanel {
     }
     for (const [file, { page }] of this.pages) page.hidden = file !== this.file;
     this.source.style.setProperty("--lines", this.lines.length);
-    this.lineHeight ||= this.lines[0].offsetHeight; // of every line
+    this.lineHeight ||= this.lines[0].offsetHeight;
   }
 
   lineOf(words, number, count, most) {
