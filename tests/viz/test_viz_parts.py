@@ -4,6 +4,7 @@ import gc
 import re
 import weakref
 from pathlib import Path
+from xml.etree import ElementTree
 
 import panel
 import pytest
@@ -15,6 +16,7 @@ import workbench
 from workbench.viz.app import TracePage
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
+from workbench.viz.image import standalone
 from workbench.viz.panel_names import PANELS
 from workbench.viz.panes import AttentionMask, Pane, Pool, Timeline
 from workbench.viz.widget import view, watch
@@ -224,3 +226,16 @@ def test_a_step_draws_one_panel(trace):
     assert "arrive" in trace[0].view("events")._repr_html_()
     with pytest.raises(ValueError, match="a step draws packed_batch, attention_mask, block_tables, events"):
         step.view("kv_pool")
+
+
+def test_a_picture_of_a_step_is_an_svg_file(tmp_path, trace):
+    step = next(record for record in trace if len(record.chunks) > 1)
+    for name in ("packed_batch", "attention_mask", "block_tables"):
+        path = tmp_path / f"{name}.svg"
+        step.view(name).save(path)
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and len(list(root.iter())) > 6
+        assert standalone(path.read_text()) == path.read_text(), "it stands by itself"
+    with pytest.raises(ValueError, match=f"Events of step {step.step} is a table: the pictures are packed_batch"):
+        step.view("events").save(tmp_path / "events.svg")
+    assert not (tmp_path / "events.svg").exists()
