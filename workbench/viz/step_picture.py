@@ -44,9 +44,8 @@ class StepPicture:
             ValueError: It is a table, or the step has no such picture.
         """
         if not self.svg:
-            raise ValueError(
-                f"{self.title} is not a picture that SVG can hold: the pictures are {', '.join(DRAWN[:3])}"
-            )
+            what = "is a table" if self.title.startswith("Events") else "is empty"
+            raise ValueError(f"{self.title} {what}: the pictures are {', '.join(DRAWN[:3])}")
         Path(path).write_text(self.svg, encoding="utf-8")
 
 
