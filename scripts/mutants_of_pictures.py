@@ -451,6 +451,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/weights.js", "if (signature === this.signature) return;", "false"): "the same words are written again",
     ("viz/js/weights.js", "JSON.stringify([capture?.step, capture?.sequences])", "number"):
         "the rows of two steps with the same sequences have the same names",
+    ("viz/reprs.py", "if chunk.accepted:", "True"): "a chunk without tokens has no text either",
     ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):
         "behind the last draft there is none to look up",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",

@@ -114,7 +114,8 @@ def run(name: str) -> tuple[Trace, Facts]:
 
 
 RUNS = (
-    "plain 1", "timed 3", "async 24", "spec 16", "async_spec 41", "async_spec 16", "window_only 22", "hybrid_window 30",
+    "plain 1", "timed 3", "async 24", "spec 16", "async_spec 41", "async_spec 16", "window_only 22", "window_only 6",
+    "hybrid_window 30",
     "hybrid_window_prefix 36", "hybrid_mamba 27", "spec_hybrid 51",
 )  # fmt: skip
 
