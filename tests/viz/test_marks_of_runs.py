@@ -48,7 +48,7 @@ def pair(name):
         runs = [simulate({"requests": requests}, config={"max_num_batched_tokens": budget}) for budget in (32, 128)]
         return *runs, *map(Facts, runs)
     if kind == "spec":
-        given = random_workload("spec", random.Random(f"drawn {name}"))
+        given = {**random_workload("spec", random.Random(f"drawn {name}")), "cost_model": COSTS}
         first, second = (simulate(given, config=config, max_steps=80) for config in ({}, {"max_num_seqs": 2}))
         second = other_tokens(second, int(seed))
         return first, second, Facts(first), Facts(second)
