@@ -191,7 +191,7 @@ def _count_sessions(found: HitRates, rows: Sequence[_Row], after: Mapping[str, s
     """Count turns and sessions; return why there are none.
 
     Args:
-        found: What to count in.
+        found: The rates to add to.
         rows: The requests in order of arrival.
         after: The request that each one continues, as far as it is known without tokens.
     """
