@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+CHROMIUM_PROGRAM = "chromium" if shutil.which("chromium") else "chromium-headless-shell"
 WEBKIT = "/usr/lib/x86_64-linux-gnu/webkit2gtk-4.1/MiniBrowser"
 PATIENCE = 60.0
 """Seconds that a browser may take to start."""
@@ -33,7 +34,11 @@ NAMES = ("chromium", "firefox", "webkit")
 
 def missing(name: str) -> str:
     """Why a browser cannot be driven here, or an empty string."""
-    programs = {"chromium": ("chromium",), "firefox": ("firefox-esr",), "webkit": ("WebKitWebDriver", "Xvfb", WEBKIT)}
+    programs = {
+        "chromium": (CHROMIUM_PROGRAM,),
+        "firefox": ("firefox-esr",),
+        "webkit": ("WebKitWebDriver", "Xvfb", WEBKIT),
+    }
     absent = [program for program in programs[name] if shutil.which(program) is None]
     return f"{', '.join(absent)} not installed" if absent else ""
 
@@ -107,7 +112,7 @@ class Chromium(Browser):
         from playwright.sync_api import sync_playwright
 
         self._driver = sync_playwright().start()
-        path = shutil.which("chromium")
+        path = shutil.which(CHROMIUM_PROGRAM)
         self._browser = self._driver.chromium.launch(executable_path=path, args=list(CHROMIUM))
         self.page = self._browser.new_page()
         self.page.set_default_timeout(1000 * PATIENCE)

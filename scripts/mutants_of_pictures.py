@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (tables of one line per panel)
 """Plant faults by rule in the code that draws pictures, and print the test that finds each.
 
-    python scripts/mutants_of_pictures.py [--panel timeline] [--language JavaScript] [--list]
+    python scripts/mutants_of_pictures.py [--panel timeline] [--language JavaScript] [--each 4] [--list]
 
 A rule is a way in which a picture could show something else than the record: an index one off, axes swapped, a
 condition dropped, an id or a number of another space, the value of another step. Each rule is applied to every place of
@@ -70,6 +70,7 @@ BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
     f"tests/viz/test_marks_{name}.py"
     for name in ("of_batches", "of_steps", "of_the_pool", "of_words", "of_runs", "in_pictures", "in_answers")
 )
+INSIDE, PLAYING = "tests/viz/test_marks_inside_a_step.py", "tests/viz/test_marks_of_the_playground.py"
 PANELS = (
     Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", STEPS, RUNS)),
     Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (f"{STEPS}::test_chunks", STEPS)),
@@ -88,7 +89,11 @@ PANELS = (
     Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS)),
     Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (STEPS,)),
     Panel("store", (f"{JS}store.js", f"{JS}request.js"), (WORDS, POOL, BATCHES, STEPS, NUMBERS)),
-    Panel("playground", (f"{PLAY}numbers.js",), (f"{RUNS}::test_the_numbers_of_the_playground",)),
+    Panel("inside a step", (f"{JS}phase_box.js", f"{JS}candidates.js"), (INSIDE,)),
+    Panel("attention weights", (f"{JS}weights.js",), (INSIDE,)),
+    Panel("playground", (f"{PLAY}numbers.js",), (PLAYING,)),
+    Panel("settings", (f"{PLAY}settings.js",), (PLAYING,)),
+    Panel("arrivals", (f"{PLAY}arrivals.js",), (PLAYING,)),
     Panel("packed batch", ("viz/svg.py:packed_batch _ribbons _sequences _new_rows _describe", "viz/layout/packed_batch.py"), (PICTURES,)),
     Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py", PICTURES)),
     Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows filled"), (PICTURES,)),
@@ -99,6 +104,8 @@ PANELS = (
     Panel("fleet page", ("viz/fleet_rows.py:fleet_svg _binned _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS)),
     Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
+    Panel("inside a step", ("viz/phases.py", "viz/visible_step.py"), (INSIDE, "tests/viz/test_viz_control.py")),
+    Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
     Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
     Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS, PICTURES)),
 )  # fmt: skip
@@ -440,6 +447,13 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
     ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
     ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
+    ("viz/js/candidates.js", "share < 0.001", "<="): "no probability is one in a thousand to the last bit",
+    ("viz/js/weights.js", "if (signature === this.signature) return;", "false"): "the same words are written again",
+    ("viz/js/weights.js", "JSON.stringify([capture?.step, capture?.sequences])", "number"):
+        "the rows of two steps with the same sequences have the same names",
+    ("viz/reprs.py", "if chunk.accepted:", "True"): "a chunk without tokens has no text either",
+    ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):
+        "behind the last draft there is none to look up",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""
@@ -533,6 +547,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--panel", help="faults of one panel only")
     parser.add_argument("--language", choices=("JavaScript", "Python"), help="faults in one language only")
+    parser.add_argument("--each", type=int, default=PER_PANEL, help="the first so many of the faults drawn for a panel")
     parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
     options = parser.parse_args()
     chosen = [
@@ -540,7 +555,7 @@ def main() -> int:
     ]
     if options.list:
         for panel in chosen:
-            for fault in drawn_faults(panel):
+            for fault in drawn_faults(panel)[: options.each]:
                 print(f"{panel.name}: {fault.words(source_of(fault.file))}")
         return 0
     counts: dict[Panel, Counter[str]] = {}
@@ -550,7 +565,7 @@ def main() -> int:
             counts[panel] = Counter()
             if failing := finder.tests_fail(panel.tests):
                 raise SystemExit(f"{failing} fails without a fault")
-            for fault in drawn_faults(panel):
+            for fault in drawn_faults(panel)[: options.each]:
                 words = fault.words(source_of(fault.file))
                 found = "" if reason_of(fault) else finder.find(fault, panel)
                 verdict = "found" if found else "equivalent" if reason_of(fault) else "lost"

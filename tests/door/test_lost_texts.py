@@ -61,10 +61,6 @@ LOSES = {
     "user": (each(SAID, "m.role != 'user' or loop.last"), [USER, ANSWER, USER], 0, "user"),
     "the latest": (each(SAID, "loop.index < 3"), [USER, ANSWER, USER], 2, "user"),
     "answers": (each(SAID, "m.role != 'assistant'"), [USER, ANSWER, USER], 1, "assistant"),
-    "contents beside calls": (
-        each("{% if m.tool_calls %}" + CALLS + "{% else %}" + SAID + "{% endif %}"),
-        [USER, CALLING, RESULT], 1, "assistant with tool_calls",
-    ),
     "results": (each(SAID, "m.role != 'tool'"), [USER, {**CALLING, "content": None}, RESULT], 2, "tool"),
     "the end of a text": (each("{{ m.content[:30] }}"), [{"role": "user", "content": "x" * 31}], 0, "user"),
     "the second line": (each("{{ m.content.split('\n')[0] }}"), [{"role": "user", "content": "x\ny"}], 0, "user"),
@@ -196,10 +192,15 @@ def test_a_template_that_wants_arguments_as_text_gets_them():
     assert '<go{"k": 1}>' in rendered(AS_TEXT, [USER, CALLING, RESULT])
 
 
-def test_a_text_beside_calls_may_be_left_out_once_the_answer_is_there():
-    """As gpt-oss does, for which it is reasoning."""
-    template = "{% set n = messages | length %}" + each(
-        "{% if not (m.tool_calls and n > 3) %}{{ m.content }}{% endif %}" + CALLS
-    )
-    assert "I look." in rendered(template, [USER, CALLING, RESULT])
+SILENT = "{% if m.tool_calls %}" + CALLS + "{% else %}" + SAID + "{% endif %}"
+
+
+@pytest.mark.parametrize("shown", ["not m.tool_calls", "not (m.tool_calls and n > 3)"])
+def test_a_text_beside_calls_may_be_left_out(shown):
+    """As Llama 3 and Mistral do, and gpt-oss once the answer is there: answers of the server have such texts."""
+    template = "{% set n = messages | length %}" + each("{% if " + shown + " %}{{ m.content }}{% endif %}" + CALLS)
+    assert "Hi you" in rendered(template, [USER, CALLING, RESULT, ANSWER, USER])
     assert "I look." not in rendered(template, [USER, CALLING, RESULT, ANSWER, USER])
+    assert "contents of answers with calls of tools" in left_out(ChatTemplate(each(SILENT)).render)
+    with pytest.raises(ValueError, match="content of a message of role user"):
+        rendered(each(SILENT, "m.role != 'user'"), [USER, CALLING, RESULT])

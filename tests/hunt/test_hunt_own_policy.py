@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ def test_a_bug_of_a_policy_is_told_once_and_as_its_own(body, tmp_path):
     assert "at mine.py:8: return" in done.stderr and "1 finding," in done.stderr
     report = (tmp_path / "found" / name / "report.md").read_text()
     assert report.startswith("# mine:MyPolicy in workbench ") and "**Place**: mine.py: return" in report
+    assert re.search(r"`python -m pytest test_finding.py` shows it; it needs [^{}]+ and pytest", report)
     page = (tmp_path / "found" / name / "page.html").read_text()
     assert "Step 0 crashed" in page and "breaks the law of crash" not in page
 

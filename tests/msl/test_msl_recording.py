@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from kernel_cases import Case, as_float64, build, error_over_tolerance
-from kernel_replay import Differs, as_loaded, as_stored, bytes_of, replay
+from kernel_replay import Differs, as_loaded, as_stored, bytes_of, meet_again, replay
 from msl_runs import THREAD, ramp, skip_without_compiler
 from reference import reference_attention
 from test_msl_faults import FAULTS
@@ -21,6 +21,7 @@ from workbench.kernels.msl.recorded import (
     KIND_NAMES,
     LOAD,
     NO_ARRAY,
+    SIMD_FUNCTION,
     STORE,
     WATCH,
 )
@@ -291,6 +292,63 @@ def test_the_replay_finds_what_cannot_have_happened():
             events["value"][at][0] ^= 1
         with pytest.raises(Differs):
             replay(broken, {"x": x})
+
+
+REDUCING = ("sum", "max", "min", "product", "prefix_inclusive_sum", "prefix_exclusive_sum", "prefix_inclusive_product",
+            "prefix_exclusive_product")  # fmt: skip
+BITWISE, VOTING = ("and", "or", "xor"), ("simd_ballot({})", "simd_any({})", "simd_all({})")
+
+
+def random_meetings(seed):
+    """A kernel of simd functions over a type, with its input."""
+    rng = np.random.default_rng(seed)
+    name, dtype = [
+        ("float", mx.float32),
+        ("half", mx.float16),
+        ("int", mx.int32),
+        ("uint", mx.uint32),
+        ("bfloat", mx.bfloat16),
+    ][seed % 5]
+    names = REDUCING + BITWISE * (name in ("int", "uint"))
+    lines = [f"{name} m = x[i];"]
+    for _ in range(5):
+        call = f"simd_{names[rng.integers(len(names))]}(x[i])"
+        lines.append(f"m = {name}({call});")
+        vote = VOTING[rng.integers(3)].format(f"x[i] > {name}({rng.integers(1, 3)})")
+        lines.append(f"m += {name}({'ulong' if 'ballot' in vote else ''}({vote}) != 0);")
+    lines.append(
+        f"m += {name}(simd_is_first()) + simd_broadcast_first(x[i]) + {name}(ulong(simd_active_threads_mask()) & 3);"
+    )
+    lines += [f"m += simd_shuffle_xor(x[i], ushort({rng.integers(1, 4)}));", "y[i] = m;"]
+    values = rng.integers(0, 4, 64) if seed % 2 else np.where(rng.random(64) < 0.8, 1, 2)
+    return "\n".join(lines), mx.array(values).astype(dtype), dtype
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_simd_function_is_computed_again(seed):
+    source, x, dtype = random_meetings(seed)
+    threads = 64 if seed % 3 else 56  # the last simdgroup may have fewer lanes
+    run = record(source, inputs=[x], threads=threads, threadgroup=threads, dtype=dtype)
+    assert run.fault is None, run.fault
+    check_replay(run, {"x": x})
+    meetings, run.payload = events_of(run, SIMD_FUNCTION), run.payload.copy()
+    assert len({run.meeting(int(event)).name for event in meetings}) > 5
+    for event in meetings:
+        meeting = run.meeting(int(event))
+        lane = next(lane for lane in range(32) if meeting.lanes >> lane & 1)
+        changed = meeting.results[lane].copy()
+        meeting.results[lane] ^= 0x11
+        with pytest.raises(Differs, match=meeting.name):
+            meet_again(run, int(event))
+        meeting.results[lane] = changed
+        meet_again(run, int(event))
+
+
+def test_a_simd_function_that_the_replay_does_not_know_is_not_passed_over():
+    run = record(REVERSE)
+    run.names = tuple("simd_something" if name == "simd_sum" else name for name in run.names)
+    with pytest.raises(Differs, match="simd_something is not known here"):
+        replay(run, {"x": ramp()})
 
 
 class Recorder:

@@ -99,20 +99,28 @@ def num_threads(run: KernelRun, group: int) -> int:
     return int(np.prod([min(t, g - p * t) for p, t, g in zip(position, run.threadgroup, run.grid)]))
 
 
-REDUCTIONS = {
-    "simd_sum": np.add,
-    "simd_max": np.maximum,
-    "simd_min": np.minimum,
-    "simd_product": np.multiply,
+COMBINED = {
+    "sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+SHUFFLED = ("simd_shuffle", "simd_broadcast", "quad_shuffle", "quad_broadcast")
+VOTES = ("simd_ballot", "simd_any", "simd_all", "simd_active_threads_mask", "simd_is_first", "simd_broadcast_first")
+ELEMENTS = {
+    4: ("float32", "int32", "uint32"),
+    2: ("float16", "bfloat16", "int16", "uint16"),
+    1: ("int8", "uint8"),
 }
-SHUFFLED = ("simd_shuffle", "simd_broadcast", "quad_")
+"""The types that an element of so many bytes may have: a recording does not say which, and one of them has to fit."""
+
+ROUNDING = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
 def meet_again(run: KernelRun, index: int) -> None:
     """Compute a simd function once more from what the lanes gave; the results have to agree."""
     meeting = run.meeting(index)
     lanes = [lane for lane in range(32) if meeting.lanes >> lane & 1]
-    if meeting.name == "simdgroup_multiply_accumulate":
+    name = meeting.name
+    if name == "simdgroup_multiply_accumulate":
         a, b, c = (matrix(meeting.inputs[:, start : start + 8]) for start in (0, 8, 16))
         expected, got = a @ b + c, matrix(meeting.results)
         size = np.abs(a) @ np.abs(b) + np.abs(c)
@@ -121,25 +129,47 @@ def meet_again(run: KernelRun, index: int) -> None:
             raise Differs(f"event {index}: matrix product")
         if (np.abs(expected - got)[finite] > 1e-5 * size[finite] + 1e-30).any():
             raise Differs(f"event {index}: matrix product is off by {np.abs(expected - got).max()}")
-    elif meeting.name in REDUCTIONS and meeting.inputs.shape[1] == 4:
-        # The element's type is that of the result; floats and integers agree in one of the two readings.
-        readings = []
-        for dtype in (np.float32, np.int32, np.uint32):
-            given, got = (x.copy().view(dtype).ravel() for x in (meeting.inputs, meeting.results))
-            with np.errstate(all="ignore"):
-                wide = given[lanes].astype(np.float64 if dtype == np.float32 else np.int64)
-                expected = REDUCTIONS[meeting.name].reduce(wide)
-                size = float(np.abs(wide).sum()) if meeting.name == "simd_sum" else abs(float(expected))
-                close = np.isclose(got[lanes].astype(float), float(expected), 0, 1e-5 * size + 1e-30, equal_nan=True)
-            readings.append(bool(close.all()))
-        if not any(readings):
-            raise Differs(f"event {index}: {meeting.name}")
-    elif meeting.name.startswith(SHUFFLED):
+    elif name.removeprefix("simd_") in COMBINED or name.startswith("simd_prefix_"):
+        dtypes = ELEMENTS[meeting.inputs.shape[1]]
+        if not any(combined_again(name, dtype, meeting.inputs[lanes], meeting.results[lanes]) for dtype in dtypes):
+            raise Differs(f"event {index}: {name}")
+    elif name in VOTES:
+        ayes = [lane for lane in lanes if meeting.inputs[lane].any()]
+        votes = np.ascontiguousarray(meeting.results[lanes]).view(np.uint32).ravel()
+        if not (votes == sum(1 << lane for lane in ayes)).all():
+            raise Differs(f"event {index}: {name} says {votes[0]:032b}, and lanes {ayes} voted for it")
+    elif name.startswith(SHUFFLED):
         for lane in lanes:
-            if meeting.sources[lane] != 255 and not np.array_equal(
-                meeting.results[lane], meeting.inputs[meeting.sources[lane]]
-            ):
-                raise Differs(f"event {index}: lane {lane} of {meeting.name}")
+            source = meeting.sources[lane]
+            if source != 255 and not np.array_equal(meeting.results[lane], meeting.inputs[source]):
+                raise Differs(f"event {index}: lane {lane} of {name}")
+    else:
+        raise Differs(f"event {index}: {name} is not known here, so it cannot be computed again")
+
+
+def combined_again(name: str, dtype: str, given: np.ndarray, got: np.ndarray) -> bool:
+    """Whether a reduction or a scan over lanes gives what they got, if its elements are of a type."""
+    *_, kind = name.split("_")
+    is_float = dtype in ROUNDING
+    if not is_float and dtype[0] == "i" and kind == "product":
+        return False  # products of signed integers wrap as those of unsigned ones
+    values, results = (decoded(np.ascontiguousarray(part).ravel(), dtype) for part in (given, got))
+    if is_float and kind in ("and", "or", "xor"):
+        return False
+    with np.errstate(all="ignore"):
+        wide = values.astype(np.float64 if is_float else np.int64)
+        combine = COMBINED[kind]
+        if name.startswith("simd_prefix_"):
+            first = wide if "inclusive" in name else np.array([{"sum": 0, "product": 1}[kind], *wide[:-1]])
+            expected, sums = combine.accumulate(first), np.add.accumulate(np.abs(first))
+        else:
+            expected, sums = np.full(len(wide), combine.reduce(wide)), np.abs(wide).sum()
+        if not is_float:
+            return bool(np.array_equal(expected.astype(values.dtype), results))
+        size = sums if kind == "sum" else np.abs(expected)
+        bound = ROUNDING[dtype] * size * (len(wide) if kind == "product" else 1) + 1e-30
+        near = np.abs(results.astype(np.float64) - expected) <= bound
+        return bool((near | np.isclose(results.astype(np.float64), expected, 0, 0, equal_nan=True)).all())
 
 
 def matrix(lanes: np.ndarray) -> np.ndarray:

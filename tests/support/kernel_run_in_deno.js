@@ -1,5 +1,6 @@
 // Marks of a recorded kernel for tests/viz/test_marks_of_kernel_runs.py: reads a packet, answers one question per line.
 import { KernelRun } from "../../workbench/viz/js/kernel_run_file.js";
+import * as launch from "../../workbench/viz/js/kernel_run_launch.js";
 import * as marks from "../../workbench/viz/js/kernel_run_marks.js";
 
 const bytes = Deno.readFileSync(Deno.args[0]);
@@ -10,7 +11,8 @@ const questions = JSON.parse(await new Response(Deno.stdin.readable).text());
 const answers = questions.map(([name, ...values]) => {
   if (name === "values") return run.valuesOf(values[0]);
   if (name === "meeting") return run.meetingOf(values[0]);
-  return plain(marks[name](run, ...values));
+  if (name === "gridRows" || name === "groupAt") return launch[name](...values);
+  return plain({ ...marks, ...launch }[name](run, ...values));
 });
 // JSON has no infinities.
 console.log(

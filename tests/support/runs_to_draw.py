@@ -60,6 +60,19 @@ def dressed(trace: Trace, seed: int) -> Trace:
     return drawn
 
 
+def _slow_end(trace: Trace) -> Trace:
+    """A run whose last token takes longer than any before."""
+    drawn = Trace(trace.meta)
+    for info in trace.requests.values():
+        drawn.add_request(info)
+    last = max(record.step for record in trace if any(c.sampled is not None for c in record.chunks))
+    for record in trace:
+        if record.step <= last:
+            end = record.end if record.step < last else record.time + 40 * record.duration
+            drawn.append(replace(record, end=end))
+    return drawn
+
+
 @cache
 def run(name: str) -> tuple[Trace, Facts]:
     """A run by its name, and its facts."""
@@ -90,6 +103,8 @@ def run(name: str) -> tuple[Trace, Facts]:
     elif kind == "long":
         requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_step": 12 * i} for i in range(50)]
         trace = simulate({"config": {"block_size": 4, "num_blocks": 60}, "requests": requests})
+    elif kind == "slow_end":
+        trace = _slow_end(run(f"timed {seed}")[0])
     elif kind == "timed":
         given = workload(int(seed), num_requests=14, num_blocks=70)
         trace = dressed(simulate({**given, "cost_model": COSTS}, max_steps=400), int(seed))
@@ -99,7 +114,8 @@ def run(name: str) -> tuple[Trace, Facts]:
 
 
 RUNS = (
-    "plain 1", "timed 3", "async 24", "spec 16", "async_spec 41", "async_spec 16", "window_only 22", "hybrid_window 30",
+    "plain 1", "timed 3", "async 24", "spec 16", "async_spec 41", "async_spec 16", "window_only 22", "window_only 6",
+    "hybrid_window 30",
     "hybrid_window_prefix 36", "hybrid_mamba 27", "spec_hybrid 51",
 )  # fmt: skip
 

@@ -62,3 +62,24 @@ def test_a_double_click_on_a_mask_opens_the_threadgroup_of_the_cell(open_page, s
     page.page.wait_for_selector(".wb-kernel-page iframe")
     about = page.page.frame_locator(".wb-kernel-page iframe").locator(".wb-kr-head").inner_text()
     assert f"{request}, rows" in about
+
+
+def test_an_older_step_opens_its_own_threadgroup(open_page, served):
+    engine, address = served
+    page = open_page(address)
+    page.wait("view.store.numSteps === 3 && view.can('kernel_run')")
+    page.view("view.cursor.seek(1)")
+    page.frame()
+    item = engine.trace[1].kernel.work_items[-1]
+    request = engine.trace[1].chunks[item.seq].request_id
+    point = page.view(
+        "(() => { const panel = view.panel('kernel'); panel.element.scrollIntoView({ block: 'center' });"
+        " const box = panel.canvas.getBoundingClientRect();"
+        " return [box.left + panel.x(0) + 4, box.top + 20 + (panel.rows.length - 0.5) * panel.row]; })()"
+    )
+    page.frame()
+    page.page.mouse.click(*point)
+    page.page.wait_for_selector(".wb-kernel-page iframe")
+    about = page.page.frame_locator(".wb-kernel-page iframe").locator(".wb-kr-head").inner_text()
+    assert "step 1, layer 0" in about and f"{request}, rows" in about and about.rstrip().endswith("computed again")
+    assert page.problems == [] and page.outside == []

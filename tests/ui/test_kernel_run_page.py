@@ -190,3 +190,42 @@ def test_the_pointer_tells_the_value_of_a_cell(open_run, attention):
     told = panel.locator(".wb-kr-told").inner_text()
     thread, line = int(attention.events["thread"][event]), attention.place(event).line
     assert told == f"query_rows[0] = {value:g}, last stored by thread {thread} at paged_varlen.source:{line}"
+
+
+def test_playing_makes_the_lines_of_a_text_once(open_run, attention):
+    """A kernel goes from one text to another and back with every call: making hundreds of lines takes a frame each."""
+    page = open_run(attention)
+    page.evaluate("document.querySelectorAll('.wb-kr-line').forEach((line) => line.first = true)")
+    made = []
+    for moment in range(0, len(attention.instructions), 7):
+        seek(page, moment)
+        made.append(page.evaluate("document.querySelectorAll('.wb-kr-line').length"))
+        place = attention.place(int(attention.instructions.events(moment)[0]))
+        shown = page.evaluate(
+            "(() => { const line = document.querySelector('.wb-kr-current'), box = line.getBoundingClientRect();"
+            " const around = line.closest('.wb-kr-source').getBoundingClientRect();"
+            " const inside = box.height > 0 && box.top >= around.top - 1 && box.bottom <= around.bottom + 1;"
+            " return [Number(line.dataset.line), inside]; })()"
+        )
+        assert shown == [place.line, True], (moment, place)
+    assert len(set(made)) <= len({file for file, text in attention.texts.items() if text})
+    assert page.evaluate("[...document.querySelectorAll('.wb-kr-line')].some((line) => line.first)")
+
+
+def test_a_click_in_the_grid_goes_to_a_recorded_threadgroup(open_run):
+    kernel = msl.metal_kernel("k", ["x"], ["y"], "uint i = thread_position_in_grid.x;\ny[i] = x[i];")
+    x = mx.arange(320).astype(mx.float32)
+    launch = {"inputs": [x], "output_shapes": [(320,)], "output_dtypes": [mx.float32]}
+    run = kernel.record(**launch, grid=(320, 1, 1), threadgroup=(32, 1, 1), threadgroups=[2, 7])
+    page = open_run(run)
+    grid = page.locator(".wb-kr-grid")
+    assert (
+        grid.get_attribute("aria-label")
+        == "Grid of 10 by 1 by 1 threadgroups; recorded: (2, 0, 0), (7, 0, 0); now (2, 0, 0)"
+    )
+    grid.click(position={"x": 74 + 7.5 * 12, "y": 5})
+    says(page, "includes", "Threadgroup (7, 0, 0)")
+    grid.click(position={"x": 74 + 4.5 * 12, "y": 5})
+    says(page, "includes", "Threadgroup (7, 0, 0)")
+    grid.click(position={"x": 74 + 2.5 * 12, "y": 5})
+    says(page, "includes", "Threadgroup (2, 0, 0)")

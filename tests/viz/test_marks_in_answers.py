@@ -477,3 +477,10 @@ def test_the_facts_of_an_incident():
     assert order == sorted(latencies, key=lambda who: -latencies[who])
     assert facts["stalls"] == [(stall.step, str(stall)) for stall in found.stalls]
     assert tokens(trace[0])[1] > 0
+
+
+def test_a_run_without_steps_holds_no_block():
+    from workbench.viz.layout.comparison import _most_blocks
+
+    empty = Trace(simulate({"requests": [{"id": "a", "prompt": {"len": 4}, "max_tokens": 1}]}).meta)
+    assert empty.num_blocks and _most_blocks(empty) == 0

@@ -63,7 +63,7 @@ def record(source, threadgroups=1, **options):
     return kernel.record(**launch, grid=(70, 1, 1), init_value=0, threadgroups=threadgroups, **options)
 
 
-def attention():
+def attention(sequences=((9, 30), (1, 20))):
     runs = []
 
     def maker(**text):
@@ -75,7 +75,7 @@ def attention():
 
         return launch
 
-    batch = build(Case(((9, 30), (1, 20)), 4, 2, 32, 8, "float16"))
+    batch = build(Case(sequences, 4, 2, 32, 8, "float16"))
     PagedVarlenKernels(maker).attend(*batch.inputs, batch.options)
     return runs[0]
 
@@ -355,6 +355,108 @@ def test_ways_of_stepping(run, ask):
         candidates = range(now + 1, len(first)) if direction > 0 else range(now - 1, -1, -1)
         end = len(first) - 1 if direction > 0 else 0
         assert found == next((i for i in candidates if ways[way](i, now)), end), (now, way, direction)
+
+
+LOOPS = """
+const uint i = thread_index_in_threadgroup;
+threadgroup float shared[70];
+float m = 0;
+for (int turn = 0; turn < 3; turn++) {
+  m += x[i + turn];
+  for (int inner = 0; inner < 2; inner++) {
+    m += x[(i + inner) % 70];
+  }
+  shared[i] = m;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+for (int turn = 0; turn < 5; turn++) {
+  m += shared[(i + turn) % 70];
+  m -= x[turn];
+}
+y[i] = int(m);
+"""
+"""Three turns, in each an inner loop, and five turns; the compiler unrolls them, and keeps their lines."""
+
+
+@pytest.fixture
+def ask_about(tmp_path):
+    """A function that asks the page's code about a recording."""
+
+    def ask_(run, *questions):
+        (tmp_path / "packet").write_bytes(run.packet())
+        command = [str(DENO), "run", "--no-check", "--quiet", f"--allow-read={tmp_path}", str(SCRIPT)]
+        given = json.dumps(questions)
+        done = subprocess.run(
+            [*command, str(tmp_path / "packet")], input=given, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return ask_
+
+
+def test_tiles_are_the_turns_of_the_outermost_loops(ask_about):
+    run = record(LOOPS)
+    (marks,) = ask_about(run, ["turns"])
+    first = run.instructions.order[run.instructions.starts[:-1]]
+    for simdgroup in range(3):
+        own = [i for i, e in enumerate(first.tolist()) if run.events["thread"][e] // 32 == simdgroup]
+        lines = [run.place(int(first[i])).line for i in own if marks[i]]
+        assert lines == [6] * 3 + [14] * 5, "line 8 is the inner loop's"
+    at, stops = own[0], []
+    while not stops or stops[-1] < own[-1]:
+        stops += ask_about(run, ["nextStop", stops[-1] if stops else at, "tile", 1])
+        if stops[-1] == len(first) - 1:
+            break
+    assert [run.place(int(first[i])).line for i in stops[:7]] == [6] * 2 + [14] * 5
+
+
+def test_a_tile_of_attention_is_one_of_keys(ask_about):
+    run = attention(((9, 150),))
+    (marks,) = ask_about(run, ["turns"])
+    first = run.instructions.order[run.instructions.starts[:-1]].tolist()
+    keys = next(i for i, array in enumerate(run.arrays) if array.name == "k_cache")
+    size, row = run.arrays[keys].itemsize, 2 * 32  # heads times head_dim
+    own = [i for i, event in enumerate(first) if run.events["group"][event] == 0 and run.events["thread"][event] < 32]
+    turns, blocks = -1, {}
+    for i in own:
+        turns += marks[i]
+        loaded = run.events[run.instructions.events(i)]
+        found = loaded["offset"][loaded["array"] == keys] // size // row // 8
+        blocks.setdefault(turns, set()).update(found.tolist())
+    tiles = [read for _, read in sorted(blocks.items()) if read]
+    assert len(tiles) == 5 and all(len(read) == 4 for read in tiles[:-1]), "tiles of 32 keys are 4 blocks of 8"
+    assert sum(map(len, tiles)) == len(set().union(*tiles)) == 19
+
+
+def test_the_grid_has_a_mark_for_each_recorded_threadgroup(ask_about):
+    kernel = msl.metal_kernel(
+        "k", ["x"], ["y"], "uint3 p = thread_position_in_grid;\nif (p.y + p.z == 0) y[p.x] = x[p.x];"
+    )
+    x = mx.arange(80).astype(mx.float32)
+    launch = {"inputs": [x], "output_shapes": [(80,)], "output_dtypes": [mx.float32], "init_value": 0}
+    chosen = [(0, 0, 0), (4, 0, 0), (2, 1, 1)]
+    sizes = {"grid": (80, 2, 3), "threadgroup": (16, 1, 1)}
+    run = kernel.record(**launch, **sizes, threadgroups=chosen)
+    assert run.fault is None
+    (counts,) = ask_about(run, ["gridCounts"])
+    assert counts == [5, 2, 3]
+    for now in moments(run)[::7]:
+        event = int(run.instructions.events(now)[0])
+        (marks,) = ask_about(run, ["gridMarks", now])
+        assert [tuple(mark["at"]) for mark in marks] == [tuple(at) for at in run.threadgroups]
+        assert sorted(map(tuple, run.threadgroups)) == sorted(chosen)
+        assert [mark["now"] for mark in marks] == [i == run.events["group"][event] for i in range(3)]
+    (rows,) = ask_about(run, ["gridRows", counts, marks, 500])
+    assert [(row["y"], row["z"]) for row in rows["rows"]] == [(y, z) for z in range(3) for y in range(2)]
+    for group, (x_, y, z) in enumerate(run.threadgroups):
+        row = next(row for row in rows["rows"] if (row["y"], row["z"]) == (y, z))
+        at = (x_ + 0.5) * rows["cell"], row["top"] + rows["height"] / 2
+        assert ask_about(run, ["groupAt", rows, marks, *at]) == [group]
+        assert ask_about(run, ["groupAt", rows, marks, at[0] + 2 * rows["cell"], at[1]]) == [None]
+    large = [{"at": [7, 60, 1], "group": 0, "now": True}]
+    (rows,) = ask_about(run, ["gridRows", [1000, 90, 2], large, 500])
+    assert [(row["y"], row["z"]) for row in rows["rows"]] == [(60, 1)] and rows["left"] == 179
 
 
 def test_lines_of_the_kernel_step_over_the_functions_that_it_calls(run, ask):

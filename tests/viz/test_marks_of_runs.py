@@ -2,12 +2,12 @@
 
 import json
 import math
-import re
+import random
 from functools import cache
-from itertools import pairwise
 
 import pytest
 from facts_of_records import Facts
+from feature_workloads import random_workload
 from msgspec.structs import replace
 from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, seconds
 from runs_to_draw import COSTS, dressed, run
@@ -42,6 +42,16 @@ def other_tokens(trace, seed):
 def pair(name):
     """Two runs of one workload under different configurations."""
     kind, _, seed = name.partition(" ")
+    if kind == "late":  # the tallest step is the last one of the second run
+        requests = [{"id": "a", "prompt": {"len": 5}, "max_tokens": 6}]
+        requests += [{"id": "b", "prompt": {"len": 90}, "max_tokens": 1, "arrival_step": 8}]
+        runs = [simulate({"requests": requests}, config={"max_num_batched_tokens": budget}) for budget in (32, 128)]
+        return *runs, *map(Facts, runs)
+    if kind == "spec":
+        given = {**random_workload("spec", random.Random(f"drawn {name}")), "cost_model": COSTS}
+        first, second = (simulate(given, config=config, max_steps=80) for config in ({}, {"max_num_seqs": 2}))
+        second = other_tokens(second, int(seed))
+        return first, second, Facts(first), Facts(second)
     given = workload(int(seed), num_requests=10, num_blocks=70)
     costs = {"cost_model": COSTS} if kind == "timed" else {}
     change = {"max_num_batched_tokens": given["config"]["max_num_batched_tokens"] // 2, "max_num_seqs": 2}
@@ -87,9 +97,11 @@ def both(facts):
 def test_compare(deno_page, name, align):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)
-    page("view.panel('compare').align.value = argument", align)
+    page("(view.panel('compare').align.value = argument, view.panel('compare').realign(), page.frame())", align)
     page("view.panel('compare').rowsOf.value = 'chunks'")
     timed = align == "time" and facts[0].timed
+    if facts[0].timed and align != "arrival":  # one axis for all panels
+        assert page("view.cursor.byTime") == timed
     marks = Marks(page.painted("compare")["marks"])
     order, colours = shown_order(page), Colours(facts[0].order)
     assert sorted(order) == sorted(facts[0].order)
@@ -222,7 +234,7 @@ def check_compare_words(page, facts, order, end, timed):
     assert page.hit("compare", LEFT - 10, 60) == []
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "spec 16"])
 def test_tokens_of_two_runs_side_by_side(deno_page, name):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)
@@ -282,7 +294,7 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
         )
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "late 0"])
 def test_a_timeline_shows_the_other_run_as_outlines(deno_page, name):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)
@@ -422,6 +434,15 @@ def test_incident(drawn, name, width, part):
         line = page.hit("incident", x0 + (at + 0.5) * across, top + 5)[-1]
         words = [WRITE[title](value) if value == value else "none" for value in values[at]]
         assert near(line, f"{title}: {f'P99 {words[0]}, P50 {words[1]}' if log else words[0]}")
+    for x in (x0, x1):
+        assert page.hit("incident", x, 58 + (len(titles) - 1) * 44 + 10)[-1].startswith(f"{titles[-1]}: "), "both edges"
+    (y,) = {y for x, y, words in marks.texts(x=x0 - 8) if words == "time"}
+    labels = [(x, words) for x, at, words in marks.texts() if at == y and x >= x0 and words != "with idle time"]
+    lines = [rect for rect in marks.rects(y=y + 6, colour=LIGHT.hairline) if rect[3] == 1]
+    assert len(lines) == len(labels) > 1
+    for (x, words), line in zip(labels, lines):
+        assert x == pytest.approx(min(line[1], width - 6 * len(words) - 1)) and x0 <= line[1] <= x1 + 0.01
+        assert line[2] + line[4] == page("view.panel('incident').height")
     check_whole(marks, page, facts, stalled, (begin, end), (x0, x1))
     check_incident_table(page, titles, bins, wide)
     check_incident_words(page, facts, whole, (begin, end), stalled, slow)
@@ -495,80 +516,26 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
 
 
-# -- the playground's numbers ------------------------------------------------------------------------------------------
+def test_two_runs_stand_on_the_axis_of_all_panels(deno_page):
+    """Times or steps, in the comparison as in the timeline; by arrival is another question."""
+    page, (first, second, *_) = deno_page, pair("timed 3")
+    page.open(first, second)
+    aligned = lambda: (page.painted("compare"), page("view.panel('compare').align.value"))[1]  # noqa: E731
+    assert aligned() == "time" and page("view.cursor.byTime")
+    page("(view.controls.toggleAxis(), page.frame())")
+    assert aligned() == "step" and not page("view.cursor.byTime")
+    page("(view.panel('compare').align.value = 'time', view.panel('compare').realign(), page.frame())")
+    assert aligned() == "time" and page("view.cursor.byTime")
+    page("(view.panel('compare').align.value = 'arrival', view.panel('compare').realign(), page.frame())")
+    page("(view.controls.toggleAxis(), page.frame())")
+    assert aligned() == "arrival" and not page("view.cursor.byTime")
 
 
-def numbers_of(facts):
-    """The numbers of a run, as the playground writes them."""
-
-    def time(value):
-        if value is None or value != value:
-            return "–"
-        if not facts.timed:
-            return f"{round(value, 1):,g}"
-        return f"{value:#.3g} s" if value >= 1 else f"{value * 1000:#.3g} ms"
-
-    latencies = [facts.latencies(step) for step in range(len(facts))]
-    first = [v for found in latencies for is_first, v in found.values() if is_first]
-    gaps = []
-    for who in facts.order:
-        out = facts[-1].tokens[who]
-        gaps += [0 if a.step == b.step else facts.latencies(b.step)[who][1] for a, b in pairwise(out)]
-    records, num = facts.records, sum(map(len, facts[-1].tokens.values()))
-    took = records[-1].end - records[0].time if facts.timed else len(records)
-    uses = [tokens(r)[1] / r.token_budget for r in records if tokens(r)[1]]
-    return [
-        grouped(len(records)), time(took), time(sum(first) / len(first)), time(percentile(first, 99)),
-        time(sum(gaps) / len(gaps)), time(max(gaps)), f"{num / took:.1f}" if facts.timed else "–",
-        f"{100 * sum(uses) / len(uses):.0f} %",
-        grouped(sum(c.num_cached_tokens for r in records for c in r.chunks)),
-        grouped(sum(len(r.preempted) for r in records)),
-        grouped(sum(c.num_recomputed_tokens for r in records for c in r.chunks)),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["timed 3", "plain 1", "timed 2"])
-def test_the_numbers_of_the_playground(name):
-    from pathlib import Path
-
-    from pages_in_deno import DENO, Page
-
-    from workbench.apps.playground import session
-    from workbench.trace.readings.metrics_collector import metrics
-
-    if not DENO.exists():
-        pytest.skip("deno is not installed")
-    folder = Path(session.__file__).with_name("page")
-    source = (folder / "elements.js").read_text() + (folder / "numbers.js").read_text()
-    source = re.sub(r"^import .*$", "", source, flags=re.MULTILINE).replace("export ", "")
-    page = Page(f"const explained = (words) => words;\n{source}\nglobalThis.page.showNumbers = showNumbers;")
-    first, second, *facts = pair(name)
-    summaries = [json.loads(json.dumps(session._summary(trace))) for trace in (first, second)]
-    assert metrics(first).summary.num_steps == len(first)
-    read = "element.querySelectorAll('tr').map((row) => row.children.map((cell) => cell.textContent))"
-    show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
-    for both_ in (False, True):
-        for pinned in (False, True):
-            given = {"summary": summaries[0], "other": summaries[1] if both_ else None, "end": "done", "pinned": pinned}
-            head, *rows = page(show, given)
-            assert head[:4] == ["", "steps", "duration", "first token, mean"]
-            assert [row[0] for row in rows] == (["A", "now"] if both_ else ["A" if pinned else "now"])
-            for row, each in zip(rows, facts):
-                expected = numbers_of(each)
-                assert len(row) == 12
-                for title, cell, wanted in zip(head[1:], row[1:], expected):
-                    assert near(cell, wanted) or rounds(cell, wanted), (title, cell, wanted)
-    stuck = {"summary": summaries[0], "other": None, "pinned": False}
-    said = "((element) => (page.showNumbers(element, argument), element.textContent))(document.createElement('div'))"
-    assert "can never be scheduled" in page(said, stuck | {"end": "stuck"})
-    assert "stopped after 20,000 steps" in page(said, stuck | {"end": "max_steps"})
-    assert "can never" not in page(said, stuck | {"end": "done"}) and "20,000" not in page(
-        said, stuck | {"end": "done"}
-    )
-    page.close()
-
-
-def rounds(cell, wanted):
-    """Whether two numbers differ by their last digit only."""
-    one, two = (re.sub(r"[^\d.]", "", words) for words in (cell, wanted))
-    return len(one) == len(two) and "." in one and abs(float(one) - float(two)) <= 0.11
+def test_a_film_is_not_covered_by_a_card(deno_page):
+    page = deno_page
+    page.open(pair("timed 3")[0])
+    page("(view.inspector.pin({ kind: 'request', request: 1 }), page.frame())")
+    page("(view.film.show(), page.frame())")
+    assert page("[view.inspector.element.hidden, view.film.open]") == [True, True]
+    page("(view.inspector.pin({ kind: 'request', request: 1 }), view.cursor.seek(3), page.frame())")
+    assert page("[view.inspector.element.hidden, view.film.open]") == [False, True], "a card that is asked for stays"

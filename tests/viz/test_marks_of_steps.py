@@ -266,7 +266,10 @@ def check_timeline_words(page, facts, axis, stalled):
         page.seek(step)
         assert page("view.panel('timeline').describe()") == f"{counted(len(facts), 'step')}. {narrate(record)}"
     assert page.hit("timeline", axis.x0 - 10, 60) == page.hit("timeline", axis.x1 + 10, 60) == []
-    table = page.table("timeline")["rows"]
+    headings, table, caption = (page.table("timeline")[name] for name in ("headings", "rows", "caption"))
+    numbers_ = [facts.records[step].step for step in (axis.steps[0], axis.steps[-1])]
+    assert caption == "Steps {} to {}".format(*numbers_)
+    assert headings == ["step", "prefill", "decode", "budget", "running", "waiting", "free blocks", "duration"]
     assert [row[0] for row in table] == [facts.records[step].step for step in axis.steps]
     for row, step in zip(table, axis.steps):
         record, (decode, total) = facts.records[step], tokens(facts.records[step])
@@ -303,28 +306,32 @@ def test_a_timeline_without_a_budget_or_with_as_many_seats(deno_page, budget):
         assert len(lines) == bool(budget)
 
 
-def test_a_long_timeline_shows_range_and_mean_of_each_column(deno_page):
+@pytest.mark.parametrize("part", [None, (90, 2050)])
+def test_a_long_timeline_shows_range_and_mean_of_each_column(deno_page, part):
     requests = [
         {"id": f"r{i}", "prompt": {"len": 1 + i % 90}, "max_tokens": 40, "arrival_step": 20 * i} for i in range(110)
     ]
     trace = simulate({"requests": requests, "config": {"max_num_batched_tokens": 128}})
     deno_page.open(trace, width=700)
-    marks, n, columns = Marks(deno_page.painted("timeline")["marks"]), len(trace), 440
-    assert n > 2000
-    totals = [tokens(record) for record in trace]
+    begin, n = part or (0, len(trace))
+    assert n > 2000 and begin + n <= len(trace)
+    if part:
+        deno_page("(view.cursor.moveTo(argument[0], argument[1]), page.frame())", part)
+    marks, columns = Marks(deno_page.painted("timeline")["marks"]), 440
+    totals = [tokens(record) for record in trace][begin : begin + n]
     top = max(max(total for _, total in totals), 128)
     spans, means, decodes = (
-        [rect for rect in marks.rects(colour=colour) if rect[3] == 1 and 84 <= rect[1] < 524 and rect[2] >= 17]
+        [rect for rect in marks.rects(colour=colour) if rect[3] == 1 and 84 <= rect[1] < 530 and rect[2] >= 17]
         for colour in (LIGHT.kv, LIGHT.prefill, LIGHT.decode)
     )
     assert len(spans) == len(means) == len(decodes) == columns
     for i in range(columns):
         first = math.floor(i * n / columns)
-        part = totals[first : max(first + 1, math.floor((i + 1) * n / columns))]
-        high, low = (112 - f(total for _, total in part) / top * 94 for f in (max, min))
+        here = totals[first : max(first + 1, math.floor((i + 1) * n / columns))]
+        high, low = (112 - f(total for _, total in here) / top * 94 for f in (max, min))
         assert close(spans[i][1:], [84 + i, high, 1, max(1, low - high)], 1e-4)
-        assert close(means[i][1:], [84 + i, 112 - sum(t for _, t in part) / len(part) / top * 94 - 0.75, 1, 1.5], 1e-4)
-        mean = sum(d for d, _ in part) / len(part) / top * 94
+        assert close(means[i][1:], [84 + i, 112 - sum(t for _, t in here) / len(here) / top * 94 - 0.75, 1, 1.5], 1e-4)
+        mean = sum(d for d, _ in here) / len(here) / top * 94
         assert close(decodes[i][1:], [84 + i, 112 - mean, 1, mean], 1e-4)
 
 
@@ -611,7 +618,7 @@ def value_at(of, behind, step):
     return sum(values) / len(values) if values else math.nan
 
 
-@pytest.mark.parametrize(("name", "width", "part"), CASES)
+@pytest.mark.parametrize(("name", "width", "part"), [*CASES, ("slow_end 3", 1200, False)])
 def test_metrics(drawn, name, width, part):
     page, facts, _ = drawn(name, width=width)
     axis = open_axis(page, facts, width, part)
@@ -729,3 +736,32 @@ def test_the_cursor_stands_at_its_step(drawn, name, width, part):
         middle = axis.x(other) + max(1.5, axis.end(other) - axis.x(other)) / 2
         assert abs(left + 0.75 - middle) < 0.011
     page("view.cursor.setHover({})")
+
+
+def test_the_visible_steps_are_shared_with_the_host(drawn):
+    page, facts, _ = drawn("plain 1")
+    last = len(facts) - 1
+    told = lambda: page("(page.view.place.share(), page.values.cursor ?? null)")  # noqa: E731
+    page("(() => { page.values.cursor = null; })()")
+    page("(() => { view.model.set = (name, value) => page.values[name] = value; })()")
+    page("view.cursor.seek(3)")
+    assert "range" not in told(), "nobody has zoomed"
+    page("view.cursor.moveTo(4, 9)")
+    assert told()["range"] == [4, 13]
+    page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": [6.5, 20.5]})
+    assert page("view.cursor.range") == [6.5, 20.5] and page("view.cursor.step") == 3
+    marks = Marks(page.painted("timeline")["marks"])
+    axis = Axis(facts, 1200, 6.5, 20.5)
+    bars = {round(rect[1], 3) for rect in marks.rects() if rect[0] in (LIGHT.prefill, LIGHT.decode)}
+    assert round(axis.x(8), 3) in bars
+    page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": [-90, last + 90]})
+    assert told()["range"] is None and page("view.cursor.rangeMode") == "fit", "all of them"
+    page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": [5, 5.2]})
+    low, high = told()["range"]
+    assert high - low == 6, "as many as the view zooms in to"
+    page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": None})
+    assert page("view.cursor.range[0]") == 0 and page("view.cursor.rangeMode") == "fit"
+    place = {"view": "all", "step": 7, "follow": False, "request": None}
+    page("view.cursor.moveTo(4, 9)")
+    page("view.place.take(argument)", place)
+    assert page("view.cursor.range") == [4, 13], "a teacher's place has no range"

@@ -1,9 +1,14 @@
 """The KV pool, drawn by the code that browsers run: every cell is a fact of the record."""
 
+from base64 import b64encode
+
 import pytest
 from painted import LIGHT, Marks, close, counted, grouped, span
 from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import group_words
+from viz_traces import ReplayingController
+
+from workbench.viz.feed import Feed
 
 NAMES = {"free": "free", "cached": "cached, evictable", "owned": "in use"}
 
@@ -252,3 +257,27 @@ def test_the_runs_have_everything_that_a_pool_can_show():
             found |= {"shared"} if any(len(names) > 1 for names in moment.holders.values()) else set()
             found |= {"hole"} if any(0 in table for tables in moment.tables.values() for table in tables) else set()
     assert found == {"free", "cached", "owned", "shared", "hole"}
+
+
+@pytest.mark.parametrize("name", ["plain 1", "spec 16", "hybrid_window 30"])
+def test_a_run_that_arrives_in_parts_has_the_same_pictures(deno_page, name):
+    """Packets of some steps each, as a live run sends them."""
+    trace = run(name)[0]
+    controller = ReplayingController(trace)
+    feed, parts = Feed(controller), [1, 3, 7, 8, len(trace) // 2, len(trace)]
+    for part in parts:
+        while len(controller.trace) < part:
+            controller.step()
+        packet = b64encode(feed.next_packet()).decode()
+        if part == parts[0]:
+            deno_page("page.open(argument)", {"packet": packet})
+            feed.confirm()
+        else:
+            deno_page(
+                "(page.values.packet = page.bytes(argument), page.listeners['change:packet'](), page.frame())", packet
+            )
+    panels = ("pool", "tables", "gantt", "texts", "events")
+    steps = [0, 2, 5, len(trace) // 2, len(trace) - 1]
+    in_parts = [deno_page.table(panel, step) for step in steps for panel in panels]
+    deno_page.open(trace)
+    assert in_parts == [deno_page.table(panel, step) for step in steps for panel in panels]

@@ -4,6 +4,7 @@ import gc
 import re
 import weakref
 from pathlib import Path
+from xml.etree import ElementTree
 
 import panel
 import pytest
@@ -15,6 +16,7 @@ import workbench
 from workbench.viz.app import TracePage
 from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
+from workbench.viz.image import standalone
 from workbench.viz.panel_names import PANELS
 from workbench.viz.panes import AttentionMask, Pane, Pool, Timeline
 from workbench.viz.widget import view, watch
@@ -132,6 +134,32 @@ def test_a_figure_follows_the_cursor(trace):
     assert marked(figure) is None
 
 
+def test_a_figure_and_a_view_show_the_same_steps(trace):
+    """A zoom of either is told as the browser tells it."""
+    figure, shown, cursor = trace.figure(), trace.view("step_timeline"), cursor_of(trace)
+    axis, last = figure.children[0].x_range, trace[-1].step
+    axis.update(start=-0.9, end=last + 0.9)  # what a browser tells first: everything is in sight
+    assert cursor.range is None and "range" not in cursor.to_view()
+    axis.update(start=3.5, end=8.5)
+    assert cursor.range == (4, 9) and shown.cursor["range"] == [4, 9]
+    shown.cursor = {"step": 5, "follow": False, "request": None, "range": [2, 10.5]}
+    assert cursor.range == (2, 10.5) and (axis.start, axis.end) == (1.5, 10)
+    later = trace.figure().children[0].x_range
+    assert (later.start, later.end) == (1.5, 10)
+    axis.update(start=7.0)
+    axis.update(start=20.0)  # a message with one edge: the range is empty until the other comes
+    assert cursor.range == (7.5, 10.5)
+    shown.cursor = {"step": 5, "follow": False, "request": None, "range": None}
+    assert cursor.range is None and (axis.start, axis.end) == (-0.5, last + 0.5)
+    for nonsense in ([4], [9, 4], ["a", "b"], [1, float("nan")], [True, 5], 7):
+        cursor.range = (2, 6)
+        shown.cursor = {"step": 5, "follow": False, "request": None, "range": nonsense}
+        assert cursor.range is None
+    before = cursor.range = (3, 7)
+    shown.cursor = {"step": 6, "follow": False, "request": None}  # of a host that knows no ranges
+    assert cursor.range == before and cursor.step == 6
+
+
 def test_a_served_figure_is_changed_in_its_documents_turn(trace, monkeypatch):
     figure, turns = trace.figure(), []
     document = Document()
@@ -198,3 +226,16 @@ def test_a_step_draws_one_panel(trace):
     assert "arrive" in trace[0].view("events")._repr_html_()
     with pytest.raises(ValueError, match="a step draws packed_batch, attention_mask, block_tables, events"):
         step.view("kv_pool")
+
+
+def test_a_picture_of_a_step_is_an_svg_file(tmp_path, trace):
+    step = next(record for record in trace if len(record.chunks) > 1)
+    for name in ("packed_batch", "attention_mask", "block_tables"):
+        path = tmp_path / f"{name}.svg"
+        step.view(name).save(path)
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg" and len(list(root.iter())) > 6
+        assert standalone(path.read_text()) == path.read_text(), "it stands by itself"
+    with pytest.raises(ValueError, match=f"Events of step {step.step} is a table: the pictures are packed_batch"):
+        step.view("events").save(tmp_path / "events.svg")
+    assert not (tmp_path / "events.svg").exists()

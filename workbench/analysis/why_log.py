@@ -92,7 +92,7 @@ def why_log(log: ServerLog) -> WhyLog:
 
 
 def served_while_others_wait(server: Server, kv_use: float | None) -> str:
-    """What most likely keeps requests waiting while others are served.
+    """The most likely reason why requests wait while others are served.
 
     Args:
         server: The server, whose flags are named.

@@ -609,24 +609,38 @@ class Engine(Shortcuts):
         return self._thread.call(run)
 
     def kernel_run(self, item: int | WorkItem = 0, step: StepRecord | int | None = None, **options: Any) -> KernelRun:
-        """Record the threadgroup of the Metal kernel that computes a work item of the newest step, on the emulator.
+        """Record the threadgroup of the Metal kernel that computes a work item of a step, on the emulator.
 
-        The step's own queries, keys, values and block tables are taken, so blocks have their numbers in the pool.
+        Of the newest step, the step's own queries, keys and values are taken. An older one is computed again over the
+        blocks that its record names, with the steps before it as far as it reads what they wrote; the engine waits
+        meanwhile. Blocks have their numbers in the pool.
 
         Args:
             item: The work item: its index in the kernel's own work list, or an item of ``step.kernel.work_items``, for
                 which the kernel's item with the same first row and KV position is taken.
-            step: The newest step, or its index; None for it.
+            step: The step, or its index; None for the newest.
             **options: Arguments of `workbench.engine.kernel_run.kernel_run`: ``layer``, ``kv_head`` and ``watch``.
 
         Raises:
-            ValueError: It is not the newest step, or there is no such item; the message gives the reason.
+            ValueError: The step cannot be computed again, or there is no such item; the message gives the reason.
         """
         from workbench.engine.kernel_run import kernel_run
+        from workbench.engine.replay import attention_call
+        from workbench.engine.shadow_once import call_of
+
+        layer = options.get("layer", 0)
+        asked = step.step if isinstance(step, StepRecord) else step
 
         def run() -> KernelRun:
-            newest, packed = self._newest_step(step, options.get("layer", 0))
-            return kernel_run(self.runner, newest, packed, item, **options)
+            if asked is None or not len(self.trace) or asked == self.trace[-1].step:
+                newest, packed = self._newest_step(step, layer)
+                return kernel_run(call_of(self.runner, packed, layer), newest, item, **options)
+            older = next((one for one in self.trace if one.step == asked), None)
+            if older is None or not older.chunks:
+                held = self.trace.steps_in_words
+                raise ValueError(f"step {asked} has computed nothing, or is not in the trace, which holds {held}")
+            call = attention_call(self.trace, older, self.model, layer, config=self.config)
+            return kernel_run(call, older, item, **options, made="computed again")
 
         return self._thread.call(run)
 

@@ -1,25 +1,20 @@
-"""A threadgroup of the newest step's attention, recorded: from the step of an engine into the Metal kernel."""
+"""A threadgroup of a step's attention, recorded: from the step of an engine into the Metal kernel."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from workbench.engine.live import LIVE
-from workbench.engine.shadow_once import call_of
 from workbench.kernels.attention.metal.launch import PagedVarlenKernels, launch_dtype
 from workbench.kernels.attention.metal.shadow_worker import attention_of
 from workbench.kernels.msl import KernelRun, metal_kernel
 from workbench.trace.records import StepRecord, WorkItem
-
-if TYPE_CHECKING:
-    from workbench.engine.model_runner import ModelRunner
-    from workbench.engine.packed_batch import PackedBatch
 
 WATCHED = ("row.maximum", "row.total")
 """Maximum and sum of the online softmax, which change with every tile of KV positions."""
@@ -40,42 +35,42 @@ def of_step(record: StepRecord, item: int | WorkItem = 0, **options: Any) -> Ker
     """Record a work item of a step, see `workbench.engine.engine.Engine.kernel_run`.
 
     Raises:
-        ValueError: No open engine has this step as its newest one.
+        ValueError: No open engine has taken this step.
     """
     for engine in LIVE:
-        if not engine.closed and len(engine.trace) and engine.trace[-1] is record:
+        if not engine.closed and any(own is record for own in reversed(engine.trace)):
             return engine.kernel_run(item, record, **options)
     raise ValueError(
-        f"step {record.step} is not the newest step of an open engine: only that one's queries, keys and values are "
-        "still there, so ask before the next step"
+        f"step {record.step} is not a step of an open engine, which has the model: for one that was saved, add its "
+        "requests to Engine(model), run() it, and take engine.trace[...].kernel_run(item)"
     )
 
 
 def kernel_run(
-    runner: ModelRunner,
+    call: dict[str, Any],
     record: StepRecord,
-    packed: PackedBatch,
     item: int | WorkItem,
     *,
     layer: int = 0,
     kv_head: int = 0,
     watch: Sequence[str] = WATCHED,
+    made: str = "",
 ) -> KernelRun:
-    """Record the threadgroup that computes a work item of the newest step.
+    """Record the threadgroup that computes a work item of a step.
 
     Args:
-        runner: The runner that has run the step.
+        call: The layer's attention call in the step, see `workbench.engine.shadow.copied_call`.
         record: The record of the step.
-        packed: Its packed batch.
         item: Index in the kernel's own work list, or an item of the step's.
         layer: Index of the layer.
         kv_head: KV head of the threadgroup.
         watch: Variables of the kernel whose values are recorded after every assignment.
+        made: A remark about the numbers of the call; "" if they are the step's own.
 
     Raises:
         ValueError: There is no such item or KV head.
     """
-    call = _with_pool_ids(call_of(runner, packed, layer))
+    call = _with_pool_ids(call)
     k_cache, v_cache, metadata, options = attention_of(call)
     dtype, (_, _, num_kv_heads, _) = launch_dtype(k_cache.dtype), k_cache.shape
     q = mx.array(call["q"]).astype(dtype)
@@ -102,7 +97,7 @@ def kernel_run(
         chosen = WorkItem(*plan.work_list[index].tolist())
         rows = f"rows [{chosen.q_start}, {chosen.q_start + chosen.num_rows}), KV [{chosen.kv_start}, {chosen.kv_end})"
         about = f"step {record.step}, layer {layer}, KV head {kv_head}, work item {index} of {len(plan.work_list)}: "
-        about += f"{record.chunks[chosen.seq].request_id}, {rows}"
+        about += f"{record.chunks[chosen.seq].request_id}, {rows}{made and f'; {made}'}"
         return replace(recorded.run, about=about)
     raise ValueError(f"step {record.step} has no attention to record")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +20,7 @@ from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch, Segment, pack
 from workbench.engine.replay_needs import check_adapters, check_model, check_trace, judges_tokens
+from workbench.engine.shadow import copied_call
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
 from workbench.models.preflight import WORST_ROW
@@ -173,6 +174,28 @@ def replay(
     return _Replayer(trace, record, loaded, config or _config_of(trace), adapters or {}).run()
 
 
+def attention_call(
+    trace: Trace, record: StepRecord, model: LoadedModel, layer: int, *, config: EngineConfig | None = None
+) -> dict[str, Any]:
+    """One layer's attention call in a step that is run again as it was, over the blocks that its trace names.
+
+    Args:
+        trace: As in `replay`.
+        record: The step; it has chunks.
+        model: The model that was recorded.
+        layer: Index of the layer.
+        config: As in `replay`.
+
+    Returns:
+        The call, see `workbench.engine.shadow.copied_call`.
+
+    Raises:
+        ValueError: The trace lacks what a replay needs; the message says what.
+    """
+    check_trace(trace, record)
+    return _Replayer(trace, record, model, config or _config_of(trace)).attention_call(layer)
+
+
 def _config_of(trace: Trace) -> EngineConfig:
     names = ("attention_backend", "kv_cache_dtype", "max_lora_rank")
     return EngineConfig(**{name: trace.config[name] for name in names if name in trace.config})
@@ -270,8 +293,26 @@ class _Replayer:
         finally:
             self._runner.close()
 
-    def _partings(self) -> Iterator[Parting]:
-        record, runner = self._record, self._runner
+    def attention_call(self, layer: int) -> dict[str, Any]:
+        """One layer's attention call of the step as it was, its blocks with their numbers in the trace."""
+        try:
+            self._fill_pool()
+            layers, copied = self._runner.kv_cache.kernel_layers, list[dict[str, Any]]()
+            if not 0 <= layer < len(layers):
+                raise ValueError(f"layer must be from 0 to {len(layers) - 1}, got {layer!r}")
+            layers[layer].taps.append(lambda call: copied.append(copied_call(call)))
+            self._runner.forward(self._batch(self._recorded_tables()))
+        finally:
+            self._runner.close()
+        numbers = np.array(list(self._block_of))
+        return dict(copied[0], block_ids=numbers[copied[0]["block_ids"]])
+
+    def _recorded_tables(self) -> list[list[int]]:
+        return [[self._block_of[block] for block in table] for _, table in self._chunks(self._record)]
+
+    def _fill_pool(self) -> None:
+        """Run the chunks again that have written what the step reads."""
+        runner = self._runner
         if runner.mode != "kernel":
             raise ValueError(f"the layers of this model cannot be looked at: {runner.preflight.reason}")
         check_model(self._trace, runner.describe())
@@ -280,8 +321,11 @@ class _Replayer:
         for batch in self._history:
             segments = [self._segment(chunk, [self._block_of[block] for block in table], 0) for chunk, table in batch]
             runner.forward(self._pack(segments))
-        recorded = [[self._block_of[block] for block in table] for _, table in self._chunks(record)]
-        ways = {AS_IT_WAS: self._captured(self._batch(recorded))}
+
+    def _partings(self) -> Iterator[Parting]:
+        record = self._record
+        self._fill_pool()
+        ways = {AS_IT_WAS: self._captured(self._batch(self._recorded_tables()))}
         for chunk, table in zip(record.chunks, self._own_tables):
             self._compute(table, chunk.request_id, chunk.first_position)
         ways[WITHOUT_HIT] = self._captured(self._batch(self._own_tables))

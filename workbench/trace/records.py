@@ -590,7 +590,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
         return find("StepPicture.view")(self, name)
 
     def kernel_run(self, item: Any = 0, **options: Any) -> Any:
-        """The recorded threadgroup of the Metal kernel for a work item of this step, which must be an engine's newest.
+        """The recorded threadgroup of the Metal kernel for a work item of this step, which an open engine has taken.
 
         See `workbench.engine.engine.Engine.kernel_run`.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -25,17 +26,26 @@ class Cursor(param.Parameterized):
     )
     follow = param.Boolean(default=True, doc="Whether views stay on the newest step of a live run.")
     request = param.String(default=None, allow_None=True, doc="Id of the selected request; None for none.")
+    range = param.Range(default=None, allow_None=True, doc="Visible steps, first and end; None for all.")
 
     def to_view(self) -> dict[str, Any]:
-        """The values as a view gets them."""
-        return {"step": self.step, "follow": self.follow, "request": self.request}
+        """The values as a view gets them; without a range for as long as nobody has chosen one."""
+        values = {"step": self.step, "follow": self.follow, "request": self.request}
+        if self.range is None and not self._ranged:
+            return values
+        self._ranged = True
+        return {**values, "range": None if self.range is None else list(self.range)}
+
+    _ranged = False
 
     def take(self, values: dict[str, Any]) -> None:
         """Take the values that a view has sent; others are ignored."""
         step, request = values.get("step"), values.get("request")
         valid = step is None or (isinstance(step, int) and not isinstance(step, bool) and step >= 0)
         if valid and (request is None or isinstance(request, str)):
-            self.param.update(step=step, follow=bool(values.get("follow")), request=request)
+            place = {"step": step, "follow": bool(values.get("follow")), "request": request}
+            visible = {"range": _range_of(values["range"])} if "range" in values else {}
+            self.param.update(**place, **visible)
 
     def link(self, view: Any) -> None:
         """Keep a view's ``cursor`` and ``step`` equal to this one, in both directions.
@@ -43,7 +53,8 @@ class Cursor(param.Parameterized):
         Args:
             view: A widget with traits, or a Panel component with parameters, called ``cursor`` and ``step``.
         """
-        view.cursor = self.to_view() if self.step is not None or self.request is not None else {}
+        is_placed = any(value is not None for value in (self.step, self.request, self.range))
+        view.cursor = self.to_view() if is_placed else {}
         view.step = self.step
         watcher = view.observe if hasattr(view, "observe") else view.param.watch
         moved_itself = False
@@ -79,7 +90,16 @@ class Cursor(param.Parameterized):
             if self.step is not None and not moved_itself:
                 linked.step = self.step
 
-        watching = self.param.watch(show, ["step", "follow", "request"])
+        watching = self.param.watch(show, ["step", "follow", "request", "range"])
+
+
+def _range_of(values: Any) -> tuple[float, float] | None:
+    """The range that a view has sent; None for all steps, and for what is not a range."""
+    if not isinstance(values, (list, tuple)) or len(values) != 2:
+        return None
+    if any(isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) for value in values):
+        return None
+    return (float(values[0]), float(values[1])) if values[0] < values[1] else None
 
 
 _CURSORS: WeakKeyDictionary[Any, Cursor] = WeakKeyDictionary()

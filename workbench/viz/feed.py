@@ -488,7 +488,7 @@ class Feed:
         self._in_background(shadow)
 
     def _do_kernel_run(self, step: int, item: int | list[int], kv_head: int = 0) -> None:
-        """Record the threadgroup of a work item of the newest step on the emulator, and send its page."""
+        """Record the threadgroup of a work item of a step on the emulator, and send its page."""
         engine = self._engine("kernel_run")
         chosen = item if isinstance(item, int) else WorkItem(*(integer("item", field, 0, MAX_FIELD) for field in item))
 

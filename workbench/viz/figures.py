@@ -29,8 +29,8 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
     Args:
         metrics: The metrics of a trace.
         cursor: Linked where Python runs, in a served page or a notebook: a box selection moves it to its first step,
-            and the mark in the figure follows it, with the range if it would be out of sight. By default it is the
-            cursor that the views of the trace share.
+            the mark in the figure follows it, and the visible steps are those of the views, whichever is zoomed. By
+            default it is the cursor that the views of the trace share.
 
     Returns:
         A ``bokeh.models.Column`` of two figures; a notebook shows it, and ``panel.pane.Bokeh`` and
@@ -80,6 +80,7 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
 
         tokens.selected.on_change("indices", move)
         _follow(above, cursor)
+        _share_range(above, cursor, numbers)
     shown: Any = column(above, below, sizing_mode="stretch_width")
     shown._ipython_display_ = lambda: _display(shown)
     return shown
@@ -110,6 +111,48 @@ def _follow(figure: Any, cursor: Cursor) -> None:
         _in_document(plot.document, move)
 
     watching = cursor.param.watch(moved, "step")
+
+
+def _share_range(figure: Any, cursor: Cursor, numbers: Any) -> None:
+    """Keep the visible steps of a figure and those of a cursor equal; a bar stands around the number of its step."""
+    if not len(numbers):
+        return
+    first, last = float(numbers[0]), float(numbers[-1])
+    shown, moving = weakref.ref(figure), False
+
+    def told(_attr: str, _old: Any, _new: Any) -> None:
+        plot = shown()
+        if moving or plot is None:
+            return
+        start, end = plot.x_range.start, plot.x_range.end
+        if isinstance(start, (int, float)) and isinstance(end, (int, float)) and start < end:
+            cursor.range = None if start <= first and end >= last else (start + 0.5, end + 0.5)
+
+    def moved(event: Any) -> None:
+        if (plot := shown()) is None:
+            cursor.param.unwatch(watching)
+            return
+
+        def move() -> None:
+            nonlocal moving
+            begin, end = (first, last + 1) if event.new is None else event.new
+            here = plot.x_range.start, plot.x_range.end
+            covers = isinstance(here[0], (int, float)) and here[0] <= first and here[1] >= last
+            if here == (begin - 0.5, end - 0.5) or (event.new is None and (covers or here[0] is None)):
+                return
+            moving = True
+            try:
+                plot.x_range.update(start=begin - 0.5, end=end - 0.5)
+            finally:
+                moving = False
+
+        _in_document(plot.document, move)
+
+    if cursor.range is not None:
+        figure.x_range.update(start=cursor.range[0] - 0.5, end=cursor.range[1] - 0.5)
+    for edge in ("start", "end"):
+        figure.x_range.on_change(edge, told)
+    watching = cursor.param.watch(moved, "range")
 
 
 def _in_document(document: Any, change: Callable[[], None]) -> None:

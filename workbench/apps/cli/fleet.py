@@ -142,12 +142,12 @@ def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
 
 def _run(options: argparse.Namespace) -> int:
     demand = _demand(options, *_loads(options.load, several=False))
-    from workbench.trace.readings.hit_rates import hit_rates
+    from workbench.analysis.hit_rates import hit_rates
 
     run = demand.run(integer("--replicas", options.replicas, 1), options.router, options.seed)
     print(run)
     if any(trace.config.get("enable_prefix_caching") for trace in run.traces):
-        print(hit_rates(run.traces))
+        print(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
     print(f"steps are simulated; their durations come from {demand.source}")
     if options.plot:
         options.plot.write_text(run.to_svg(), encoding="utf-8")

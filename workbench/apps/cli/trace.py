@@ -136,7 +136,7 @@ def _info(options: argparse.Namespace) -> int:
 
 def _print_hits(traces: Iterable[Trace]) -> None:
     """Print the hits in the prefix cache by depth, adapter, turn and session, of the traces that have one."""
-    from workbench.trace.readings.hit_rates import hit_rates
+    from workbench.analysis.hit_rates import hit_rates
 
     if cached := [trace for trace in traces if trace.config.get("enable_prefix_caching")]:
         print(hit_rates(cached))

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from workbench.apps.serve.call_parts import CallText, Pairs
 from workbench.apps.serve.call_probes import shown_tools, shows_calls
 from workbench.apps.serve.pair_rules import escaped
-from workbench.models.tokenizer import ChatTemplateError, Tokenizer
+from workbench.models.tokenizer import Tokenizer
 
 _LFM2 = CallText(
     mark="<|tool_call_start|>",
@@ -34,7 +34,7 @@ def known_form(tokenizer: Tokenizer) -> CallText | None:
             known = (form for mark, form in _KNOWN.items() if mark in shown or len(tokenizer.encode(form.mark)) == 1)
             found = next(known, None)
             _FOUND[tokenizer] = None if found is None or shows_calls(tokenizer) else found
-        except ChatTemplateError:
+        except ValueError:  # the template refuses tools, or the tokenizer the mark
             _FOUND[tokenizer] = None
     return _FOUND[tokenizer]
 

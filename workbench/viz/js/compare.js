@@ -41,7 +41,7 @@ export class ComparePanel extends CanvasPanel {
     this.jump = h("button", { class: "wb-button", onclick: goToDivergence }, "Go to the first divergence");
     this.verdict = h("p", { class: "wb-verdict" });
     this.summary = h("p", { class: "wb-facts" });
-    this.align = select("Align the two runs by", ALIGNMENTS, () => this.redraw());
+    this.align = select("Align the two runs by", ALIGNMENTS, () => this.realign());
     const contents = [["chunks", "rows: chunks"], ["tokens", "rows: tokens"]];
     this.rowsOf = select("Rows of the requests", contents, () => this.redraw());
     this.gainRows = h("tbody");
@@ -97,7 +97,8 @@ export class ComparePanel extends CanvasPanel {
     this.tokens = this.rowsOf.value === "tokens" ? new TokenLanes(this.rows, this.stores, inSeconds) : null;
     const byTime = this.align.querySelector("[value=time]");
     byTime.hidden = byTime.disabled = !this.bothTimed;
-    if (byTime.hidden && this.align.value === "time") this.align.value = "step";
+    // Times or steps, as all other panels have them.
+    if (this.align.value !== "arrival") this.align.value = this.cursor.byTime && this.bothTimed ? "time" : "step";
     for (const element of [this.align, this.rowsOf, this.gains]) element.hidden = false;
     this.setHeight(TOP + MIRROR + 22 + this.rows.length * ROW + 22);
     setText(this.badge, findings.badge);
@@ -163,6 +164,14 @@ export class ComparePanel extends CanvasPanel {
       );
     };
     replace(this.gainRows, this.findings.rows.map(row));
+  }
+
+  /** The axis of all panels becomes the chosen one. */
+  realign() {
+    const { cursor, view } = this, { value } = this.align;
+    if (value !== "arrival" && this.store.timed()) cursor.axis = value;
+    view.changed("range");
+    this.redraw();
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------

@@ -188,6 +188,19 @@ export class Cursor {
     this.moveTo(around - width * share, width);
   }
 
+  /** The visible steps that a person has chosen, as numbers of the run; null for all, and for the last ones. */
+  get chosenRange() {
+    if (this.rangeMode !== "manual") return null;
+    return this.range.map((step) => Math.round(1000 * (step + this.store.label(0))) / 1000);
+  }
+
+  /** Show a range that the host names, or all steps. */
+  showRange(range) {
+    if (!range) return this.rangeMode === "manual" && this.fit();
+    const [from, to] = range, width = Math.max(6, Math.min(Math.max(12, this.store.numSteps), to - from));
+    this.moveTo((from + to - width) / 2 - this.store.label(0), width);
+  }
+
   pan(steps) {
     this.moveTo(this.range[0] + steps, this.range[1] - this.range[0]);
   }

@@ -17,6 +17,7 @@ export class Film {
     const button = (label, title, onclick) =>
       h("button", { class: "wb-button", type: "button", title, "aria-label": `${label}: ${title}`, onclick }, label);
     this.play = button("Pause", "Stop, or continue", () => this.toggle());
+    this.play.removeAttribute("aria-label"); // its words change
     this.save = button(
       "Save film",
       "Record the five scenes as a WebM film, which takes twenty seconds",
@@ -51,6 +52,7 @@ export class Film {
     const { store, cursor } = this.view;
     if (!store.numSteps) return this.view.say("There is no step yet to explain.");
     cursor.playing = false;
+    if (this.element.hidden) this.view.inspector.pin(null); // its card would cover the scenes
     this.element.hidden = false;
     this.step = cursor.step;
     this.run = store.facts.run;

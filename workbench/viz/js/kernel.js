@@ -217,8 +217,7 @@ export class KernelPanel extends CanvasPanel {
   }
 
   canRecord() {
-    const { view, cursor } = this;
-    return view.can("kernel_run") && cursor.step === cursor.last && this.work.source !== "plan";
+    return this.view.can("kernel_run") && this.work.source !== "plan";
   }
 
   blocksLine({ item, blocks, bytes }, request) {

@@ -26,14 +26,15 @@ export function showKernelPage(root, name, content) {
 }
 
 /**
- * Ask the host for the recorded threadgroup of a work item of the newest step.
+ * Ask the host for the recorded threadgroup of a work item of the step at the cursor; an older one is computed again.
  * @param item Its index in the kernel's list, or its fields.
  * @returns Whether the host can be asked.
  */
 export function askForKernelRun(view, item, kvHead) {
   const { cursor, store } = view;
-  if (!view.can("kernel_run") || cursor.step !== cursor.last) return false;
-  view.say("The work item is being recorded on the emulator…");
-  view.send("kernel_run", { step: store.label(cursor.step), item, kv_head: kvHead });
+  if (!view.can("kernel_run")) return false;
+  const step = store.label(cursor.step), newest = cursor.step === cursor.last;
+  view.say(newest ? "The work item is being recorded on the emulator…" : `Step ${step} is being computed again…`);
+  view.send("kernel_run", { step, item, kv_head: kvHead });
   return true;
 }

@@ -13,6 +13,7 @@ import {
   valueText,
   watchedMarks,
 } from "./kernel_run_marks.js";
+import { GridPanel } from "./kernel_run_grid.js";
 import { Inspector } from "./kernel_run_inspector.js";
 import { MemoryPanel } from "./kernel_run_memory.js";
 import { paintLanes } from "./kernel_run_paint.js";
@@ -25,6 +26,7 @@ const WAYS = [
   ["instruction", "by instruction"],
   ["line", "by line"],
   ["again", "this line again"],
+  ["tile", "by tile (turn of an outermost loop)"],
   ["simdgroup", "in this simdgroup"],
   ["barrier", "by barrier"],
   ["threadgroup", "by threadgroup"],
@@ -74,6 +76,7 @@ class KernelView {
     const panel = (title, hint, ...children) =>
       h("section", { class: "wb-panel", "aria-label": title }, h("header", {}, h("h3", {}, title), hint), ...children);
     this.inspector = new Inspector(this, panel);
+    this.grid = new GridPanel(this, panel);
     const tableButton = h("button", { class: "wb-quiet", type: "button", "aria-pressed": "false" }, "Table");
     tableButton.addEventListener("click", () => {
       this.asTable = !this.asTable;
@@ -139,6 +142,7 @@ class KernelView {
           panel("Lanes", [legend, tableButton], this.lanes, this.laneTable),
           this.watchedPanel = panel("Watched values", null, this.watched),
           this.inspector.element,
+          this.grid.element,
           this.memory.map((one) => one.element),
           panel("Numbers", h("span", { class: "wb-hint" }, "counts, none of them a time on a GPU"), this.numbers()),
         ),
@@ -216,6 +220,9 @@ class KernelView {
   drawNow() {
     const { run, now } = this;
     if (!run.size) return setText(this.words, "Nothing was recorded.");
+    // Sizes are read before anything changes: reading them afterwards would lay out the page once more.
+    const { scrollTop, clientHeight: height } = this.source.source;
+    this.room = { scrollTop, height, width: this.lanes.parentElement.clientWidth - 24 };
     this.theme.applyTo(this.element);
     this.slider.value = now;
     const event = run.first(now), place = run.place(event), at = run.header.threadgroups[run.columns.group[event]];
@@ -224,14 +231,15 @@ class KernelView {
     setText(this.words, `Threadgroup (${at.join(", ")}) · ${sentence(run, now)}${line}`);
     if (this.groupChoice) this.groupChoice.value = run.columns.group[event];
     this.source.draw(event);
-    const marks = laneMarks(run, now), width = this.lanes.parentElement.clientWidth;
-    this.painted = paintLanes(this.lanes, marks, this.theme, width - 24);
+    const marks = laneMarks(run, now);
+    this.painted = paintLanes(this.lanes, marks, this.theme, this.room.width);
     this.drawLegend(marks);
     this.lanes.setAttribute("aria-label", `${marks.length} lanes: ${sentence(run, now)}`);
     this.lanes.hidden = this.asTable;
     this.laneTable.hidden = !this.asTable;
     if (this.asTable) replace(this.laneTable, this.laneRows(marks));
     if (!this.watchedPanel.hidden) this.drawWatched();
+    this.grid.draw();
     for (const panel of this.memory) panel.draw();
   }
 

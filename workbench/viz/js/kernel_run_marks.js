@@ -5,6 +5,7 @@
 // the same at the same place.
 
 import { KIND, LANES, reads, writes } from "./kernel_run_file.js";
+import { turns } from "./kernel_run_launch.js";
 
 const ACTIONS = {
   [KIND.LOAD]: "load",
@@ -250,6 +251,7 @@ export function nextStop(run, now, way, direction, depth = Infinity) {
     line: (event) => !isThere(event),
     again: isThere,
     simdgroup: (event) => thread[event] >> 5 === thread[here] >> 5 && group[event] === group[here],
+    tile: (event, i) => Boolean(turns(run)[i]) && thread[event] >> 5 === thread[here] >> 5,
     barrier: (_, i) => run.startsAnew(i),
     threadgroup: (event, i) => i === 0 || group[event] !== group[run.first(i - 1)],
   };

@@ -64,7 +64,7 @@ export class MemoryPanel {
 
   draw() {
     const { view } = this, { cells: marks, changed } = this.marks.at(view.now);
-    const width = this.canvas.parentElement.clientWidth - 24, look = `${width} ${view.theme.name} ${view.asTable}`;
+    const { width } = view.room, look = `${width} ${view.theme.name} ${view.asTable}`;
     if (!changed && !this.chosen && this.look === look) return;
     this.look = look;
     this.follow(marks);

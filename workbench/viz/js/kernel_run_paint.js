@@ -3,9 +3,11 @@
 import { LANES } from "./kernel_run_file.js";
 import { inkOn } from "./theme.js";
 
-const LEFT = 74, SMALL = "10px system-ui, sans-serif", MAX_LANE = 22, MIN_ROW = 13, GAP = 1;
+export const LEFT = 74;
+export const SMALL = "10px system-ui, sans-serif";
+const MAX_LANE = 22, MIN_ROW = 13, GAP = 1;
 
-function contextOf(canvas, width, height) {
+export function contextOf(canvas, width, height) {
   const ratio = globalThis.devicePixelRatio || 1;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);

@@ -7,8 +7,10 @@ export class SourcePanel {
   constructor(view) {
     this.view = view;
     this.file = "";
+    this.pages = new Map(); // the lines of each text, and the element around them
+    this.lineHeight = 0; // of every line in pixels, once there is one
     this.depth = Infinity; // of the calls: the line of the event itself
-    this.calls = h("div", { class: "wb-kr-tabs", "aria-label": "Calls" });
+    this.calls = h("div", { class: "wb-kr-tabs", role: "group", "aria-label": "Calls" });
     this.sourceTabs = h("div", { class: "wb-kr-tabs", role: "tablist", "aria-label": "Texts of the kernel" });
     this.source = h("div", { class: "wb-kr-source", tabindex: 0, "aria-label": "Source" });
   }
@@ -51,19 +53,8 @@ export class SourcePanel {
           }, file)
         ),
       );
-      const counts = eventsPerLine(this.view.run, this.file), most = Math.max(1, ...counts.values());
-      this.lines = texts[this.file].split("\n").map((text, index) => {
-        const count = counts.get(index + 1) || 0, share = Math.round(100 * Math.sqrt(count / most));
-        const props = { class: "wb-kr-line", style: `--share: ${share}%`, "data-line": index + 1 };
-        return h(
-          "div",
-          count ? { ...props, class: "wb-kr-line wb-kr-used", onclick: () => this.toLine(index + 1) } : props,
-          h("span", { class: "wb-kr-number" }, String(index + 1)),
-          h("span", { class: "wb-kr-count", title: `${count} events` }, count ? compact(count) : ""),
-          h("code", {}, text || " "),
-        );
-      });
-      replace(this.source, this.lines);
+      this.showText(texts[this.file]);
+      this.currentLine?.classList.remove("wb-kr-current");
       this.currentLine = null;
     }
     const line = place.file === this.file ? this.lines[place.line - 1] : null;
@@ -72,10 +63,38 @@ export class SourcePanel {
     this.currentLine = line;
     if (!line) return;
     line.classList.add("wb-kr-current");
-    const { offsetTop, offsetHeight } = line, { scrollTop, clientHeight } = this.source;
-    if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) {
-      this.source.scrollTop = offsetTop - clientHeight / 3;
+    const { scrollTop, height } = this.view.room, top = (place.line - 1) * this.lineHeight;
+    if (top < scrollTop || top + this.lineHeight > scrollTop + height) this.source.scrollTop = top - height / 3;
+  }
+
+  /** Show the lines of the file. They are made once, because playing goes from one file to another and back. */
+  showText(text) {
+    const known = this.pages.get(this.file);
+    if (known) this.lines = known.lines;
+    else {
+      const counts = eventsPerLine(this.view.run, this.file), most = Math.max(1, ...counts.values());
+      this.lines = text.split("\n").map((words, index) =>
+        this.lineOf(words, index + 1, counts.get(index + 1) || 0, most)
+      );
+      const page = h("div", {}, this.lines);
+      this.source.append(page);
+      this.pages.set(this.file, { page, lines: this.lines });
     }
+    for (const [file, { page }] of this.pages) page.hidden = file !== this.file;
+    this.source.style.setProperty("--lines", this.lines.length);
+    this.lineHeight ||= this.lines[0].offsetHeight;
+  }
+
+  lineOf(words, number, count, most) {
+    const share = Math.round(100 * Math.sqrt(count / most));
+    const props = { class: "wb-kr-line", style: `--share: ${share}%`, "data-line": number };
+    return h(
+      "div",
+      count ? { ...props, class: "wb-kr-line wb-kr-used", onclick: () => this.toLine(number) } : props,
+      h("span", { class: "wb-kr-number" }, String(number)),
+      h("span", { class: "wb-kr-count", title: `${count} events` }, count ? compact(count) : ""),
+      h("code", {}, words || " "),
+    );
   }
 
   showFile(file) {

@@ -1,4 +1,4 @@
-// The place that the host and a view share: step and request of the cursor, which Python can read and set.
+// The place that the host and a view share: step, request and visible steps, which Python can read and set.
 
 export class Place {
   constructor(view) {
@@ -12,7 +12,10 @@ export class Place {
     if (!store.numSteps) return;
     this.view.classroom.lead(this.now());
     const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
-    const place = { step, follow: cursor.follow, request }, written = JSON.stringify(place);
+    const place = { step, follow: cursor.follow, request }, range = cursor.chosenRange;
+    this.ranged ||= range !== null;
+    if (this.ranged) Object.assign(place, { range });
+    const written = JSON.stringify(place);
     if (written === this.shared) return;
     const first = this.shared === undefined;
     this.shared = written;
@@ -47,6 +50,10 @@ export class Place {
     this.later = isHere ? null : place;
     if (!isHere) return;
     this.shared = JSON.stringify(place);
+    if (place.range !== undefined) {
+      this.ranged = true;
+      if (String(place.range) !== String(cursor.chosenRange)) cursor.showRange(place.range);
+    }
     const request = place.request === null ? null : store.byId.get(place.request)?.index ?? null;
     if (request !== cursor.selected) {
       cursor.selected = request;

@@ -239,7 +239,7 @@ export class RectanglePanel extends CanvasPanel {
     if (item >= 0) {
       hover.item = item;
       lines.push(`computed by work item ${item}`);
-      const canRecord = this.view.can("kernel_run") && cursor.step === cursor.last && this.work.source === "launch";
+      const canRecord = this.view.can("kernel_run") && this.work.source === "launch";
       if (canRecord) lines.push("double-click: step through its threadgroup in the kernel lab");
     }
     return { hover, lines };

@@ -333,9 +333,7 @@ export class Store {
 
   /** "waiting" | "running" | "preempted" | "finished" | "aborted", or "" before the request has arrived. */
   stateOf(request, step) {
-    const change = lastAtOrBefore(request.changes, step, (entry) => entry.step);
-    if (change) return change.state;
-    return request.arrival_step <= this.label(step) ? "waiting" : "";
+    return lastAtOrBefore(request.changes, step, (entry) => entry.step)?.state ?? "";
   }
 
   /** Index into request.chunks of the last chunk at or before a step, -1 for none. */

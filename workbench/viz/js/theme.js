@@ -45,6 +45,7 @@ export class Theme {
   /** Set the colours as CSS variables of an element. */
   applyTo(element) {
     this.refresh();
+    if (element.dataset.theme === this.name) return; // setting them again would cost a calculation of styles
     element.dataset.theme = this.name;
     for (const [role, colour] of Object.entries(this.colours)) element.style.setProperty(`--wb-${role}`, colour);
     element.style.colorScheme = this.name;
@@ -149,6 +150,12 @@ function luminance(colour) {
 
 /** Dark or white text, whichever has more contrast on a fill (palette.ink_on). */
 export function inkOn(colour) {
-  const light = luminance(colour);
+  if (!inks.has(colour)) inks.set(colour, contrasting(luminance(colour)));
+  return inks.get(colour);
+}
+
+const inks = new Map(); // a picture asks for each of its cells
+
+function contrasting(light) {
   return 1.05 / (light + 0.05) > (light + 0.05) / (luminance("#111418") + 0.05) ? "#FFFFFF" : "#111418";
 }

@@ -7,10 +7,11 @@ import random
 from collections import defaultdict
 
 import pytest
+from private_traces import without_tokens
 
 from workbench import Trace, simulate
+from workbench.analysis.hit_rates import DEPTHS, hit_rates
 from workbench.apps.cli import main
-from workbench.trace.readings.hit_rates import DEPTHS, hit_rates
 
 
 def answer(name, prompt, count):
@@ -154,3 +155,16 @@ def test_the_sessions_of_a_simulated_fleet_are_found_on_all_replicas(tmp_path, c
     assert len(traces) == 2 and sum(rate.num_requests for rate in rates.by_session.values()) == len(names)
     for turn, rate in rates.by_turn.items():
         assert rate.num_requests == sum(name.endswith(f"/{turn}") for name in names)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_recording_without_tokens_has_the_sessions_of_one_with_them(seed, tmp_path, capsys):
+    workload, _ = sessions_workload(seed)
+    trace = simulate(workload | {"cost_model": {"fixed": 0.01}})
+    hashed = without_tokens(trace)
+    expected, found = hit_rates([trace]), hit_rates([hashed])
+    assert len(expected.by_session) == 6 and found.by_session == expected.by_session
+    assert (found.total, found.by_depth, found.by_turn) == (expected.total, expected.by_depth, expected.by_turn)
+    hashed.save(tmp_path / "run.jsonl")
+    assert main(["fleet", "run", str(tmp_path / "run.jsonl"), "--load", "2x"]) == 0
+    assert "by session: 12 sessions of several turns" in capsys.readouterr().out

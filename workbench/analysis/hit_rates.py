@@ -3,8 +3,8 @@
 Every rate is a share of prompt tokens, counted once for each request, at its first admission: tokens found in the
 prefix cache, of all tokens of the prompts. That is vLLM's rate, hits by queries, without those of preempted requests.
 
-- Turn: a request continues an earlier one if its prompt begins with that one's prompt and output, and is longer.
-  Without token ids all full blocks of both are compared. It is the turn after that one's; a first turn continues none.
+- Turn: a request continues an earlier one if its prompt begins with that one's prompt and output, and is longer. It is
+  the turn after that one's; a first turn continues none. Without token ids, `workbench.analysis.loops` finds them.
 - Session: the requests that continue one another. A request that nothing continues is alone.
 - Depth: the place of a token in its prompt, and so in the tree of prefixes.
 """
@@ -12,11 +12,12 @@ prefix cache, of all tokens of the prompts. That is vLLM's rate, hits by queries
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from workbench.analysis.loops import Turn, find_loops, turns_of
 from workbench.base.text import counted, printable
 from workbench.trace.readings.contents import Contents, Numbers
 from workbench.trace.readings.metrics import RequestMetrics
@@ -65,8 +66,8 @@ class _Row(NamedTuple):
         arrival: Its place in the order of arrivals.
         request: Its metrics.
         adapter: Its adapter.
-        blocks: A number for each full block of its prompt and output, with all before it.
-        tokens: Its prompt and output; empty if they are not known.
+        blocks: A number for each full block of its prompt and output, with all before it; empty without token ids.
+        tokens: Its prompt and output, likewise.
         size: Number of tokens of a block.
     """
 
@@ -137,37 +138,41 @@ class HitRates:
         return "\n".join([*lines, _row(title, worst)])
 
 
-def hit_rates(traces: Iterable[Trace]) -> HitRates:
+def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -> HitRates:
     """The hits of one recording, or of several of one run, across which sessions continue.
 
     Args:
         traces: Recordings or simulations with a prefix cache.
+        after: The request that each one continues, where that is known already, as in a simulation.
 
     Returns:
         The rates; their ``str()`` has a line for each.
     """
-    found, numbers = HitRates(), Numbers()
+    found, numbers, traces = HitRates(), Numbers(), list(traces)
+    start = min((trace.meta.created for trace in traces), default=0.0)
     rows: list[_Row] = []
+    hashed: list[Turn] = []
     unknown = ""
     for trace in traces:
         contents, outputs = Contents(trace, numbers), _outputs(trace)
         if contents.kind == "hits":
             unknown = "the recording has neither token ids nor hashes of blocks, which would tell them"
+        elif contents.kind == "hashes":
+            hashed += turns_of(trace, contents, trace.meta.created - start)
         for name, request in metrics(trace).requests.items():
             if request.first_scheduled_step is not None:
                 info = trace.requests[name]
                 arrival = trace.meta.created + info.arrival_time if info.arrival_time else float(info.arrival_step)
                 row = _Row(arrival, request, info.adapter)
-                if contents.kind == "hashes":
-                    row = row._replace(blocks=contents.blocks(name), size=contents.block_size)
-                elif contents.kind == "tokens":
+                if contents.kind == "tokens":
                     tokens = (*info.prompt_token_ids, *outputs.get(name, ()))
                     blocks = _blocks(numbers, info.cache_salt, tokens, trace.block_size)
                     row = row._replace(blocks=blocks, tokens=tokens, size=trace.block_size)
                 rows.append(row)
     for row in rows:
         _count(found, row)
-    found.no_sessions = unknown or _count_sessions(found, sorted(rows, key=lambda row: row.arrival))
+    after = {name: each.after for name, each in find_loops(hashed).follow_ups.items()} | dict(after or {})
+    found.no_sessions = unknown or _count_sessions(found, sorted(rows, key=lambda row: row.arrival), after)
     found.by_depth = dict(sorted(found.by_depth.items()))
     found.by_adapter = dict(sorted(found.by_adapter.items()))
     return found
@@ -182,22 +187,28 @@ def _count(found: HitRates, row: _Row) -> None:
             here.add(min(row.looked_up, end) - start, max(0, min(row.found, end) - start))
 
 
-def _count_sessions(found: HitRates, rows: Sequence[_Row]) -> str:
-    """Count turns and sessions; return why there are none."""
-    latest: dict[tuple[str, int], tuple[_Row, str, int]] = {}
-    """Of each last block of a prompt and its output: the latest request, its session and its turn."""
+def _count_sessions(found: HitRates, rows: Sequence[_Row], after: Mapping[str, str]) -> str:
+    """Count turns and sessions; return why there are none.
+
+    Args:
+        found: The rates to add to.
+        rows: The requests in order of arrival.
+        after: The request that each one continues, as far as it is known without tokens.
+    """
+    latest: dict[tuple[str, int], _Row] = {}
+    """Of each last block of a prompt and its output: the latest request."""
+    known: dict[str, tuple[str, int]] = {}
+    """The session and the turn of each request."""
     turns: dict[int, HitRate] = defaultdict(HitRate)
     sessions: dict[str, HitRate] = defaultdict(HitRate)
     for row in rows:
-        session, turn = row.name, 1
-        for block in reversed(row.blocks):
-            before = latest.get((row.adapter, block))
-            if before is not None and row.continues(before[0]):
-                session, turn = before[1], before[2] + 1
-                break
+        begun = (latest.get((row.adapter, block)) for block in reversed(row.blocks))
+        before = next((each.name for each in begun if each is not None and row.continues(each)), after.get(row.name))
+        session, turn = known.get(before or "", (row.name, 0))
+        known[row.name] = session, turn + 1
         if row.blocks:
-            latest[row.adapter, row.blocks[-1]] = row, session, turn
-        for rate in (turns[turn], sessions[session]):
+            latest[row.adapter, row.blocks[-1]] = row
+        for rate in (turns[turn + 1], sessions[session]):
             rate.add(row.looked_up, row.found)
     found.by_session = {name: rate for name, rate in sessions.items() if rate.num_requests > 1}
     if not found.by_session:
