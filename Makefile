@@ -98,7 +98,7 @@ VLLM_PYTHON := VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. .venv-vllm/bin/python
 test-vllm: .venv-vllm/.installed
 	$(VLLM_PYTHON) -m pytest -o addopts= -o filterwarnings= tests/with_vllm
 
-# SGLang's own scheduler on the CPU, without a model, beside vLLM's and the libraries that both import.
+# SGLang's own scheduler on the CPU, without a model and in a server with a tiny one, beside vLLM and the libraries that both import.
 test-sglang: .venv-vllm/.installed-sglang
 	PYTHONPATH=. .venv-vllm/bin/python -m pytest -o addopts= -o filterwarnings= tests/with_sglang
 

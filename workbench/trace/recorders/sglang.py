@@ -169,7 +169,7 @@ class SGLangRecorder(StepSender):
         self._finish_empty(ended)
 
     def before_update(self, batch: Any) -> list[tuple[Any, int]]:
-        """What ``updated`` needs to know of a batch."""
+        """The requests of a batch, each with its number of output tokens so far, for ``updated``."""
         try:
             return [(each, len(each.output_ids)) for each in batch.reqs] if self.writer is not None else []
         except Exception as problem:
@@ -294,7 +294,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "get_next_batch_to_run": _get_next_batch_to_run,
     "process_batch_result": _process_batch_result,
 }
-"""What goes around each method of the Scheduler."""
+"""The hooks around methods of the Scheduler, by name."""
 
 
 # -- the first line of the trace -----------------------------------------------------------------------------
