@@ -50,7 +50,7 @@ def register():
 
 OPTIONS = "--device cpu --load-format dummy --dtype float32 --attention-backend torch_native --sampling-backend pytorch"
 OPTIONS += " --grammar-backend none --max-total-tokens 2048 --max-running-requests 8 --chunked-prefill-size 64"
-OPTIONS += " --disable-cuda-graph --skip-tokenizer-init --skip-server-warmup --host 127.0.0.1"
+OPTIONS += " --skip-tokenizer-init --skip-server-warmup --host 127.0.0.1"
 
 START_SECONDS = 400
 
@@ -70,7 +70,8 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.traces, self.log = folder / "traces", folder / "log"
-        more = {"WORKBENCH_TRACE_DIR": str(self.traces), "PYTHONPATH": f"{installed.parent}{os.pathsep}{ROOT}"}
+        search = [str(installed.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        more = {"WORKBENCH_TRACE_DIR": str(self.traces), "PYTHONPATH": os.pathsep.join(filter(None, search))}
         more |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "SGLANG_PLUGINS": "workbench,anywhere"}
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder / "model")]
         with self.log.open("wb") as log:

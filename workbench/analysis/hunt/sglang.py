@@ -274,8 +274,8 @@ class SGLangScheduler:
     def free_blocks(self) -> set[int]:
         """Pages that no request holds, by the tables of the last step.
 
-        They are free, of the cache, of an aborted request, whose last step goes on, or have replaced equal ones in a
-        table since then. A page that is lost is in none of these; one that is free and still in use is in the answer.
+        They are free, of the cache, of an aborted request whose last step has not ended, or have replaced equal ones in
+        a table since then. A page that is lost is in none of these; one that is free and still in use is in the answer.
         """
         free = set(self.scheduler.token_to_kv_pool_allocator.get_all_free_pages().tolist())
         cache, others, used = self.scheduler.tree_cache, set[int](), set[int]()
