@@ -104,7 +104,8 @@ test-sglang: .venv-vllm/.installed-sglang
 
 .venv-vllm/.installed-sglang: .venv-vllm/.installed
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 gguf dill sentencepiece \
-	  torchvision compressed-tensors loguru uvicorn
+	  torchvision compressed-tensors loguru uvicorn soundfile cffi pycparser python-multipart jsonschema jsonschema-specifications \
+	  referencing rpds-py
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check ipython
 	@touch $@
 
