@@ -98,13 +98,14 @@ VLLM_PYTHON := VLLM_LOGGING_LEVEL=ERROR PYTHONPATH=. .venv-vllm/bin/python
 test-vllm: .venv-vllm/.installed
 	$(VLLM_PYTHON) -m pytest -o addopts= -o filterwarnings= tests/with_vllm
 
-# SGLang's own scheduler on the CPU, without a model, beside vLLM's and the libraries that both import.
+# SGLang's own scheduler on the CPU, without a model and in a server with a tiny one, beside vLLM and the libraries that both import.
 test-sglang: .venv-vllm/.installed-sglang
 	PYTHONPATH=. .venv-vllm/bin/python -m pytest -o addopts= -o filterwarnings= tests/with_sglang
 
 .venv-vllm/.installed-sglang: .venv-vllm/.installed
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 gguf dill sentencepiece \
-	  torchvision compressed-tensors loguru uvicorn
+	  torchvision compressed-tensors loguru uvicorn soundfile cffi pycparser python-multipart jsonschema jsonschema-specifications \
+	  referencing rpds-py
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check ipython
 	@touch $@
 

@@ -68,6 +68,7 @@ DOUBLES = (
     "session_controller",
     "pool_stats_observer",
     "tp_worker",
+    "rust_server",
 )
 """Parts that talk to a model, a client or other ranks; nothing is decided there."""
 
@@ -132,7 +133,8 @@ class SGLangScheduler:
             max_running_requests=seats,
             pp_max_micro_batch_size=seats,
         )
-        parts.context.publish(args, role="scheduler")
+        ranks = parts.context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+        parts.context.publish(args, role="scheduler", ranks=ranks)
         self.scheduler = self._made(args, config["num_blocks"] - 1)
         self._requests: dict[str, Any] = {}
         self._leaving: list[Any] = []
@@ -157,7 +159,6 @@ class SGLangScheduler:
         made.metrics_reporter.enable_metrics = made.tp_worker.model_runner.prefill_aware_swa = False
         made.publish_load_snapshot = lambda force=False: None
         made.maybe_send_health_check_signal = made._record_step_counters = lambda *_: None
-        made.send_abort_output = lambda *_: None
         made.req_to_token_pool = parts.pool.ReqToTokenPool(args.max_running_requests, longest + size, "cpu", False)
         kind = parts.allocators.PagedTokenToKVPoolAllocator if size > 1 else parts.allocators.TokenToKVPoolAllocator
         shape = (num_pages * size, *((size,) if size > 1 else ()), parts.torch.float32, "cpu", MagicMock(), False)

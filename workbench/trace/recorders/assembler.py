@@ -212,7 +212,8 @@ class Assembler:
         others = [table[len(before) :] for table, before in zip(message.other_tables, request.other_tables)]
         if any(others):
             self._unscheduled_changes[message.request_id] = tuple([TableChange(tuple(table)) for table in others])
-        self._preempted[message.request_id] = self._cache_reset if message.is_reset else self._no_blocks
+        reason = UNKNOWN if message.is_unexplained else self._no_blocks
+        self._preempted[message.request_id] = self._cache_reset if message.is_reset else reason
         request.lose_blocks()
 
     def _end(self, message: End) -> None:

@@ -86,13 +86,14 @@ class Preemption(msgspec.Struct, array_like=True, gc=False, tag="preemption"):
     """A running request is about to lose its blocks; ``block_ids`` is its whole block table.
 
     ``other_tables`` are those in the KV cache groups after the first, if all groups are recorded. ``is_reset``: it is
-    preempted to reset the prefix cache, and not for a lack of blocks.
+    preempted to reset the prefix cache, and not for a lack of blocks. ``is_unexplained``: the engine does not say why.
     """
 
     request_id: str
     block_ids: list[int]
     is_reset: bool
     other_tables: list[list[int]] = []
+    is_unexplained: bool = False
 
 
 class End(msgspec.Struct, array_like=True, gc=False, tag="end"):

@@ -39,11 +39,11 @@ QUEUE_SENDS = 8
 message, such as a wait for KV from another machine."""
 
 
-def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
+def never_raises(method: Callable[..., None]) -> Callable[..., None]:
     """End the recording on any exception, so that none reaches the engine."""
 
     @functools.wraps(method)
-    def guarded(self: SchedulerRecorder, *args: Any) -> None:
+    def guarded(self: StepSender, *args: Any) -> None:
         if self.writer is not None:
             try:
                 method(self, *args)
@@ -53,7 +53,96 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-class SchedulerRecorder:
+class StepSender:
+    """Collects messages and sends them to the writer's process; the part of a recorder that is the same for any engine.
+
+    Args:
+        log: Receives one line when the recording begins, and one with the reason if it fails.
+
+    Attributes:
+        writer: The writer's process; None before and after the recording.
+        messages: Messages that are not encoded yet, in order.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self.messages: list[Message | tuple[Any, ...]] = []
+        self._packet = Packet()
+        self._send_at = 0.0
+        self._num_sends = 0
+        self._pauses, self._collecting_since = list[Pause](), 0.0
+        self.writer: WriterProcess | None = None
+
+    def _begin(self, setup: Setup) -> None:
+        self.messages.append(setup)
+        self.writer = WriterProcess()
+        self._send()  # the writer makes the folder and the file now, before the first request
+        self._num_sends = 0
+        gc.callbacks.append(self._collected)
+        self._log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
+
+    def _collected(self, phase: str, _: dict[str, int]) -> None:
+        """Garbage is collected, or was, on any thread."""
+        now = perf_counter()
+        if phase == "start":
+            self._collecting_since = now
+        elif now - self._collecting_since > PAUSE_SECONDS:
+            self._pauses.append(Pause(self._collecting_since, now))  # not to messages, which may be being encoded
+
+    def _take_pauses(self) -> None:
+        if self._pauses:
+            self.messages += self._pauses
+            self._pauses.clear()
+
+    def _encode(self) -> None:
+        """Encode the messages now: the lists in them belong to the engine and may change."""
+        self._packet.add(self.messages)
+        self.messages.clear()
+
+    def _send(self) -> None:
+        assert self.writer is not None  # see never_raises
+        self._encode()
+        self.writer.send(self._packet.take())
+        self._num_sends += 1
+
+    def _send_in_time(self, now: float, *, is_idle: bool) -> None:
+        if now > self._send_at or is_idle:
+            self._send_at = now + SEND_SECONDS
+            self._send()
+
+    @never_raises
+    def close(self) -> None:
+        """End the recording: everything is in the files when this returns."""
+        self._send()
+        writer = self._let_go()
+        assert writer is not None  # see never_raises
+        try:
+            writer.close()
+            self._log.info("the recording is complete")
+        except Exception as problem:
+            self._log.warning("the recording did not end properly: %s", problem)
+
+    def _let_go(self) -> WriterProcess | None:
+        """Remove the writer; without it every message ends in a guarded method, which then does nothing."""
+        writer, self.writer = self.writer, None
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collected)
+        self.messages.clear()
+        return writer
+
+    def stop(self, problem: Exception) -> None:
+        """End the recording after a problem, with one warning."""
+        writer = self._let_go()
+        reason = str(problem) or type(problem).__name__
+        self._log.warning("the recording has ended: %s. The server continues without a recording.", reason)
+        if writer is not None:
+            try:
+                writer.close(wait=False)
+            except Exception as again:
+                self._log.debug("closing the writer: %s", again)
+
+
+class SchedulerRecorder(StepSender):
     """Records the steps of a scheduler that has the interface of vLLM's V1 scheduler.
 
     The caller appends the most common messages to ``messages`` itself, as tuples that encode like the classes:
@@ -70,8 +159,6 @@ class SchedulerRecorder:
         log: Receives one line when the recording begins, and one with the reason if it fails.
 
     Attributes:
-        writer: The writer's process; None before and after the recording.
-        messages: Messages that are not encoded yet, in order.
         last_ids: A copy of the requests of the last step, in order; None if the next step needs more than a message.
         last_num_requests: Number of these requests.
         quiet_until: Time (``time.perf_counter``) until which an Update needs no more than a message.
@@ -84,17 +171,13 @@ class SchedulerRecorder:
     """
 
     def __init__(self, scheduler: Any, make_setup: Callable[[], Setup], log: logging.Logger) -> None:
+        super().__init__(log)
         self._scheduler = scheduler
-        self._log = log
-        self.messages: list[Message | tuple[Any, ...]] = []
-        self._packet = Packet()
         self.last_ids: list[str] | None = None
         self.last_num_requests = 0
         self._still_scheduled: dict[str, None] = {}
         """Requests of the last step that have not ended or been preempted since, as the writer knows them too."""
         self.quiet_until = 0.0
-        self._send_at = 0.0
-        self._num_sends = 0
         self._has_news = False
         self._output_to_come = False
         """Whether the next step is scheduled before the output of the one before it is there."""
@@ -105,14 +188,12 @@ class SchedulerRecorder:
         self.take_pool_news: Callable[[], Any] = tuple
         self._reasons: dict[Any, str] = {}
         """Reasons of ended requests by their final status: vLLM takes a while to look one up."""
-        self._pauses, self._collecting_since = list[Pause](), 0.0
         self.in_update = self.in_reset = False
         self.num_steps = 0
         self._marks = ProfileMarks()
         self.profiler = self._marks.switch
         self._marked: dict[int, int] = {}
         """Marked steps that have no output yet, by the id() of their SchedulerOutput."""
-        self.writer: WriterProcess | None = None
         try:
             setup = make_setup()
             self._created = setup.created
@@ -126,12 +207,7 @@ class SchedulerRecorder:
             self._watch_pool(scheduler.kv_cache_manager.block_pool)
             setup.watches_pool = self._pool is not None
             self._has_tokens = self._token_ids or bool(getattr(scheduler, "num_spec_tokens", 0))
-            self.messages.append(setup)
-            self.writer = WriterProcess()
-            self._send()  # the writer makes the folder and the file now, before the first request
-            self._num_sends = 0
-            gc.callbacks.append(self._collected)
-            log.info("recording to %s/%s-*", setup.settings.folder, setup.file_prefix)
+            self._begin(setup)
         except Exception as problem:
             self.stop(problem)
 
@@ -155,17 +231,9 @@ class SchedulerRecorder:
             if pool is not None:
                 pool.was_reset(cached)
 
-    def _collected(self, phase: str, _: dict[str, int]) -> None:
-        """Garbage is collected, or was, on any thread."""
-        now = perf_counter()
-        if phase == "start":
-            self._collecting_since = now
-        elif now - self._collecting_since > PAUSE_SECONDS:
-            self._pauses.append(Pause(self._collecting_since, now))  # not to messages, which may be being encoded
-
     # -- what happens to requests ----------------------------------------------------------------------------
 
-    @_never_raises
+    @never_raises
     def request_added(self, request: Any) -> None:
         """A request has joined the waiting queue."""
         self._record_next_step()
@@ -183,7 +251,7 @@ class SchedulerRecorder:
             )
         )
 
-    @_never_raises
+    @never_raises
     def request_ended(self, request: Any) -> None:
         """A request has its final status and is about to give its blocks back."""
         status = request.status
@@ -199,7 +267,7 @@ class SchedulerRecorder:
         else:  # steps that are already scheduled do not contain it
             self._record_next_step()
 
-    @_never_raises
+    @never_raises
     def request_preempted(self, request: Any) -> None:
         """A request is about to lose its blocks."""
         tables = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
@@ -217,7 +285,7 @@ class SchedulerRecorder:
 
     # -- steps -----------------------------------------------------------------------------------------------
 
-    @_never_raises
+    @never_raises
     def scheduled(self, output: Any, started: float, ended: float) -> None:
         """A step was scheduled.
 
@@ -253,7 +321,7 @@ class SchedulerRecorder:
         if self._tables is None:  # otherwise a step may change tables without a word in its output
             self.last_ids, self.last_num_requests = request_ids or None, len(request_ids)
 
-    @_never_raises
+    @never_raises
     def mark_scheduled(self, output: Any) -> None:
         """Mark in a profile that the latest step was scheduled."""
         step = self.num_steps - 1
@@ -262,7 +330,7 @@ class SchedulerRecorder:
         self._marked[id(output)] = step
         self._marks.mark(step, SCHEDULED)
 
-    @_never_raises
+    @never_raises
     def mark_output(self, output: Any) -> None:
         """Mark in a profile that the output of a step is about to be processed, if its scheduling is marked."""
         if (step := self._marked.pop(id(output), None)) is not None and self.profiler._is_profiler_enabled:
@@ -329,7 +397,7 @@ class SchedulerRecorder:
             self.stop(problem)
             return ()
 
-    @_never_raises
+    @never_raises
     def updated(
         self,
         scheduler_output: Any,
@@ -351,9 +419,7 @@ class SchedulerRecorder:
             if id(scheduler_output) not in self._empty_steps:
                 return
             self._empty_steps.remove(id(scheduler_output))
-        if self._pauses:
-            self.messages += self._pauses
-            self._pauses.clear()
+        self._take_pauses()
         if news := self.take_pool_news():
             self.messages.append(news)
         message = Update(id(scheduler_output), started, ended, self.num_free_blocks())
@@ -365,60 +431,20 @@ class SchedulerRecorder:
             message.num_given = list(num_given)
         self.messages.append(message)
         self._encode()  # the engine passes these token lists on, and they may change
-        if ended > self._send_at or not self._scheduler.running:
-            self._send_at = ended + SEND_SECONDS
-            self._send()
+        self._send_in_time(ended, is_idle=not self._scheduler.running)
         self.quiet_until = 0.0 if self._has_tokens else self._send_at
 
-    def _encode(self) -> None:
-        """Encode the messages now: the lists in them belong to the engine and may change."""
-        self._packet.add(self.messages)
-        self.messages.clear()
-
     def _send(self) -> None:
-        assert self.writer is not None  # see _never_raises
-        self._encode()
-        self.writer.send(self._packet.take())
-        self._num_sends += 1
+        super()._send()
         if self._num_sends >= QUEUE_SENDS:
             self.last_ids = None  # the next step records the queues
 
-    # -- the end ---------------------------------------------------------------------------------------------
-
-    @_never_raises
-    def close(self) -> None:
-        """End the recording: everything is in the files when this returns."""
-        self._send()
-        writer = self._let_go()
-        assert writer is not None  # see _never_raises
-        try:
-            writer.close()
-            self._log.info("the recording is complete")
-        except Exception as problem:
-            self._log.warning("the recording did not end properly: %s", problem)
-
     def _let_go(self) -> WriterProcess | None:
-        """Remove the writer; without it every message ends in a guarded method, which then does nothing."""
-        writer, self.writer = self.writer, None
-        with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._collected)
         if self._pool is not None:
             self._pool.stop()
             self._pool, self.take_pool_news = None, tuple
-        self.messages.clear()
         self.last_ids, self.quiet_until = None, 0.0
-        return writer
-
-    def stop(self, problem: Exception) -> None:
-        """End the recording after a problem, with one warning."""
-        writer = self._let_go()
-        reason = str(problem) or type(problem).__name__
-        self._log.warning("the recording has ended: %s. The server continues without a recording.", reason)
-        if writer is not None:
-            try:
-                writer.close(wait=False)
-            except Exception as again:
-                self._log.debug("closing the writer: %s", again)
+        return super()._let_go()
 
 
 def _content_of(request: Any) -> tuple[str, list[tuple[str, int, int]]]:
