@@ -73,7 +73,7 @@ LOSES = {
 def test_a_text_that_the_template_leaves_out_is_refused(name):
     template, messages, index, role = LOSES[name]
     words = (
-        rf"messages\[{index}\]: the model's chat template leaves out the content of a message of role {role},.*--chat"
+        rf"messages\[{index}\]: the model's chat template leaves out messages of role {role},.*--chat"
     )
     with pytest.raises(ValueError, match=words):
         rendered(template, messages)
@@ -171,7 +171,7 @@ AS_TEXT = each(
     [
         ("", r"messages\[1\].tool_calls\[0\]: .* leaves out the name and the arguments of a call"),
         ("{{ m.tool_calls[0].function.name }}", "leaves out the arguments of a call"),
-        ("{{ m.tool_calls[0].function.arguments | tojson }}", "the name of a call, or .* ids such as 'functions.go:0'"),
+        ("{{ m.tool_calls[0].id }}", r"leaves out the name and the arguments of a call"),
         ("{% for c in (m.tool_calls or ())[1:] %}{{ c | tojson }}{% endfor %}", r"tool_calls\[0\]: .*leaves out"),
     ],
 )
@@ -184,8 +184,15 @@ def test_a_call_that_the_template_leaves_out_is_refused(calls, words):
 def test_a_template_that_shows_the_ids_of_calls_alone():
     calling = {**CALLING, "tool_calls": [{**CALL, "id": "functions.go:0"}]}
     assert '<functions.go:0:{"k": 1}>' in rendered(SHOWS_IDS, [USER, calling, RESULT])
-    with pytest.raises(ValueError, match=r"tool_calls\[0\]: .*shows it only in ids such as 'functions.go:0'"):
+    with pytest.raises(
+        ValueError, match=r"tool_calls\[0\]: .*the name of a call in its id alone, such as 'functions.go:0'"
+    ):
         rendered(SHOWS_IDS, [USER, CALLING, RESULT])
+
+
+def test_a_template_may_say_for_itself_what_is_called():
+    template = each("{{ m.content }}{% for c in m.tool_calls or () %}look: {{ c.function.arguments.k }}{% endfor %}")
+    assert "I look.look: 1" in rendered(template, [USER, CALLING, RESULT])
 
 
 def test_a_template_that_wants_arguments_as_text_gets_them():
@@ -202,5 +209,5 @@ def test_a_text_beside_calls_may_be_left_out(shown):
     assert "Hi you" in rendered(template, [USER, CALLING, RESULT, ANSWER, USER])
     assert "I look." not in rendered(template, [USER, CALLING, RESULT, ANSWER, USER])
     assert "contents of answers with calls of tools" in left_out(ChatTemplate(each(SILENT)).render)
-    with pytest.raises(ValueError, match="content of a message of role user"):
+    with pytest.raises(ValueError, match="leaves out messages of role user"):
         rendered(each(SILENT, "m.role != 'user'"), [USER, CALLING, RESULT])

@@ -162,7 +162,7 @@ def test_results_of_tools_are_part_of_the_text(server):
 def test_a_template_that_leaves_out_results_of_tools_refuses_them(without_tools):
     messages = [USER, {"role": "tool", "content": "w60"}]
     problem = error(without_tools, messages=messages)
-    assert problem["param"] == "messages" and "leaves out the content of a message of role tool" in problem["message"]
+    assert problem["param"] == "messages" and "leaves out messages of role tool" in problem["message"]
     problem = error(without_tools, messages=[USER, {"role": "assistant", "content": "w5"}], continue_final_message=True)
     assert problem["param"] == "continue_final_message" and "does not show the final message" in problem["message"]
 

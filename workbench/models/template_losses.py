@@ -56,9 +56,10 @@ def left_out(render: Render) -> list[str]:
 def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
     """Refuse a conversation of which a template would leave out a text.
 
-    Each content is marked at its beginning and its end, and each call of a tool in its name and its arguments; all
-    marks have to appear. Two texts may be left out, as templates do on purpose: reasoning of earlier answers, and the
-    content of an answer that calls tools, which Llama 3 and Mistral never show. `left_out` names them.
+    Each content is marked at its beginning and its end, and each call of a tool in its name and its arguments. The
+    marks of contents and of arguments have to appear. Two texts may be left out, as templates do on purpose: reasoning
+    of earlier answers, and the content of an answer that calls tools, which Llama 3 and Mistral never show. `left_out`
+    names them.
 
     Args:
         messages: The messages, whose contents are texts.
@@ -85,8 +86,8 @@ def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
         lost = [index for index, content in given.items() if not _is_shown(index, content, messages[index], shown)]
     if lost:
         raise ValueError(
-            f"messages[{lost[0]}]: the model's chat template leaves out the content of a message of role "
-            f"{messages[lost[0]].get('role')}, or a part of it: leave it out of the request, or give another template "
+            f"messages[{lost[0]}]: the model's chat template leaves out messages of role "
+            f"{messages[lost[0]].get('role')}, or parts of them: leave it out of the request, or give another template "
             "(--chat-template)"
         )
     if shown:
@@ -107,7 +108,8 @@ def _marked_call(mark: str, call: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
         return call
     name, identity = str(function.get("name")), str(call.get("id"))
-    marked = {**function, "name": f"{name}_{mark}", "arguments": {**function["arguments"], f"of_{mark}": f"of_{mark}"}}
+    arguments = dict.fromkeys((*function["arguments"], f"of_{mark}"), f"of_{mark}")
+    marked = {**function, "name": f"{name}_{mark}", "arguments": arguments}
     if re.fullmatch(rf"functions\.{re.escape(name)}:\d+", identity):  # some templates show the id alone
         call = {**call, "id": identity.replace(name, f"{name}_{mark}")}
     return {**call, "function": marked}
@@ -119,20 +121,13 @@ def _check_calls(messages: Sequence[Message], shown: str) -> None:
             marked = _marked_call(mark := _mark(index, f"call_{number}"), call)
             if marked is call:
                 continue
-            lost = [
-                what
-                for what, text in (("name", marked["function"]["name"]), ("arguments", f"of_{mark}"))
-                if text.lower() not in shown
-            ]
-            if lost:
-                hint = ""
-                if lost == ["name"]:
-                    name = call["function"]["name"]
-                    hint = f", or shows it only in ids such as 'functions.{name}:0'"
-                raise ValueError(
-                    f"messages[{index}].tool_calls[{number}]: the model's chat template leaves out the "
-                    f"{' and the '.join(lost)} of a call{hint}"
-                )
+            where = f"messages[{index}].tool_calls[{number}]: the model's chat template"
+            has_name, name = marked["function"]["name"].lower() in shown, call["function"]["name"]
+            if f"of_{mark}" not in shown:
+                raise ValueError(f"{where} leaves out the {'' if has_name else 'name and the '}arguments of a call")
+            # A template may say for itself what is called; one that shows ids relies on them.
+            if not has_name and str(call.get("id")).lower() in shown:
+                raise ValueError(f"{where} shows the name of a call in its id alone, such as 'functions.{name}:0'")
 
 
 def _mark(index: int, place: str) -> str:
