@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _common import RESULTS, save
 
 from workbench import EngineConfig, simulate
+from workbench.analysis.hit_rates import hit_rates
 from workbench.config import EVICTIONS
 from workbench.scheduler.fairness import Victim, VirtualTokenCounter, WeightedFairQueueing
 from workbench.simulation.arrivals import Arrival, made_up_prompt, read_mooncake, timed_arrival
@@ -33,7 +34,6 @@ from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace.readings.fairness import jain_index, service
-from workbench.trace.readings.hit_rates import hit_rates
 
 MODEL = CostModel(fixed=0.008, per_row=2e-5, per_sequence=5e-5)
 

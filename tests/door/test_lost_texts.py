@@ -72,9 +72,7 @@ LOSES = {
 @pytest.mark.parametrize("name", LOSES)
 def test_a_text_that_the_template_leaves_out_is_refused(name):
     template, messages, index, role = LOSES[name]
-    words = (
-        rf"messages\[{index}\]: the model's chat template leaves out messages of role {role},.*--chat"
-    )
+    words = rf"messages\[{index}\]: the model's chat template leaves out messages of role {role},.*--chat"
     with pytest.raises(ValueError, match=words):
         rendered(template, messages)
     with pytest.raises(ValueError, match=words):
