@@ -535,7 +535,7 @@ def test_a_film_is_not_covered_by_a_card(deno_page):
     page = deno_page
     page.open(pair("timed 3")[0])
     page("(view.inspector.pin({ kind: 'request', request: 1 }), page.frame())")
-    page("(view.film.show(), page.frame())")
+    page("(view.film.show(), view.film.playing = false, page.frame())")  # a playing film has always a next frame
     assert page("[view.inspector.element.hidden, view.film.open]") == [True, True]
     page("(view.inspector.pin({ kind: 'request', request: 1 }), view.cursor.seek(3), page.frame())")
     assert page("[view.inspector.element.hidden, view.film.open]") == [False, True], "a card that is asked for stays"

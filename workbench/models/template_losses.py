@@ -76,6 +76,8 @@ def check_shown(messages: Sequence[Message], text: str, render: Render) -> None:
     }
     if not given and not any(message.get("tool_calls") for message in messages):
         return
+    if len(messages) == 1 and given.get(0, "").strip() == text.strip():  # nothing else is there
+        return
     marked = [_with_marks(index, message, given.get(index)) for index, message in enumerate(messages)]
     shown = ""
     try:
