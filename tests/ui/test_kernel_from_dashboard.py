@@ -20,12 +20,8 @@ def served(smollm2, serve):
         yield engine, serve(engine)
 
 
-def test_a_click_on_a_work_item_opens_its_threadgroup(open_page, served):
-    engine, address = served
-    page = open_page(address)
-    page.wait("view.store.numSteps === 3 && view.can('kernel_run')")
-    item = engine.trace[-1].kernel.work_items[-1]
-    request = engine.trace[-1].chunks[item.seq].request_id
+def click_the_last_item(page):
+    """Open the recorded run of the last item of the work list."""
     point = page.view(
         "(() => { const panel = view.panel('kernel'); panel.element.scrollIntoView({ block: 'center' });"
         " const box = panel.canvas.getBoundingClientRect();"
@@ -34,6 +30,15 @@ def test_a_click_on_a_work_item_opens_its_threadgroup(open_page, served):
     page.frame()
     page.page.mouse.click(*point)
     page.page.wait_for_selector(".wb-kernel-page iframe")
+
+
+def test_a_click_on_a_work_item_opens_its_threadgroup(open_page, served):
+    engine, address = served
+    page = open_page(address)
+    page.wait("view.store.numSteps === 3 && view.can('kernel_run')")
+    item = engine.trace[-1].kernel.work_items[-1]
+    request = engine.trace[-1].chunks[item.seq].request_id
+    click_the_last_item(page)
     inner = page.page.frame_locator(".wb-kernel-page iframe")
     inner.locator(".wb-kr-now").wait_for()
     about = inner.locator(".wb-kr-head").inner_text()
@@ -72,14 +77,7 @@ def test_an_older_step_opens_its_own_threadgroup(open_page, served):
     page.frame()
     item = engine.trace[1].kernel.work_items[-1]
     request = engine.trace[1].chunks[item.seq].request_id
-    point = page.view(
-        "(() => { const panel = view.panel('kernel'); panel.element.scrollIntoView({ block: 'center' });"
-        " const box = panel.canvas.getBoundingClientRect();"
-        " return [box.left + panel.x(0) + 4, box.top + 20 + (panel.rows.length - 0.5) * panel.row]; })()"
-    )
-    page.frame()
-    page.page.mouse.click(*point)
-    page.page.wait_for_selector(".wb-kernel-page iframe")
+    click_the_last_item(page)
     about = page.page.frame_locator(".wb-kernel-page iframe").locator(".wb-kr-head").inner_text()
     assert "step 1, layer 0" in about and f"{request}, rows" in about and about.rstrip().endswith("computed again")
     assert page.problems == [] and page.outside == []

@@ -1,7 +1,6 @@
 """Single panels in a real browser: what they draw, light up and compare."""
 
 from base64 import b64decode
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,8 +12,6 @@ from workbench.trace.clock import time_of_day
 from workbench.viz.export_html import to_html
 from workbench.viz.layout.packed_batch import readable_scale
 from workbench.viz.layout.pool import pool_columns
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
 
 
 def test_browser_and_python_agree_on_the_readable_scale(page_of):
@@ -441,7 +438,8 @@ def difference(a, b):
 
 
 def test_the_time_of_day_of_a_step_is_that_of_the_command_line(page_of):
-    trace = Trace.load(EXAMPLE)
+    requests = [{"id": "a", "prompt": {"len": 9}, "max_tokens": 40, "arrival_time": 0.0}]
+    trace = simulate({"requests": requests, "cost_model": {"fixed": 2.3}})
     trace.meta = msgspec.structs.replace(trace.meta, created=1_795_000_000.4)
     page = page_of(trace)
     for step in (0, len(trace) // 3, len(trace) - 1):
