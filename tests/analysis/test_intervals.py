@@ -8,7 +8,7 @@ import pytest
 from workbench import simulate
 from workbench.analysis import predict
 from workbench.analysis.intervals import MIN_SPREAD, NUM_DRAWS, RANGES, interval_of
-from workbench.analysis.predict import Predictor
+from workbench.analysis.predict import LONGER_STEPS, Predictor
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace.window import window
@@ -49,3 +49,33 @@ def test_a_window_counts_its_requests_in_a_simulation_of_the_whole_run(tmp_path,
     part, metrics = window(trace, last=20.0), trace.metrics().requests
     assert 15 < len(part.requests) < 25
     assert line.split()[1] == f"{1000 * fmean(metrics[name].ttft.seconds for name in part.requests):.3g}"
+
+
+def compute_bound_beyond(rows):
+    """A machine on which reading the weights hides the arithmetic of so many rows, and no more."""
+    return CostModel(weights=0.1, per_row=0.1 / rows, per_kv_token=2e-6, overlap=30.0)
+
+
+def long_prompts(seed):
+    random, now, requests = Random(seed), 0.0, []
+    for number in range(60):
+        now += random.expovariate(0.5)
+        prompt = {"len": random.randrange(300, 900)}
+        output = random.randrange(5, 40)
+        requests.append({"id": f"r{number}", "prompt": prompt, "max_tokens": output, "arrival_time": now})
+    return {"requests": requests, "config": {"max_num_batched_tokens": 96, "max_num_seqs": 4, "num_blocks": 900}}
+
+
+@pytest.mark.parametrize("rows", [120, 200, 1000])
+def test_an_interval_holds_the_limit_of_arithmetic_that_no_measured_step_has_met(rows):
+    """96 rows take no longer than one on these machines; 512 rows do on the first two."""
+    machine, larger = compute_bound_beyond(rows), {"max_num_batched_tokens": 512}
+    measured = simulate(long_prompts(rows), cost_model=machine, config=larger).metrics().summary
+    prediction = Predictor(simulate(long_prompts(rows), cost_model=machine)).predict(**larger)
+    interval = prediction["ttft_mean"]
+    assert interval.low <= measured.ttft.mean <= interval.high
+    assert LONGER_STEPS in prediction.notes
+    within = Predictor(simulate(long_prompts(rows), cost_model=machine)).predict(max_num_batched_tokens=64)
+    assert LONGER_STEPS not in within.notes
+    if rows == 120:  # without it the truth is far outside
+        assert interval.value * 1.3 < measured.ttft.mean

@@ -9,6 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from workbench.analysis.check import COUNTS
 from workbench.analysis.rerun import Outcome
 from workbench.trace import Trace
 
@@ -85,6 +86,24 @@ def interval_of(value: float, draws: Sequence[float], error: float) -> Interval:
     corrected = value / (1 + error) if error > -0.9 else value
     values = (value, corrected, *known)
     return Interval(value, min(values) * (1 - MIN_SPREAD), max(values) * (1 + MIN_SPREAD))
+
+
+def widened(
+    intervals: Mapping[str, Interval], values: Mapping[str, float], others: Mapping[str, float]
+) -> dict[str, Interval]:
+    """Intervals that also hold what another simulation of the same setting gives.
+
+    Args:
+        intervals: The intervals.
+        values: The values of the simulation without draws.
+        others: Those of the other one. Times move by the ratio of the two, counts to the other value.
+    """
+    wider = dict(intervals)
+    for name, known in intervals.items():
+        if math.isfinite(other := others.get(name, math.nan)):
+            moved = other if name in COUNTS else known.value * other / (values[name] or 1.0)
+            wider[name] = Interval(known.value, min(known.low, moved), max(known.high, moved))
+    return wider
 
 
 def range_of(value: float, draws: Sequence[float]) -> Interval:

@@ -19,10 +19,10 @@ from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.fork import Past, fork, recorded_config
-from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, interval_of, range_of
+from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
 from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import Loops
-from workbench.analysis.rerun import SIZES, Outcome, RecordedRun, outcome_of
+from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
 from workbench.base.named_fields import show_fields
@@ -43,6 +43,8 @@ WORTH_PROCESSES = 200_000
 
 DRAWN_TOKENS = 800_000
 """Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
+
+LONGER_STEPS = "intervals allow a step with more rows than any measured one to take as long as several of measured size"
 
 MIN_DRAWS = 3
 """Number of repeated simulations of a long run."""
@@ -270,19 +272,22 @@ class Predictor:
                 if isinstance(outcome, ValueError):
                     raise outcome from None
                 found[missing[place]] = outcome
-        predictions = []
+        predictions, worst = [], self._at_worst(settings, found)
         rounds = [range(first, first + len(settings)) for first in range(0, len(tasks), len(settings))]
         drawn = rounds[1:] if self.first_draw is None else rounds
         whole = [each for each in drawn if all(index in found for index in each)]
         for place, changes in enumerate(settings):
-            prediction = self._prediction(changes, found[place], [found[each[place]] for each in whole])
+            draws = [found[each[place]] for each in whole]
+            prediction = self._prediction(changes, found[place], draws, worst.get(place))
             if self._unchanged is None:
                 self._unchanged = prediction
             else:
                 predictions.append(prediction)
         return predictions
 
-    def _prediction(self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Outcome]) -> Prediction:
+    def _prediction(
+        self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Outcome], worst: Outcome | None
+    ) -> Prediction:
         errors = self.errors if changes else {}
         draws = {name: [run.values.get(name, math.nan) for run in runs] for name in outcome.values}
         intervals = {
@@ -293,8 +298,11 @@ class Predictor:
         }
         notes = self._notes(outcome, changes)
         if changes and not self._past.knows_prefixes:
-            intervals = self._widened(changes, outcome, intervals)
+            intervals = widened(intervals, outcome.values, self._with_shared_prefixes(changes))
             notes += (UNKNOWN_SHARING,)
+        if worst is not None:
+            intervals = widened(intervals, outcome.values, worst.values)
+            notes += (LONGER_STEPS,)
         seen = {
             name: fmean([run.seen[name] for run in runs if name in run.seen] or [value])
             for name, value in outcome.seen.items()
@@ -302,20 +310,18 @@ class Predictor:
         }
         return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
 
-    def _widened(
-        self, changes: Mapping[str, Any], outcome: Outcome, intervals: Mapping[str, Interval]
-    ) -> dict[str, Interval]:
-        """Intervals that also hold the run in which requests share as much as the recording allows."""
+    def _with_shared_prefixes(self, changes: Mapping[str, Any]) -> Mapping[str, float]:
+        """The values of the run in which requests share as much as the recording allows."""
         most = Past(self.trace, Contents(self.trace, assume_shared=True), open_loop=self.is_open_loop, loops=self.loops)
         arrivals = [most.timed_arrival(info, 0) for info in self.trace.requests.values()]
         run = replace(self._run, arrivals=arrivals, tokens=most.tokens)
-        values = run.outcome(most.changed(recorded_config(self.trace), changes), self.first_draw).values
-        widened = dict(intervals)
-        for name, known in intervals.items():
-            if math.isfinite(other := values.get(name, math.nan)):
-                moved = other if name in COUNTS else known.value * other / (outcome.values[name] or 1.0)
-                widened[name] = Interval(known.value, min(known.low, moved), max(known.high, moved))
-        return widened
+        return run.outcome(most.changed(recorded_config(self.trace), changes), self.first_draw).values
+
+    def _at_worst(self, settings: Sequence[Mapping[str, Any]], found: Mapping[int, Outcome]) -> dict[int, Outcome]:
+        """The settings, by place, of which steps have more rows than any measured one, with the longest steps."""
+        places = [place for place in range(len(settings)) if "rows" in found[place].extrapolated]
+        outcomes = self.outcomes([(settings[place], AT_WORST) for place in places]) if places else ()
+        return {places[index]: outcome for index, outcome in outcomes if isinstance(outcome, Outcome)}
 
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
@@ -327,8 +333,7 @@ class Predictor:
             notes += [
                 f"extrapolated: {share:.0%} of the steps have more than the {self.report.largest[name]} {SIZES[name]} "
                 f"of the largest measured step, up to {largest}"
-                for name, (share, largest) in outcome.beyond.items()
-                if share >= 0.01
+                for name, (share, largest) in outcome.extrapolated.items()
             ]
         if changes and (nothing := self._nothing_changes(outcome, changes)):
             notes.append(nothing)

@@ -16,6 +16,7 @@ from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
+from workbench.simulation.costs.at_worst import TOLERANCE, AtWorst
 from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.step_model import Features
@@ -28,6 +29,12 @@ from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, T
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
+
+WORTH_SAYING = 0.01
+"""Share of extrapolated steps from which on a prediction says so."""
+
+AT_WORST = -1
+"""Number of the simulation in which a step with more rows than any measured one takes as long as it can (`AtWorst`)."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,11 @@ class Outcome:
     beyond: dict[str, tuple[float, int]] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
     spans: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)
+
+    @property
+    def extrapolated(self) -> dict[str, tuple[float, int]]:
+        """The sizes of ``beyond`` of which enough steps are beyond the measured ones to be spoken of."""
+        return {name: (share, largest) for name, (share, largest) in self.beyond.items() if share >= WORTH_SAYING}
 
 
 @dataclass
@@ -113,14 +125,17 @@ class RecordedRun:
 
         Args:
             config: The configuration.
-            draw: Number of a repeated simulation, with noise; None for the one without.
+            draw: Number of a repeated simulation, with noise; None and AT_WORST have none.
             policy: Decides order, chunk sizes and victims; None for vLLM's rules.
 
         Raises:
             ValueError: No schedule can serve a request, or vLLM's engine would end.
         """
-        model, noise = (self.model, None) if draw is None else (self.draws[draw], self.noise)
-        cost = _Measuring(Replayed(model, self.drift, noise, draw or 0))
+        if draw is None or draw == AT_WORST:
+            replayed = Replayed(self.model if draw is None else AtWorst(self.model, self.largest["rows"]), self.drift)
+        else:
+            replayed = Replayed(self.draws[draw], self.drift, self.noise, draw)
+        cost = _Measuring(replayed)
         summed, end = self._summed(config, cost, policy)
         values = summed.values(self.counted)
         seen = values if self.until is None else values | summed.latencies(self.counted, self.until)
@@ -288,4 +303,4 @@ class _Measuring:
     def _beyond(self, largest: Mapping[str, int]) -> Iterator[tuple[str, tuple[float, int]]]:
         for name, column in zip(SIZES, zip(*self._sizes)):
             if name in largest:
-                yield name, (fmean(value > 1.05 * largest[name] for value in column), int(max(column)))
+                yield name, (fmean(value > TOLERANCE * largest[name] for value in column), int(max(column)))

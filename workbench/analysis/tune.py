@@ -14,7 +14,8 @@ from typing import Any
 from workbench.analysis.check import COUNTS, Check, shown
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.fork import recorded_config
-from workbench.analysis.predict import NUM_DRAWS, Interval, Prediction, Predictor
+from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
+from workbench.analysis.predict import Predictor
 from workbench.analysis.values import value_names
 from workbench.base.field_checks import number
 from workbench.base.on_demand import picture

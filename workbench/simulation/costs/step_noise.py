@@ -14,6 +14,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from workbench.simulation.costs.at_worst import AtWorst
 from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.step_model import Features, StepCosts
@@ -57,7 +58,7 @@ class Replayed:
         seed: Seed of the draws; two simulations with one seed draw the same deviations.
     """
 
-    def __init__(self, model: CostModel, drift: Drift, noise: StepNoise | None = None, seed: int = 0) -> None:
+    def __init__(self, model: CostModel | AtWorst, drift: Drift, noise: StepNoise | None = None, seed: int = 0) -> None:
         self._model = model
         self._drift = drift
         self._deviations, self._smallest = [0.0], 1.0
