@@ -58,7 +58,8 @@ def compute_logits(loaded, token_ids, dtype, spoil):
                 spoil(runner)
             segment = Segment(TABLE, start, stop - start, token_ids[start:stop], stop - start)
             logits, _ = runner.forward(pack([segment], BLOCK_SIZE, num_blocks=40))
-            rows.append(np.array(logits.values))
+            parts = [*getattr(logits, "slices", ()), logits.values]  # those of a long prompt come in slices
+            rows.append(np.concatenate([np.array(part) for part in parts]))
         return np.concatenate(rows), runner
     finally:
         runner.close()
