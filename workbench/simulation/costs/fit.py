@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, truediv
 from statistics import fmean, median
@@ -184,7 +184,25 @@ def find_stalls(steps: StepCosts) -> dict[int, float]:
             found = {i: seconds for i, seconds in found.items() if ratios[i] >= least}
         if not found:
             break
-    return found
+    usual = _usual(steps, ratios, found) if found else ()
+    return {i: seconds for i, seconds in found.items() if i not in usual}
+
+
+def _usual(steps: StepCosts, ratios: Sequence[float], late: Collection[int]) -> list[int]:
+    """The late steps that are as late as most others with as many sequences, with prompts or without.
+
+    Their kind costs more than the model knows, such as a batch of a size for which a machine has no fast kernel.
+    """
+    kinds: dict[tuple[float, bool], list[int]] = {}
+    for i, (sequences, prefill, _, _) in enumerate(steps.features):
+        kinds.setdefault((sequences, prefill > 0), []).append(i)
+    usual = []
+    for i in late:
+        sequences, prefill, _, _ = steps.features[i]
+        others = [ratios[j] for j in kinds[sequences, prefill > 0] if j != i]
+        if len(others) >= 2 and median(others) >= ratios[i] - math.log(2):
+            usual.append(i)
+    return usual
 
 
 def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
