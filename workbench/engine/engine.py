@@ -164,7 +164,7 @@ class Engine(Shortcuts):
         self._given_clock, self._started = clock, 0.0
         self._compiler: GrammarCompiler | None = None
         self._making_compiler = threading.Lock()
-        self._started = self._clock()
+        self._started, self._created = self._clock(), time.time()
         self.breakpoints = Breakpoints()
         self.broken_laws: list[Broken] = []
         self._checks_laws = check_laws
@@ -207,7 +207,7 @@ class Engine(Shortcuts):
                 config=described(self.config, policy),
                 model=self.runner.describe(),
                 versions=_versions(),
-                created=time.time(),
+                created=self._created,
             )
         )
         sampler = Sampler(self.config.seed, self.config.record_top_tokens)
@@ -308,7 +308,11 @@ class Engine(Shortcuts):
     @property
     def trace(self) -> Trace:
         """The record of every step so far, or of the newest ``keep_steps`` or ``keep_bytes``; always on."""
-        return self._step.trace
+        trace = self._step.trace
+        drift = round(time.time() - self._created - self._clock(), 2)
+        if drift and self._given_clock is None:  # the wall clock was set, or the machine slept
+            trace.clock_drift = drift
+        return trace
 
     @property
     def sampler(self) -> Sampler:
