@@ -8,7 +8,16 @@ from dataclasses import replace
 import jsonschema
 import msgspec
 import pytest
-from call_templates import AS_TEXT, FAMILIES, NAMED_IN_IDS, NO_CALLS, REFUSED
+from call_templates import (
+    AS_TEXT,
+    BEHIND_AN_END,
+    FAMILIES,
+    NAMED_IN_IDS,
+    NO_CALLS,
+    NO_CALLS_AND_WORDS,
+    NO_TOOLS,
+    REFUSED,
+)
 from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
 from serve_helpers import serving
@@ -305,6 +314,76 @@ def test_calls_that_a_template_leaves_out_are_written_for_it(letters):
     assert matcher.validate_tokens(ids) == len(ids)
     content, read = parsed(form, list(text))
     assert content == "" and [(n, json.loads(a)) for n, a in read] == [("go", arguments), ("stop", {})]
+
+
+def test_a_form_that_a_template_only_names_is_written_for_it(letters):
+    """As Granite 3 calls tools."""
+    tokenizer = make_letter_llama(NO_CALLS_AND_WORDS).tokenizer
+    form, calls = CallForm.of(tokenizer, TOOLS), [("go", {"choice": 'say "c"', "flag": True}), ("stop", {})]
+    made = [{"id": n, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": made}]
+    body = decode_body(json.dumps({"messages": messages, "add_generation_prompt": False}).encode(), ChatRequest)
+    text = render_conversation(body.messages, body, tokenizer)[0].partition("assistant: ")[2].rstrip("\n")
+    assert text == (
+        '<|tool_call|>[{"name": "go", "arguments": {"choice": "say \\"c\\"", "flag": true}}, '
+        '{"name": "stop", "arguments": {}}]'
+    )
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    ids = [*tokenizer.encode(text), 1]
+    assert matcher.validate_tokens(ids) == len(ids)
+    content, read = parsed(form, list(text))
+    assert content == "" and [(n, json.loads(a)) for n, a in read] == calls
+
+
+def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
+    tokenizer = make_letter_llama(BEHIND_AN_END).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    arguments = '{"choice": "a", "flag": true}'
+    text = f'<|sep|>\nfunction call<|role|>{{"name": "go", "arguments": {arguments}}}'
+    assert written(tokenizer, [("go", {"choice": "a", "flag": True})]) == text + "<|sep|>"
+    for choice, answer in {"required": text, "auto": "abc" + text}.items():
+        matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True), log_level=0)
+        ids = [*tokenizer.encode(answer), 1]
+        assert matcher.validate_tokens(ids) == len(ids)
+        assert parsed(form, list(answer)) == ("" if choice == "required" else "abc", [["go", arguments]])
+    ends = make_letter_llama(BEHIND_AN_END).tokenizer
+    ends.eos_token_ids, ends.decode = {7}, lambda ids: "<|sep|>"
+    with pytest.raises(ValueError, match="also ends an answer"):
+        CallForm.of(ends, TOOLS)
+
+
+def test_tools_may_be_described_by_the_messages():
+    """As DeepSeek V3's and R1's templates need it, which show calls and no tools."""
+    tokenizer = make_letter_llama(NO_TOOLS).tokenizer
+    tools = [{"type": "function", "function": msgspec.to_builtins(function)} for function in FUNCTIONS[:2]]
+    words = ["go", "stop", *KINDS]
+    for lost in (None, *words):
+        said = " ".join(word for word in words if word != lost)
+        body = {"messages": [{"role": "user", "content": said}], "tools": tools}
+        request = decode_body(json.dumps(body).encode(), ChatRequest)
+        prompt = render_conversation(request.messages, request, tokenizer, request.tool_dicts())[0]
+        if lost is None:
+            assert request.call_form(tokenizer, prompt).mark == "<|calls|>"
+            continue
+        with pytest.raises(ValueError, match="leaves them out: describe them in a message"):
+            request.call_form(tokenizer, prompt)
+
+
+def test_words_of_python_may_be_written_for_null_alone(letters):
+    """As Gemma 4's template writes it, inside of lists too."""
+    template = FAMILIES["own quotes"].replace("{{ v | tojson }}", "{{ v | tojson if v is not none else 'None' }}")
+    tokenizer = make_letter_llama(template).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    grammar = form.grammar(FUNCTIONS, "required", tokenizer, parallel=True)
+    for calls in (
+        [("go", {"choice": None, "flag": True, "either": None})],
+        [("free", {"a": [None, {"b": None, "c": "None"}], "d": True})],
+    ):
+        text = written(tokenizer, calls)
+        assert "None" in text and "null" not in text
+        ids = [*tokenizer.encode(text), 1]
+        assert LLMatcher(letters, grammar, log_level=0).validate_tokens(ids) == len(ids), text
+        assert [(n, json.loads(a)) for n, a in parsed(form, list(text))[1]] == calls
 
 
 SPECIAL = {

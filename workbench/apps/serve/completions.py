@@ -193,8 +193,8 @@ class ChatCompletionsHandler(CompletionsHandler):
         """The one prompt, and the sampling of each choice; an answer fills at most half of the context."""
         default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
         tokenizer = self.bridge.engine.model.tokenizer
-        form = body.call_form(tokenizer)
         text, token_ids = render_conversation(body.messages, body, tokenizer, body.tool_dicts())
+        form = body.call_form(tokenizer, text)
         sampling = body.sampling(default)
         if form is not None and tokenizer is not None:
             if sampling[0].structured_outputs:

@@ -201,8 +201,8 @@ class ChatRequest(SamplingFields, kw_only=True):
         max_tokens = self.max_completion_tokens or self.max_tokens or default_max_tokens
         return self.common_sampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
-    def call_form(self, tokenizer: Tokenizer | None) -> CallForm | None:
-        """The form of calls in the answer; None if there are none.
+    def call_form(self, tokenizer: Tokenizer | None, prompt: str) -> CallForm | None:
+        """The form of calls in the answer to a prompt; None if there are none.
 
         Raises:
             ValueError: A choice without tools, too many tools, or tools that the template does not show.
@@ -217,7 +217,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         if tokenizer is None:
             raise ValueError("tools need a tokenizer, and the model came without one")
         kind = ChannelForm if has_channels(tokenizer) else CallForm
-        form = kind.of(tokenizer, self.tool_dicts() or [])
+        form = kind.of(tokenizer, self.tool_dicts() or [], prompt)
         return None if self.tool_choice == "none" else form
 
     def tool_dicts(self) -> list[dict[str, Any]] | None:
