@@ -1,4 +1,4 @@
-"""Calls of models whose template shows tools and leaves out calls, so that nothing shows their form: LFM 2, Granite 3."""
+"""Calls of models whose template shows tools and leaves calls out, so that nothing shows their form."""
 
 from __future__ import annotations
 
