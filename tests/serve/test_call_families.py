@@ -27,7 +27,7 @@ from tiers import examples
 from workbench import Engine, EngineConfig
 from workbench.apps.serve.call_forms import CallForm, Function
 from workbench.apps.serve.conversation import render_conversation
-from workbench.apps.serve.protocol import ChatRequest, decode_body
+from workbench.apps.serve.protocol import ChatRequest, decode_body, tool_dicts
 from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
@@ -361,7 +361,7 @@ def test_tools_may_be_described_by_the_messages():
         said = " ".join(word for word in words if word != lost)
         body = {"messages": [{"role": "user", "content": said}], "tools": tools}
         request = decode_body(json.dumps(body).encode(), ChatRequest)
-        prompt = render_conversation(request.messages, request, tokenizer, request.tool_dicts())[0]
+        prompt = render_conversation(request.messages, request, tokenizer, tool_dicts(request.tools))[0]
         if lost is None:
             assert request.call_form(tokenizer, prompt).mark == "<|calls|>"
             continue
