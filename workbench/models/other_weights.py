@@ -60,7 +60,10 @@ def check_numbers(location: str, model: nn.Module) -> None:
         if "scales" in module or isinstance(module, BitLinear):
             continue
         for name, value in module.items():
-            if isinstance(value, mx.array) and not mx.issubdtype(value.dtype, mx.inexact):
+            is_weight = isinstance(value, mx.array) and not name.startswith(
+                "_"
+            )  # such are MLX's names of no parameters
+            if is_weight and not mx.issubdtype(value.dtype, mx.inexact):
                 kind = str(value.dtype).removeprefix("mlx.core.")
                 raise ValueError(
                     f"{location}: the weights {path}.{name} are of the type {kind}, and no scales belong to them: they "
