@@ -224,6 +224,7 @@ def test_a_key_is_accepted_if_the_user_asks_for_it(tmp_path):
     ("file", "keys", "words"),
     [
         ("generation_config.json", {"suppress_tokens": [5]}, "suppress_tokens"),
+        ("generation_config.json", {"forced_bos_token_id": 5}, "forced_bos_token_id 5"),
         ("generation_config.json", {"frobnicate": 1}, "frobnicate 1"),
         ("tokenizer_config.json", {"split_special_tokens": True}, "split_special_tokens True"),
     ],

@@ -111,7 +111,7 @@ USUAL = {
 GENERATION = {
     "_from_model_config": True, "bos_token_id": 1, "eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6,
     "top_p": 0.9, "top_k": 20, "max_length": 4096, "pad_token_id": 0, "transformers_version": "4.57.1",
-    "repetition_penalty": 1.05,
+    "repetition_penalty": 1.05, "forced_eos_token_id": None,
 }  # fmt: skip
 TOKENIZER = {
     "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False, "legacy": False,
