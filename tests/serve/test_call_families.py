@@ -17,6 +17,7 @@ from call_templates import (
     NO_CALLS_AND_WORDS,
     NO_TOOLS,
     REFUSED,
+    SAID,
 )
 from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
@@ -333,6 +334,29 @@ def test_a_form_that_a_template_only_names_is_written_for_it(letters):
     assert matcher.validate_tokens(ids) == len(ids)
     content, read = parsed(form, list(text))
     assert content == "" and [(n, json.loads(a)) for n, a in read] == calls
+
+
+@pytest.mark.parametrize("variable", SAID)
+def test_a_form_that_a_prompt_describes_is_used(variable, letters):
+    """As SmolLM 3 calls tools, whose template reads them under another name."""
+    tokenizer = make_letter_llama(SAID[variable]).tokenizer
+    calls = [("go", {"choice": "a", "flag": True}), ("stop", {})]
+    made = [{"id": n, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": made}]
+    body = {"messages": messages, "tools": TOOLS, "add_generation_prompt": False}
+    request = decode_body(json.dumps(body).encode(), ChatRequest)
+    prompt = render_conversation(request.messages, request, tokenizer, tool_dicts(request.tools))[0]
+    form, text = request.call_form(tokenizer, prompt), prompt.partition("assistant: ")[2].rstrip("\n")
+    assert all(function.name in prompt.partition("user: ")[0] for function in FUNCTIONS)
+    assert text == (
+        '<tool_call>\n{"name": "go", "arguments": {"choice": "a", "flag": true}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    )
+    for choice, answer in {"required": text, "auto": "abc\n" + text}.items():
+        matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True), log_level=0)
+        ids = [*tokenizer.encode(answer), 1]
+        assert matcher.validate_tokens(ids) == len(ids)
+        assert [(n, json.loads(a)) for n, a in parsed(form, list(answer))[1]] == calls
 
 
 def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):

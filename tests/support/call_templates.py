@@ -112,6 +112,19 @@ NO_CALLS_AND_WORDS = (
 )
 """Tools and no calls, after Granite 3."""
 
+
+def _said(variable):
+    return (
+        "{% if VARIABLE %}<tools>{% for t in VARIABLE %}{{ t | string }}\n{% endfor %}</tools>\nFor each call, return "
+        'JSON within tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n'
+        "{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    ).replace("VARIABLE", variable)
+
+
+SAID = {name: _said(name) for name in ("tools", "xml_tools")}
+"""The form of calls is described, and calls are left out; SmolLM 3 reads the second variable."""
+
 NO_TOOLS = FAMILIES["numbered"].replace("tools: {{ tools | tojson }}\n", "")
 """Calls and no tools, after DeepSeek V3."""
 

@@ -16,6 +16,7 @@ import msgspec
 
 from workbench.apps.serve.call_parts import MISTRAL, CallText, Literals
 from workbench.apps.serve.call_probes import learn
+from workbench.apps.serve.given_tools import given
 from workbench.apps.serve.known_forms import known_form
 from workbench.apps.serve.pair_rules import NUM_ORDERS, PairRules
 from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
@@ -94,7 +95,7 @@ class CallForm(CallText):
             ValueError: The template leaves them out, and the prompt lacks the name of one or of an argument.
         """
         try:
-            shown = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tools=tools)
+            shown = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], **given(tokenizer, tools))
         except ChatTemplateError as problem:
             raise ValueError(f"tools: {problem}") from None
         functions = [tool["function"] for tool in tools]

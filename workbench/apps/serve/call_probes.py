@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from workbench.apps.serve.call_parts import ID, INDEX, LLAMA, CallText, Pairs
+from workbench.apps.serve.given_tools import MADE_UP, given
 from workbench.models.tokenizer import ChatTemplateError, Tokenizer
 
 _NAMES = ("NAME_OF_A_CALL", "NAME_OF_ANOTHER", "NAME_OF_A_THIRD")
@@ -27,11 +28,6 @@ _WORDS = re.compile(r"[a-zA-Z][^<>{}\[\]]{3,40}\[")
 _THOUGHT = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
 _USER: dict[str, Any] = {"role": "user", "content": "a"}
 _Form = TypeVar("_Form", bound=CallText)
-_TOOLS = [
-    {"type": "function", "function": {"name": "made_up", "description": "a", "parameters": {
-        "type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"],
-    }}},
-]  # fmt: skip
 _UNKNOWN = "tools: the model's chat template writes calls in a form that is not known: "
 
 
@@ -68,9 +64,10 @@ class _Probes:
 
     def __init__(self, tokenizer: Tokenizer, *, in_id: bool = False) -> None:
         self._tokenizer, self.in_id = tokenizer, in_id
-        self.shown = tokenizer.apply_chat_template([_USER], tools=_TOOLS)
+        self._tools = given(tokenizer, MADE_UP)
+        self.shown = tokenizer.apply_chat_template([_USER], **self._tools)
         answer = {"role": "assistant", "content": _CONTENT}
-        text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, tools=_TOOLS)
+        text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, **self._tools)
         self.end = text.partition(_CONTENT)[2]
         self.answered = text[len(_shared(self.shown, text)) :]
         eos = (tokenizer.decode([token]) for token in sorted(tokenizer.eos_token_ids))
@@ -87,7 +84,7 @@ class _Probes:
             for i, (n, a) in enumerate(calls)
         ]
         messages = [_USER, {"role": "assistant", "content": content, "tool_calls": made}]
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, tools=_TOOLS)
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, **self._tools)
 
     def after(self, arguments: dict[str, Any]) -> str:
         """The text behind the name of the only call."""
@@ -153,7 +150,7 @@ def learn(kind: type[_Form], tokenizer: Tokenizer) -> _Form:
 
 def shown_tools(tokenizer: Tokenizer) -> str:
     """A prompt with a made-up tool."""
-    return tokenizer.apply_chat_template([_USER], tools=_TOOLS)
+    return tokenizer.apply_chat_template([_USER], **given(tokenizer, MADE_UP))
 
 
 def shows_calls(tokenizer: Tokenizer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,12 @@ _KNOWN = {"<|tool_list_start|>": _LFM2, "<|tool_call|> followed by a JSON list":
 _BY_VOCABULARY = (_LFM2,)
 """Forms whose mark, as a token of the vocabulary, tells as much."""
 
+_SAID = re.compile(
+    r"(?P<mark><(?P<tag>[^<>\s/]{1,40})>)(?P<begin>\s*)(?P<open>\{\s*\"name\": )<[^<>]{1,40}>"
+    r"(?P<between>, \"(?:arguments|parameters)\": )<[^<>]{1,40}>(?P<close>\s*\})(?P<end>\s*</(?P=tag)>)"
+)
+"""A call as prompts describe it: ``<tool_call>``, ``{"name": <function-name>, "arguments": <args-json-object>}``."""
+
 _FOUND: WeakKeyDictionary[Tokenizer, CallText | None] = WeakKeyDictionary()
 
 
@@ -42,12 +49,20 @@ def known_form(tokenizer: Tokenizer) -> CallText | None:
         try:
             shown = shown_tools(tokenizer)
             known = [form for text, form in _KNOWN.items() if text in shown]
+            known += [_form_of(found) for found in _SAID.finditer(shown)]
             known += [form for form in _BY_VOCABULARY if len(tokenizer.encode(form.mark)) == 1]
             found = next(iter(known), None)
             _FOUND[tokenizer] = None if found is None or shows_calls(tokenizer) else found
         except ValueError:  # the template refuses tools, or the tokenizer the mark
             _FOUND[tokenizer] = None
     return _FOUND[tokenizer]
+
+
+def _form_of(said: re.Match[str]) -> CallText:
+    """The form of a call that a prompt describes."""
+    mark, opening = said["mark"], f'{said["begin"]}{said["open"]}"'
+    closing = said["close"] + said["end"]
+    return CallText(mark, opening, f'"{said["between"]}', closing, more=f"\n{mark}{opening}")
 
 
 def with_written_calls(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
