@@ -28,7 +28,7 @@ def why_weights_are_not_read(location: str, words: str) -> str | None:
 
     Args:
         location: The folder, which could not be loaded.
-        words: What mlx-lm says.
+        words: mlx-lm's message.
     """
     config, place = read_config(location), "config.json"
     found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")

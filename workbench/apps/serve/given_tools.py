@@ -33,4 +33,4 @@ def _shows(tokenizer: Tokenizer, name: str) -> bool:
     try:
         return "made_up" in tokenizer.apply_chat_template([{"role": "user", "content": "a"}], **variables)
     except ChatTemplateError:
-        return name == "tools"  # whoever uses it says what is wrong
+        return name == "tools"  # its next rendering says what is wrong
