@@ -370,6 +370,15 @@ def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
         ids = [*tokenizer.encode(answer), 1]
         assert matcher.validate_tokens(ids) == len(ids)
         assert parsed(form, list(answer)) == ("" if choice == "required" else "abc", [["go", arguments]])
+    for special in ([], ["<|sep|>", "<|role|>"]):  # an answer without calls may end as a message does
+        tokenizer = MarkedTokenizer(special, BEHIND_AN_END)
+        vocabulary = make_tokenizer(vocabulary_of(replace(make_letter_llama(), tokenizer=tokenizer)))
+        grammar = form.grammar(FUNCTIONS, "auto", tokenizer, parallel=True)
+        for answer in ("abc", "abc<|sep|>", "abc<|sep|>\n", "abc" + text):
+            ids = [*tokenizer.encode(answer), 1]
+            assert LLMatcher(vocabulary, grammar, log_level=0).validate_tokens(ids) == len(ids), (special, answer)
+            content, calls = parsed(form, [tokenizer.decode([i]) for i in ids[:-1]])
+            assert content == "abc" and bool(calls) is (text in answer)
     ends = make_letter_llama(BEHIND_AN_END).tokenizer
     ends.eos_token_ids, ends.decode = {7}, lambda ids: "<|sep|>"
     with pytest.raises(ValueError, match="also ends an answer"):
@@ -417,6 +426,7 @@ SPECIAL = {
     "typed invocations": ["|D|"],
     "own quotes": ["<|tool_call>", "<tool_call|>", "<|q|>"],
     "keywords": ["<|calls|>", "<|end|>"],
+    "wrapped strings": ["</param>", "</function>"],
     "numbered": ["<|calls|>", "<|call|>", "<|argument|>", "<|end|>", "<|done|>"],
 }
 

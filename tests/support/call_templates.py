@@ -165,6 +165,13 @@ REFUSED = {
     ),
     "depends on the call": _calls(f"<call>{_NAME}<{{{{ c.function.name | length * 2 }}}}>{{{{ a | tojson }}}}</call>"),
     "behind the name": _calls(f"<call>{_NAME}</call>"),
+    "answers stand between tags": (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|open|>{{ m.role }}<|sep|>"
+        "{% if m.role == 'assistant' %}<|open|>said<|sep|>{% endif %}{{ m.content }}"
+        "{% if m.role == 'assistant' %}<|close|>said<|sep|>{% endif %}{% for c in m.tool_calls or [] %}"
+        "<|open|>call {{ c.function.name }}<|sep|>{{ c.function.arguments | tojson }}<|close|>call<|sep|>{% endfor %}"
+        "<|close|>{{ m.role }}<|sep|>{% endfor %}{% if add_generation_prompt %}<|open|>assistant<|sep|>{% endif %}"
+    ),
     "are repeated": _calls(f"<call>{_NAME} {{{{ a | tojson }}}} {{{{ a | tojson }}}}</call>"),
 }  # fmt: skip
 """Templates whose calls cannot be learned, by the reason."""

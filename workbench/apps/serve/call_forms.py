@@ -185,5 +185,6 @@ class CallForm(CallText):
         else:
             rules.append(text.until("head", "TEXT", self.mark))
             rules.append(f"start: {thought}" + ("(head part)* tail" if several else "(head part | tail)"))
-            rules.append("tail: TEXT")
+            ended = f" ({literal(self.answer_end)} /[ \\n]{{0,4}}/)?" if self.answer_end else ""
+            rules.append(f"tail: TEXT{ended}")
         return "%llguidance {}\n" + "\n".join(rules)

@@ -70,6 +70,7 @@ class CallText:
         end: The text behind the last call.
         leads: Calls stand where an answer begins, or nowhere. The mark may then be left out.
         pairs: The writing of arguments that stand one by one. None: they are a JSON object.
+        answer_end: The text that ends an answer without calls, if the mark begins with it too.
         in_id: The template shows the id of a call and not its name, which is a part of the id: ``functions.NAME:0``.
     """
 
@@ -82,6 +83,7 @@ class CallText:
     leads: bool = False
     pairs: Pairs | None = None
     in_id: bool = False
+    answer_end: str = ""
 
     @property
     def gap(self) -> str | None:

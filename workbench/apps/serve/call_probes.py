@@ -128,6 +128,9 @@ class _Probes:
         own = next((mark for mark in marks if mark not in self.answered), "")
         if not own or any(eos in own for eos in self._eos):
             raise ValueError(f"{_UNKNOWN}a call begins with {marks[0]!r}, which also ends an answer")
+        lead_of_answers = self.answered.partition(_CONTENT)[0].strip()
+        if lead_of_answers and own.startswith(lead_of_answers):
+            raise ValueError(f"{_UNKNOWN}answers stand between tags, which are not separated from their text")
         return own
 
 
@@ -198,6 +201,7 @@ def _learn(kind: type[_Form], probes: _Probes, text: str) -> _Form:
         end="" if gapped or more is None else last[len(closing) :].rstrip(),
         leads=not mark,
         in_id=probes.in_id,
+        answer_end=probes.end.strip() if mark and mark.startswith(probes.end.strip() or "\0") else "",
         pairs=_pairs(probes, parts[0], closing, more) if in_pairs else None,
     )
     if any(probe in form.marks for probe in (*_NAMES, _KEY, _VALUE, _CONTENT, str(_NUMBER))):
