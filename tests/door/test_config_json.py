@@ -12,6 +12,7 @@ from mlx_lm.utils import load_model as plain_mlx_lm
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.models import load_model
+from workbench.models.config_json import read_keys
 
 PROMPT = np.random.default_rng(1).integers(0, 250, 120).tolist()
 THETA = 500_000.0
@@ -180,6 +181,21 @@ def test_what_changes_the_computation_and_is_not_read_is_refused_by_name(archite
         load_model(folder)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "words"),
+    [
+        ("llama", "tie_word_embeddings", "false", "must be true or false, got the text 'false'"),
+        ("bailing_moe", "norm_topk_prob", "False", "must be true or false"),
+        ("bailing_moe", "rms_norm_eps", "1e-5", "must be a number, got the text '1e-5'"),
+        ("baichuan_m1", "rope_theta", "10000", "must be a number"),
+        ("llama", "num_hidden_layers", "4", "must be a number"),
+    ],
+)
+def test_a_text_is_not_a_number_nor_a_truth_value(architecture, key, value, words):
+    with pytest.raises(ValueError, match=f"config.json: {key} {words}"):
+        read_keys("config.json", fields_of(architecture, **{key: value}))
+
+
 HARMLESS = [
     ("llama", {"_name_or_path": "x", "transformers_version": "5.23.0", "torch_dtype": "float32", "use_cache": True}),
     ("llama", {"transformers.js_config": {"dtype": "q4"}, "pretraining_tp": 1, "initializer_range": 0.02}),
@@ -224,6 +240,7 @@ def test_a_key_is_accepted_if_the_user_asks_for_it(tmp_path):
     ("file", "keys", "words"),
     [
         ("generation_config.json", {"suppress_tokens": [5]}, "suppress_tokens"),
+        ("generation_config.json", {"forced_bos_token_id": 5}, "forced_bos_token_id 5"),
         ("generation_config.json", {"frobnicate": 1}, "frobnicate 1"),
         ("tokenizer_config.json", {"split_special_tokens": True}, "split_special_tokens True"),
     ],

@@ -1,7 +1,4 @@
-"""Every architecture of mlx-lm: its own fields are accepted at their defaults, and any other key is refused by name.
-
-`REFUSED` lists the tiny configurations of the tests that mlx-lm loads and that are refused here, with the key.
-"""
+"""Every architecture of mlx-lm: its own fields are accepted at their defaults, and any other key is refused by name."""
 
 import dataclasses
 import importlib
@@ -12,12 +9,6 @@ from list_models import architectures
 from tiny_configurations import COMMON, SPECIAL
 
 from workbench.models.config_json import read_keys
-
-REFUSED = {
-    "nemotron": ("hidden_act", "relu2"),  # silu, where mlx-lm computes relu2 whatever the key says
-    **dict.fromkeys(("kimi_vl", "minimax_m3_vl", "qwen3_vl_moe"), ("sliding_window", None)),  # which it does not read
-}
-"""For each architecture the key that its tiny configuration is refused for, and a value that is accepted."""
 
 
 def configuration(architecture):
@@ -37,13 +28,6 @@ def configuration(architecture):
 @pytest.mark.parametrize("architecture", sorted(set(architectures()) - {"olmo"}))  # which needs a further package
 def test_fields_of_the_architecture_are_accepted_and_others_refused(architecture):
     config = configuration(architecture)
-    if architecture in REFUSED:
-        key, accepted = REFUSED[architecture]
-        with pytest.raises(ValueError, match=f"{architecture}: {key} .*is not supported: mlx-lm's"):
-            read_keys(architecture, config)
-        part = config.get("text_config", config)
-        part[key] = accepted
-        config = config | ({"text_config": part} if "text_config" in config else {})
     found = {finding.key: finding.verdict for finding in read_keys(architecture, config).findings}
     assert found and set(found.values()) <= {"read", "harmless"}
     for key, value in {"frobnicate": 3, "attention_wobble": [1], "is_causal": False}.items():

@@ -6,6 +6,7 @@ from gguf_files import byte_tokenizer as metadata_of_tokenizer
 from gguf_files import random_model, tiny_config, write_model
 from tokenizers import processors
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from workbench.engine.input_processor import tokenize_prompt
 from workbench.models import load_model
@@ -60,6 +61,16 @@ def test_templates_that_want_parts_show_the_words(template, text, folder):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     assert load_model(folder(template=template)).tokenizer.apply_chat_template(messages) == text
     assert ChatTemplate(template).render(messages) == text
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("calls", [None, []])
+def test_reasoning_has_the_names_that_transformers_gives_it(name, calls):
+    template = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }};{% endfor %}"
+    answer = {"role": "assistant", "content": "b", name: "so"} | ({} if calls is None else {"tool_calls": calls})
+    messages = [{"role": "user", "content": "a"}, answer]
+    expected = render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0][0]
+    assert ChatTemplate(template).render(messages) == expected == "||a;so|so|b;"
 
 
 THINKS = (

@@ -8,7 +8,17 @@ from dataclasses import replace
 import jsonschema
 import msgspec
 import pytest
-from call_templates import AS_TEXT, FAMILIES, NAMED_IN_IDS, NO_CALLS, REFUSED
+from call_templates import (
+    AS_TEXT,
+    BEHIND_AN_END,
+    FAMILIES,
+    NAMED_IN_IDS,
+    NO_CALLS,
+    NO_CALLS_AND_WORDS,
+    NO_TOOLS,
+    REFUSED,
+    SAID,
+)
 from letter_llama import TEXTS, LetterTokenizer, make_letter_llama
 from llguidance import LLMatcher
 from serve_helpers import serving
@@ -18,7 +28,7 @@ from tiers import examples
 from workbench import Engine, EngineConfig
 from workbench.apps.serve.call_forms import CallForm, Function
 from workbench.apps.serve.conversation import render_conversation
-from workbench.apps.serve.protocol import ChatRequest, decode_body
+from workbench.apps.serve.protocol import ChatRequest, decode_body, tool_dicts
 from workbench.apps.serve.tools import MessageParser
 from workbench.engine.grammar import vocabulary_of
 from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
@@ -307,6 +317,108 @@ def test_calls_that_a_template_leaves_out_are_written_for_it(letters):
     assert content == "" and [(n, json.loads(a)) for n, a in read] == [("go", arguments), ("stop", {})]
 
 
+def test_a_form_that_a_template_only_names_is_written_for_it(letters):
+    """As Granite 3 calls tools."""
+    tokenizer = make_letter_llama(NO_CALLS_AND_WORDS).tokenizer
+    form, calls = CallForm.of(tokenizer, TOOLS), [("go", {"choice": 'say "c"', "flag": True}), ("stop", {})]
+    made = [{"id": n, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": made}]
+    body = decode_body(json.dumps({"messages": messages, "add_generation_prompt": False}).encode(), ChatRequest)
+    text = render_conversation(body.messages, body, tokenizer)[0].partition("assistant: ")[2].rstrip("\n")
+    assert text == (
+        '<|tool_call|>[{"name": "go", "arguments": {"choice": "say \\"c\\"", "flag": true}}, '
+        '{"name": "stop", "arguments": {}}]'
+    )
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    ids = [*tokenizer.encode(text), 1]
+    assert matcher.validate_tokens(ids) == len(ids)
+    content, read = parsed(form, list(text))
+    assert content == "" and [(n, json.loads(a)) for n, a in read] == calls
+
+
+@pytest.mark.parametrize("variable", SAID)
+def test_a_form_that_a_prompt_describes_is_used(variable, letters):
+    """As SmolLM 3 calls tools, whose template reads them under another name."""
+    tokenizer = make_letter_llama(SAID[variable]).tokenizer
+    calls = [("go", {"choice": "a", "flag": True}), ("stop", {})]
+    made = [{"id": n, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for n, a in calls]
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": made}]
+    body = {"messages": messages, "tools": TOOLS, "add_generation_prompt": False}
+    request = decode_body(json.dumps(body).encode(), ChatRequest)
+    prompt = render_conversation(request.messages, request, tokenizer, tool_dicts(request.tools))[0]
+    form, text = request.call_form(tokenizer, prompt), prompt.partition("assistant: ")[2].rstrip("\n")
+    assert all(function.name in prompt.partition("user: ")[0] for function in FUNCTIONS)
+    assert text == (
+        '<tool_call>\n{"name": "go", "arguments": {"choice": "a", "flag": true}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    )
+    for choice, answer in {"required": text, "auto": "abc\n" + text}.items():
+        matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True), log_level=0)
+        ids = [*tokenizer.encode(answer), 1]
+        assert matcher.validate_tokens(ids) == len(ids)
+        assert [(n, json.loads(a)) for n, a in parsed(form, list(answer))[1]] == calls
+
+
+def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
+    tokenizer = make_letter_llama(BEHIND_AN_END).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    arguments = '{"choice": "a", "flag": true}'
+    text = f'<|sep|>\nfunction call<|role|>{{"name": "go", "arguments": {arguments}}}'
+    assert written(tokenizer, [("go", {"choice": "a", "flag": True})]) == text + "<|sep|>"
+    for choice, answer in {"required": text, "auto": "abc" + text}.items():
+        matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True), log_level=0)
+        ids = [*tokenizer.encode(answer), 1]
+        assert matcher.validate_tokens(ids) == len(ids)
+        assert parsed(form, list(answer)) == ("" if choice == "required" else "abc", [["go", arguments]])
+    for special in ([], ["<|sep|>", "<|role|>"]):  # an answer without calls may end as a message does
+        tokenizer = MarkedTokenizer(special, BEHIND_AN_END)
+        vocabulary = make_tokenizer(vocabulary_of(replace(make_letter_llama(), tokenizer=tokenizer)))
+        grammar = form.grammar(FUNCTIONS, "auto", tokenizer, parallel=True)
+        for answer in ("abc", "abc<|sep|>", "abc<|sep|>\n", "abc" + text):
+            ids = [*tokenizer.encode(answer), 1]
+            assert LLMatcher(vocabulary, grammar, log_level=0).validate_tokens(ids) == len(ids), (special, answer)
+            content, calls = parsed(form, [tokenizer.decode([i]) for i in ids[:-1]])
+            assert content == "abc" and bool(calls) is (text in answer)
+    ends = make_letter_llama(BEHIND_AN_END).tokenizer
+    ends.eos_token_ids, ends.decode = {7}, lambda ids: "<|sep|>"
+    with pytest.raises(ValueError, match="also ends an answer"):
+        CallForm.of(ends, TOOLS)
+
+
+def test_tools_may_be_described_by_the_messages():
+    """As DeepSeek V3's and R1's templates need it, which show calls and no tools."""
+    tokenizer = make_letter_llama(NO_TOOLS).tokenizer
+    tools = [{"type": "function", "function": msgspec.to_builtins(function)} for function in FUNCTIONS[:2]]
+    words = ["go", "stop", *KINDS]
+    for lost in (None, *words):
+        said = " ".join(word for word in words if word != lost)
+        body = {"messages": [{"role": "user", "content": said}], "tools": tools}
+        request = decode_body(json.dumps(body).encode(), ChatRequest)
+        prompt = render_conversation(request.messages, request, tokenizer, tool_dicts(request.tools))[0]
+        if lost is None:
+            assert request.call_form(tokenizer, prompt).mark == "<|calls|>"
+            continue
+        with pytest.raises(ValueError, match="leaves them out: describe them in a message"):
+            request.call_form(tokenizer, prompt)
+
+
+def test_words_of_python_may_be_written_for_null_alone(letters):
+    """As Gemma 4's template writes it, inside of lists too."""
+    template = FAMILIES["own quotes"].replace("{{ v | tojson }}", "{{ v | tojson if v is not none else 'None' }}")
+    tokenizer = make_letter_llama(template).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    grammar = form.grammar(FUNCTIONS, "required", tokenizer, parallel=True)
+    for calls in (
+        [("go", {"choice": None, "flag": True, "either": None})],
+        [("free", {"a": [None, {"b": None, "c": "None"}], "d": True})],
+    ):
+        text = written(tokenizer, calls)
+        assert "None" in text and "null" not in text
+        ids = [*tokenizer.encode(text), 1]
+        assert LLMatcher(letters, grammar, log_level=0).validate_tokens(ids) == len(ids), text
+        assert [(n, json.loads(a)) for n, a in parsed(form, list(text))[1]] == calls
+
+
 SPECIAL = {
     "tags": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     "tags, a line each": ["<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>"],
@@ -314,6 +426,7 @@ SPECIAL = {
     "typed invocations": ["|D|"],
     "own quotes": ["<|tool_call>", "<tool_call|>", "<|q|>"],
     "keywords": ["<|calls|>", "<|end|>"],
+    "wrapped strings": ["</param>", "</function>"],
     "numbered": ["<|calls|>", "<|call|>", "<|argument|>", "<|end|>", "<|done|>"],
 }
 

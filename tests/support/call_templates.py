@@ -26,6 +26,9 @@ def _pairs(pair, between=""):
 
 _NAME, _N = "{{ c.function.name }}", "{{ '\\n' }}"
 _QUOTED = '{{ "\'" + v + "\'" if v is string else (v | tojson if v is mapping or v is iterable else v | string) }}'
+_WRAPPED = (
+    "{% if v is string and ('<' in v or '&' in v) %}{{ '<![CDATA[' + v + ']]>' }}{% else %}" + _SPELLED + "{% endif %}"
+)
 _TYPED = "{{ 'true' if v is string else 'false' }}"
 
 FAMILIES = {
@@ -82,6 +85,12 @@ FAMILIES = {
         f"<|call|>{{{{ c.id }}}}<|name|>{_NAME}<|args|>{{{{ a | tojson }}}}<|end|>", "<|calls|>", "<|done|>"
     ),
     "a tag for the name": _calls(f"<function={_NAME}>{{{{ a | tojson }}}}</function>"),
+    "wrapped strings": _calls(
+        f'<function name="{_NAME}">' + _pairs(f'<param name="{{{{ k }}}}">{_WRAPPED}</param>') + "</function>"
+    ),
+    "a list behind words": _calls(
+        f'{_N}    {{"tool": "{_NAME}", "parameters": {{{{ a | tojson }}}}}}', "Action: [", f"{_N}]", ","
+    ),
 }  # fmt: skip
 
 NAMED_IN_IDS = _calls("<|call|>{{ c.id }}<|argument|>{{ a | tojson }}<|end|>", "<|calls|>", "<|done|>")
@@ -95,6 +104,37 @@ NO_CALLS = (
     "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 """Tools and no calls, after LFM 2."""
+
+NO_CALLS_AND_WORDS = (
+    "{% if tools %}Write <|tool_call|> followed by a JSON list of tools used.\n{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""Tools and no calls, after Granite 3."""
+
+
+def _said(variable):
+    return (
+        "{% if VARIABLE %}<tools>{% for t in VARIABLE %}{{ t | string }}\n{% endfor %}</tools>\nFor each call, return "
+        'JSON within tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n'
+        "{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    ).replace("VARIABLE", variable)
+
+
+SAID = {name: _said(name) for name in ("tools", "xml_tools")}
+"""The form of calls is described, and calls are left out; SmolLM 3 reads the second variable."""
+
+NO_TOOLS = FAMILIES["numbered"].replace("tools: {{ tools | tojson }}\n", "")
+"""Calls and no tools, after DeepSeek V3."""
+
+BEHIND_AN_END = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}<|role|>{{ m.content }}"
+    '<|sep|>\n{% for c in m.tool_calls or [] %}function call<|role|>{{ \'{\' }}"name": "{{ c.function.name }}", '
+    "\"arguments\": {{ c.function.arguments | tojson }}{{ '}' }}<|sep|>\n{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant<|role|>{% endif %}"
+)
+"""A call begins with the text that ends a message, after GigaChat 3."""
 
 CHANNELS = (
     "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}{% for m in messages %}"
@@ -125,6 +165,13 @@ REFUSED = {
     ),
     "depends on the call": _calls(f"<call>{_NAME}<{{{{ c.function.name | length * 2 }}}}>{{{{ a | tojson }}}}</call>"),
     "behind the name": _calls(f"<call>{_NAME}</call>"),
+    "answers stand between tags": (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|open|>{{ m.role }}<|sep|>"
+        "{% if m.role == 'assistant' %}<|open|>said<|sep|>{% endif %}{{ m.content }}"
+        "{% if m.role == 'assistant' %}<|close|>said<|sep|>{% endif %}{% for c in m.tool_calls or [] %}"
+        "<|open|>call {{ c.function.name }}<|sep|>{{ c.function.arguments | tojson }}<|close|>call<|sep|>{% endfor %}"
+        "<|close|>{{ m.role }}<|sep|>{% endfor %}{% if add_generation_prompt %}<|open|>assistant<|sep|>{% endif %}"
+    ),
     "are repeated": _calls(f"<call>{_NAME} {{{{ a | tojson }}}} {{{{ a | tojson }}}}</call>"),
 }  # fmt: skip
 """Templates whose calls cannot be learned, by the reason."""

@@ -130,7 +130,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "gptj": {"rotary_dim": 8},
     "kimi_k25": {"text_config": COMMON | _LATENT},
-    "kimi_vl": {"text_config": COMMON | _LATENT},
+    "kimi_vl": {"text_config": COMMON | _LATENT | {"sliding_window": None}},
     "longcat_flash": _LONGCAT,
     "longcat_flash_ngram": _LONGCAT | {"ngram_vocab_size_ratio": 2, "emb_neighbor_num": 3, "emb_split_num": 2},
     "mellum": {
@@ -401,6 +401,7 @@ SPECIAL |= {
     ),
     "minimax_m3_vl": _text(
         "minimax_m3_text",
+        sliding_window=None,
         dense_intermediate_size=96,
         sparse_attention_config={
             "sparse_num_index_heads": 2,
@@ -424,7 +425,8 @@ SPECIAL |= {
         num_shared_experts=0,
     ),
     "pixtral": _text("llama"),
-    "qwen3_vl_moe": _text("qwen3_moe"),
+    "nemotron": {"hidden_act": "relu2"},
+    "qwen3_vl_moe": _text("qwen3_moe", sliding_window=None),
 }
 
 NOT_TRIED = {"prism_hadamard_qwen35": "its weights are packs of 2 bits that a list in the configuration describes"}

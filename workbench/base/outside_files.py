@@ -75,6 +75,19 @@ def _open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
+class TwoValuesError(ValueError):
+    """A JSON object has two values of one name.
+
+    Args:
+        name: The name.
+        message: The sentence about it.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 def json_value(text: str | bytes, failure: str = "not JSON") -> Any:
     """The value of a JSON text.
 
@@ -83,10 +96,13 @@ def json_value(text: str | bytes, failure: str = "not JSON") -> Any:
         failure: Beginning of the error, such as "FILE is not JSON".
 
     Raises:
+        TwoValuesError: An object has two values of one name.
         ValueError: It is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
+    except TwoValuesError as problem:
+        raise TwoValuesError(problem.name, f"{failure}: {problem}") from None
     except RecursionError:
         raise ValueError(f"{failure}: it is nested too deeply") from None
     except ValueError as problem:
@@ -99,7 +115,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         for name, value in pairs:
             if made[name] != value:
-                raise ValueError(f"an object has two values of {name[:100]!r}")
+                raise TwoValuesError(name, f"an object has two values of {name[:100]!r}")
     return made
 
 

@@ -44,6 +44,9 @@ _ADVICE = (
 )
 
 
+_KINDS = re.compile(r"\b(bool|int|float|str|[lL]ist|[dD]ict|Tuple|Union|Literal|Any|Callable)\b")
+
+
 class Config(NamedTuple):
     """A configuration that was read.
 
@@ -92,6 +95,7 @@ def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()
     if not isinstance(text, dict):
         raise UnknownKeyError(f"{place}: text_config must be an object, got {shown(text)}")
     text_type = str(text.get("model_type") or model_type)
+    _check_kinds(place, arguments, text)
     fields = {field.name for field in dataclasses.fields(arguments)}
     read = fields - _unused(architecture, arguments)
     try:
@@ -125,6 +129,15 @@ def read_keys(place: str, config: Mapping[str, Any], ignored: Iterable[str] = ()
     else:
         given = changes
     return Config(architecture, folded, given, rope, findings, max_position, window)
+
+
+def _check_kinds(place: str, arguments: type, text: Mapping[str, Any]) -> None:
+    """Refuse a text in place of a number or a truth value, of which "false" would be a true one."""
+    for field in dataclasses.fields(arguments):
+        kinds = set(_KINDS.findall(str(field.type)))
+        if kinds and kinds <= {"bool", "int", "float"} and isinstance(value := text.get(field.name), str):
+            wanted = "true or false" if kinds == {"bool"} else "a number"
+            raise UnknownKeyError(f"{place}: {field.name} must be {wanted}, got the text {shown(value)}")
 
 
 def _judge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _MAX_JSON = 2**26
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """Files of a tokenizer that transformers reads."""
 
+_LACKS = re.compile(r"missing \d+ required positional arguments?: (.+)")
 SHOWN = 400
 """Characters of a message of mlx-lm that are shown."""
 
@@ -97,6 +99,12 @@ def lacks_tokenizer(files: Iterable[str]) -> bool:
 
 def why_not_loaded(problem: BaseException, location: str) -> str:
     """The message for a folder that mlx-lm cannot load."""
+    if isinstance(problem, TypeError) and (found := _LACKS.search(str(problem))):
+        architecture = read_config(location)["model_type"]
+        return (
+            f"{location}/config.json: {found[1]} missing, which mlx-lm's {architecture} needs: take the file from the "
+            "model's repository again, or write them as in a model of this kind that loads"
+        )
     reason = f"{type(problem).__name__}: {problem}"
     reason = (
         reason.rstrip(".") if len(reason) <= SHOWN else f"{reason[:SHOWN]}..."

@@ -32,6 +32,7 @@ from workbench.models.gguf.file import MAGIC, GGUFFile
 from workbench.models.gguf.loader import gguf_config, load_gguf_model
 from workbench.models.gguf.other_keys import judge_other_keys
 from workbench.models.gguf.tokenizer import GGUFTokenizer
+from workbench.models.other_weights import check_numbers, why_weights_are_not_read
 from workbench.models.packed.errors import WrongProductError
 from workbench.models.remembered import NOTHING, Remembered, remembered
 from workbench.models.repository import fetch_repository
@@ -370,7 +371,9 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
     except (Exception, SystemExit) as problem:  # many kinds; mlx-lm ends the process if an architecture lacks a package
         if "trust_remote_code" in str(problem):
             raise ValueError(needs_own_code(name, location)) from None
-        raise ValueError(why_not_loaded(problem, location)) from problem
+        words = why_not_loaded(problem, location)
+        raise ValueError(why_weights_are_not_read(location, words) or words) from problem
+    check_numbers(location, model)
     complete_model(f"{source or location}: config.json", model, keys)
     found_before = _found_before(sorted(Path(location).iterdir()), wanted)
     if dtype is None and not on_gpu:

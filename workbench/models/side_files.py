@@ -10,6 +10,8 @@ from workbench.base.outside_files import read_json
 
 GENERATION = (
     Rule("read", "eos_token_id", "mlx-lm reads it"),
+    Rule("harmless", "forced_*", "it is not set", (None,)),
+    Rule("refused", "forced_*", "it changes which tokens are sampled, and nothing here does that"),
     Rule("harmless", "*_token_id *_token_ids transformers_version _from_model_config trust_remote_code chat_format "
          "max_window_size cache_implementation cache_config use_cache return_* output_* num_assistant_tokens* "
          "assistant_* is_assistant prompt_lookup_num_tokens max_matching_ngram_size compile_config disable_compile "
@@ -22,7 +24,7 @@ GENERATION = (
          "it is a default of sampling, and requests say how to sample"),
     Rule("harmless", "guidance_scale", "it multiplies by 1", (1, 1.0)),
     OFF,
-    Rule("refused", "suppress_tokens begin_suppress_tokens forced_* bad_words_ids force_words_ids sequence_bias "
+    Rule("refused", "suppress_tokens begin_suppress_tokens bad_words_ids force_words_ids sequence_bias "
          "constraints guidance_scale watermarking_config stop_strings token_healing",
          "it changes which tokens are sampled, and nothing here does that"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from workbench.models.template_losses import CALLED, MADE_UP, MARK, left_out
 from workbench.models.template_renderer import TemplateProblem, render_template
 
 Message = Mapping[str, Any]
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplateError(ValueError):
@@ -115,7 +116,8 @@ class ChatTemplate:
         return self._render(list(map(self._as_wanted, messages)), add_generation_prompt, **kw)
 
     def _as_wanted(self, message: Message) -> Message:
-        """A message whose content and whose calls are in the form that the template shows."""
+        """A message whose content, reasoning and calls are in the form that the template shows."""
+        message = _with_reasoning_names(message)
         if message.get("tool_calls") and self._wants_text_arguments():
             message = _with_text_arguments(message)
         content = message.get("content")
@@ -188,6 +190,18 @@ def _in_parts(message: Message) -> Message:
     return (
         {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) and content else message
     )
+
+
+def _with_reasoning_names(message: Message) -> Message:
+    """A message whose reasoning has all names that templates read, as in transformers.
+
+    gpt-oss's template refuses ``thinking`` beside a text and calls, of which it shows the calls.
+    """
+    reasoning = next((text for name in _REASONING if (text := message.get(name)) is not None), None)
+    if reasoning is None:
+        return message
+    thinking = {} if message.get("tool_calls") and message.get("content") else {"thinking": reasoning}
+    return {**thinking, **message, "reasoning_content": reasoning}
 
 
 def _with_text_arguments(message: Message) -> Message:

@@ -16,6 +16,7 @@ import msgspec
 
 from workbench.apps.serve.call_parts import MISTRAL, CallText, Literals
 from workbench.apps.serve.call_probes import learn
+from workbench.apps.serve.given_tools import given
 from workbench.apps.serve.known_forms import known_form
 from workbench.apps.serve.pair_rules import NUM_ORDERS, PairRules
 from workbench.engine.grammar_form import MAX_GRAMMAR_BYTES
@@ -55,6 +56,11 @@ def as_object(schema: dict[str, Any]) -> dict[str, Any]:
     return schema | {"type": "object"} if "object" in kinds else schema
 
 
+def _argument_names(parameters: dict[str, Any] | None) -> list[str]:
+    properties = (parameters or {}).get("properties")
+    return list(properties) if isinstance(properties, dict) else []
+
+
 _LEARNED: WeakKeyDictionary[Tokenizer, CallForm] = WeakKeyDictionary()
 
 
@@ -63,13 +69,18 @@ class CallForm(CallText):
     """The form of calls of a model."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> CallForm:
+    def of(cls, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], prompt: str = "") -> CallForm:
         """The form in which a model's template writes calls.
+
+        Args:
+            tokenizer: Has the template.
+            tools: The tools that the model may call.
+            prompt: A prompt that may name them in its messages.
 
         Raises:
             ValueError: The template shows no tools or no calls, or writes them in a form that cannot be learned.
         """
-        cls.check_shown(tokenizer, tools)
+        cls.check_shown(tokenizer, tools, prompt)
         if (form := _LEARNED.get(tokenizer)) is None:
             known = known_form(tokenizer)
             form = learn(cls, tokenizer) if known is None else cls(**vars(known))
@@ -77,19 +88,25 @@ class CallForm(CallText):
         return form
 
     @staticmethod
-    def check_shown(tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> str:
-        """A prompt with the tools.
+    def check_shown(tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], prompt: str = "") -> None:
+        """Check that a model would see the tools: its template shows them, or the messages of the prompt do.
 
         Raises:
-            ValueError: The template leaves them out.
+            ValueError: The template leaves them out, and the prompt lacks the name of one or of an argument.
         """
         try:
-            shown = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tools=tools)
+            shown = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], **given(tokenizer, tools))
         except ChatTemplateError as problem:
             raise ValueError(f"tools: {problem}") from None
-        if not all(tool["function"]["name"] in shown for tool in tools):
-            raise ValueError("tools: the model's chat template leaves them out")
-        return shown
+        functions = [tool["function"] for tool in tools]
+        if all(function["name"] in shown for function in functions):
+            return
+        words = [word for each in functions for word in (each["name"], *_argument_names(each.get("parameters")))]
+        if not all(word in prompt for word in words):
+            raise ValueError(
+                "tools: the model's chat template leaves them out: describe them in a message, each by its name and "
+                "the names of its arguments, or give another template (--chat-template)"
+            )
 
     def unserved(self, parameters: dict[str, Any]) -> list[Unserved]:
         """Parts of a schema of arguments that calls of this form cannot be held to.
@@ -168,5 +185,6 @@ class CallForm(CallText):
         else:
             rules.append(text.until("head", "TEXT", self.mark))
             rules.append(f"start: {thought}" + ("(head part)* tail" if several else "(head part | tail)"))
-            rules.append("tail: TEXT")
+            ended = f" ({literal(self.answer_end)} /[ \\n]{{0,4}}/)?" if self.answer_end else ""
+            rules.append(f"tail: TEXT{ended}")
         return "%llguidance {}\n" + "\n".join(rules)

@@ -29,6 +29,8 @@ class Pairs(NamedTuple):
         final: The text from the last value to the end of the call, behind its ``close``.
         own: Strings in arrays and objects are written as arguments are, and keys without quotes.
         words: Python's True, False and None may stand for JSON's.
+        wrap: Texts that may stand around a string inside of ``string_open`` and ``string_close``, as in XML
+            ``<![CDATA[`` and ``]]>``: they are written if it has markup.
     """
 
     empty: str
@@ -40,6 +42,7 @@ class Pairs(NamedTuple):
     final: str
     own: bool
     words: bool
+    wrap: tuple[str, str] | None = None
 
     @property
     def quoted(self) -> bool:
@@ -67,6 +70,7 @@ class CallText:
         end: The text behind the last call.
         leads: Calls stand where an answer begins, or nowhere. The mark may then be left out.
         pairs: The writing of arguments that stand one by one. None: they are a JSON object.
+        answer_end: The text that ends an answer without calls, if the mark begins with it too.
         in_id: The template shows the id of a call and not its name, which is a part of the id: ``functions.NAME:0``.
     """
 
@@ -79,6 +83,7 @@ class CallText:
     leads: bool = False
     pairs: Pairs | None = None
     in_id: bool = False
+    answer_end: str = ""
 
     @property
     def gap(self) -> str | None:
@@ -96,7 +101,8 @@ class CallText:
     def marks(self) -> str:
         """All text that is not a name or arguments."""
         texts = [self.mark, self.opening, self.between, self.closing, self.more or "", self.end]
-        texts += [text for text in self.pairs or () if isinstance(text, str)]
+        if self.pairs is not None:
+            texts += [text for text in (*self.pairs, *(self.pairs.wrap or ())) if isinstance(text, str)]
         return "".join(texts).replace(INDEX, "").replace(ID, "")
 
     def new_id(self, name: str, between: str) -> str:

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from workbench.apps.serve.call_parts import ID, INDEX, LLAMA, CallText, Pairs
+from workbench.apps.serve.given_tools import MADE_UP, given
 from workbench.models.tokenizer import ChatTemplateError, Tokenizer
 
 _NAMES = ("NAME_OF_A_CALL", "NAME_OF_ANOTHER", "NAME_OF_A_THIRD")
@@ -19,17 +20,14 @@ _KEY, _KEY_2, _VALUE, _VALUE_2 = "KEY_OF_A_CALL", "OTHER_KEY_OF_A_CALL", "VALUE_
 _CONTENT = "CONTENT_OF_AN_ANSWER"
 _NUMBER, _MARKUP = 271828, "<a>&b\nc"
 _ONE = {_KEY: _VALUE}
+_PYTHON = {"True": True, "None": None}
 _ARGUMENTS = re.compile(rf'\{{\s*"{_KEY}":\s*"{_VALUE}"\s*\}}')
 _MARK = re.compile(r"<[^<>\s]{1,40}>|\[[A-Z_]{1,40}\]|<[^<>]{1,40}$")
 _TAG = re.compile(r"<[^<>\s]{1,40}>")
+_WORDS = re.compile(r"[a-zA-Z][^<>{}\[\]]{3,40}\[")
 _THOUGHT = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
 _USER: dict[str, Any] = {"role": "user", "content": "a"}
 _Form = TypeVar("_Form", bound=CallText)
-_TOOLS = [
-    {"type": "function", "function": {"name": "made_up", "description": "a", "parameters": {
-        "type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"],
-    }}},
-]  # fmt: skip
 _UNKNOWN = "tools: the model's chat template writes calls in a form that is not known: "
 
 
@@ -66,10 +64,12 @@ class _Probes:
 
     def __init__(self, tokenizer: Tokenizer, *, in_id: bool = False) -> None:
         self._tokenizer, self.in_id = tokenizer, in_id
-        self.shown = tokenizer.apply_chat_template([_USER], tools=_TOOLS)
+        self._tools = given(tokenizer, MADE_UP)
+        self.shown = tokenizer.apply_chat_template([_USER], **self._tools)
         answer = {"role": "assistant", "content": _CONTENT}
-        text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, tools=_TOOLS)
+        text = tokenizer.apply_chat_template([_USER, answer], add_generation_prompt=False, **self._tools)
         self.end = text.partition(_CONTENT)[2]
+        self.answered = text[len(_shared(self.shown, text)) :]
         eos = (tokenizer.decode([token]) for token in sorted(tokenizer.eos_token_ids))
         self._eos = [text for text in eos if text.strip()]
 
@@ -84,7 +84,7 @@ class _Probes:
             for i, (n, a) in enumerate(calls)
         ]
         messages = [_USER, {"role": "assistant", "content": content, "tool_calls": made}]
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, tools=_TOOLS)
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=False, **self._tools)
 
     def after(self, arguments: dict[str, Any]) -> str:
         """The text behind the name of the only call."""
@@ -112,6 +112,27 @@ class _Probes:
             return found
         return _THOUGHT.sub("", lead[len(_shared(self.shown, lead)) :], count=1).lstrip()
 
+    def mark(self, lead: str) -> str:
+        """The beginning of a lead that no other answer has: a tag, tags, or words and a bracket.
+
+        Raises:
+            ValueError: There is none.
+        """
+        marks = [lead[: found.end()] for found in _TAG.finditer(lead) if _MARK.match(lead)]
+        if found := _MARK.match(lead):
+            marks.insert(0, found[0])
+        elif found := _WORDS.match(lead):
+            marks = [found[0]]
+        if not marks:
+            raise ValueError(f"{_UNKNOWN}a call begins with {lead[:40]!r}, which is not a tag")
+        own = next((mark for mark in marks if mark not in self.answered), "")
+        if not own or any(eos in own for eos in self._eos):
+            raise ValueError(f"{_UNKNOWN}a call begins with {marks[0]!r}, which also ends an answer")
+        lead_of_answers = self.answered.partition(_CONTENT)[0].strip()
+        if lead_of_answers and own.startswith(lead_of_answers):
+            raise ValueError(f"{_UNKNOWN}answers stand between tags, which are not separated from their text")
+        return own
+
 
 def learn(kind: type[_Form], tokenizer: Tokenizer) -> _Form:
     """The form in which a model's template writes calls.
@@ -132,7 +153,7 @@ def learn(kind: type[_Form], tokenizer: Tokenizer) -> _Form:
 
 def shown_tools(tokenizer: Tokenizer) -> str:
     """A prompt with a made-up tool."""
-    return tokenizer.apply_chat_template([_USER], tools=_TOOLS)
+    return tokenizer.apply_chat_template([_USER], **given(tokenizer, MADE_UP))
 
 
 def shows_calls(tokenizer: Tokenizer) -> bool:
@@ -168,22 +189,19 @@ def _learn(kind: type[_Form], probes: _Probes, text: str) -> _Form:
     if more is not None and INDEX in more:
         after = more.rsplit(INDEX, 1)[1]
         lead = re.sub(rf"\d+{re.escape(after)}$", lambda _: INDEX + after, lead)
-    mark = _MARK.match(lead)
-    if mark is None and not lead.startswith("{"):
-        raise ValueError(f"{_UNKNOWN}a call begins with {lead[:40]!r}, which is not a tag")
-    if mark is not None and mark[0] in probes.end:
-        raise ValueError(f"{_UNKNOWN}a call begins with {mark[0]!r}, which also ends an answer")
-    opening = lead[mark.end() :] if mark is not None else lead
-    gapped = mark is not None and more is not None and more.endswith(lead)
+    mark = "" if lead.startswith("{") else probes.mark(lead)
+    opening = lead.removeprefix(mark)
+    gapped = mark != "" and more is not None and more.endswith(lead)
     form = kind(
-        mark=mark[0] if mark is not None else LLAMA,
+        mark=mark or LLAMA,
         opening=opening,
         between=between,
         closing=closing,
         more=more or None,
         end="" if gapped or more is None else last[len(closing) :].rstrip(),
-        leads=mark is None,
+        leads=not mark,
         in_id=probes.in_id,
+        answer_end=probes.end.strip() if mark and mark.startswith(probes.end.strip() or "\0") else "",
         pairs=_pairs(probes, parts[0], closing, more) if in_pairs else None,
     )
     if any(probe in form.marks for probe in (*_NAMES, _KEY, _VALUE, _CONTENT, str(_NUMBER))):
@@ -207,7 +225,9 @@ def _pairs(probes: _Probes, part: str, closing: str, more: str | None) -> Pairs:
     if not found or not other_close.endswith(separator):
         raise ValueError(f"{_UNKNOWN}numbers are written unlike strings")
     other_close = other_close.removesuffix(separator)
-    if probes.after({_KEY: _MARKUP}).partition(_KEY)[2][len(string_open) :][: len(_MARKUP)] not in (_MARKUP, ""):
+    begin, found, rest = probes.after({_KEY: _MARKUP}).partition(_KEY)[2][len(string_open) :].partition(_MARKUP)
+    end = rest.partition(close)[0]
+    if not found or bool(begin) != bool(end):
         raise ValueError(f"{_UNKNOWN}strings with markup are written unlike others")
     nested = probes.after({_KEY: {_KEY_2: [_VALUE]}}).partition(_KEY)[2]
     kinds = {  # JSON, which models are also taught to write where a template writes Python
@@ -224,5 +244,7 @@ def _pairs(probes: _Probes, part: str, closing: str, more: str | None) -> Pairs:
         empty, ended = re.subn(number + "$", "", empty)
         if not ended:
             raise ValueError(f"{_UNKNOWN}calls without arguments end unlike others")
-    words = probes.after({_KEY: True}).partition(_KEY)[2].startswith(other_open + "True")
-    return Pairs(empty.rstrip(), string_open, close, other_open, other_close, separator, final, own, words)
+    written = {word: probes.after({_KEY: value}).partition(_KEY)[2] for word, value in _PYTHON.items()}
+    words = any(text.startswith(other_open + word) for word, text in written.items())
+    wrap = (begin, end) if begin else None
+    return Pairs(empty.rstrip(), string_open, close, other_open, other_close, separator, final, own, words, wrap)

@@ -63,13 +63,13 @@ class ChannelForm(CallForm):
         return "".join(_MARKS)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> ChannelForm:
-        """The form of a model whose template writes channels.
+    def of(cls, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], prompt: str = "") -> ChannelForm:
+        """The form of a model whose template writes channels; see `CallForm.of`.
 
         Raises:
             ValueError: The template leaves out tools.
         """
-        cls.check_shown(tokenizer, tools)
+        cls.check_shown(tokenizer, tools, prompt)
         return cls()
 
     def unserved(self, parameters: dict[str, Any]) -> list[Unserved]:

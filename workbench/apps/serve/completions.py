@@ -18,7 +18,14 @@ from workbench.apps.serve.conversation import render_conversation
 from workbench.apps.serve.errors import ApiError, internal_error
 from workbench.apps.serve.guard import stream_of
 from workbench.apps.serve.handlers import ApiHandler
-from workbench.apps.serve.protocol import ChatRequest, CompletionRequest, SamplingFields, decode_body, field_of
+from workbench.apps.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    decode_body,
+    field_of,
+    tool_dicts,
+)
 from workbench.apps.serve.responses import Answer, joined
 from workbench.apps.serve.stream import Delta, Stream
 from workbench.apps.serve.tools import THINK_MARKS, CallGrammar, MessageParser, opens_reasoning
@@ -37,7 +44,14 @@ class CompletionsHandler(ApiHandler):
 
     def parts(self, body: Any) -> tuple[list[Any], list[SamplingParams]]:
         """The prompts of a body, and the sampling of each choice of a prompt."""
-        return body.prompts(), body.sampling()
+        prompts: list[Any] = body.prompts()
+        tokenizer = self.bridge.engine.model.tokenizer
+        if body.add_special_tokens is False and tokenizer is not None:
+            prompts = [
+                {"prompt": prompt, "prompt_token_ids": tokenizer.encode(prompt)} if isinstance(prompt, str) else prompt
+                for prompt in prompts
+            ]
+        return prompts, body.sampling()
 
     def read(self) -> tuple[SamplingFields, list[TokensPrompt], list[SamplingParams]]:
         """The body, its prompts and the sampling of each choice, checked; called beside the event loop."""
@@ -105,6 +119,7 @@ class CompletionsHandler(ApiHandler):
                 )
             except ApiError as problem:
                 if self.calls is None or problem.status != 400:
+                    problem.param = problem.param or field_of(problem.message, self.kind)
                     raise
                 try:
                     self.calls.relax(problem.message)
@@ -193,8 +208,8 @@ class ChatCompletionsHandler(CompletionsHandler):
         """The one prompt, and the sampling of each choice; an answer fills at most half of the context."""
         default = max(1, (self.bridge.engine.config.max_model_len or 1024) // 2)
         tokenizer = self.bridge.engine.model.tokenizer
-        form = body.call_form(tokenizer)
-        text, token_ids = render_conversation(body.messages, body, tokenizer, body.tool_dicts())
+        text, token_ids = render_conversation(body.messages, body, tokenizer, tool_dicts(body.tools))
+        form = body.call_form(tokenizer, text)
         sampling = body.sampling(default)
         if form is not None and tokenizer is not None:
             if sampling[0].structured_outputs:

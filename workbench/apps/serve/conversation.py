@@ -12,6 +12,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from workbench.apps.serve.given_tools import given
 from workbench.apps.serve.known_forms import with_written_calls
 from workbench.apps.serve.messages import ChatMessage
 from workbench.models.template_losses import Render, check_shown
@@ -95,8 +96,8 @@ def render_conversation(
         )
 
     def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        given = {"tools": tools} if tools else {}
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **given, **kwargs)
+        variables = {**given(tokenizer, tools), **kwargs}
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **variables)
 
     if options.continue_final_message:
         text = _unfinished(dicts, render)

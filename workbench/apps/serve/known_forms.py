@@ -1,8 +1,9 @@
-"""Calls of models whose template shows tools and leaves out calls, so that nothing shows their form: LFM 2."""
+"""Calls of models whose template shows tools and leaves calls out, so that nothing shows their form."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +21,24 @@ _LFM2 = CallText(
     end="]<|tool_call_end|>",
     pairs=Pairs("()", '="', '"', "=", "", ", ", ")", own=False, words=True),
 )
-_KNOWN = {"<|tool_list_start|>": _LFM2}
-"""Forms by a text that the template puts around tools; the vocabulary may have the mark of calls instead."""
+_GRANITE_3 = CallText(
+    mark="<|tool_call|>",
+    opening='[{"name": "',
+    between='", "arguments": ',
+    closing="}",
+    more=', {"name": "',
+    end="]",
+)
+_KNOWN = {"<|tool_list_start|>": _LFM2, "<|tool_call|> followed by a JSON list": _GRANITE_3}
+"""Forms by a text that the template puts around tools."""
+_BY_VOCABULARY = (_LFM2,)
+"""Forms whose mark, as a token of the vocabulary, tells as much."""
+
+_SAID = re.compile(
+    r"(?P<mark><(?P<tag>[^<>\s/]{1,40})>)(?P<begin>\s*)(?P<open>\{\s*\"name\": )<[^<>]{1,40}>"
+    r"(?P<between>, \"(?:arguments|parameters)\": )<[^<>]{1,40}>(?P<close>\s*\})(?P<end>\s*</(?P=tag)>)"
+)
+"""A call as prompts describe it: ``<tool_call>``, ``{"name": <function-name>, "arguments": <args-json-object>}``."""
 
 _FOUND: WeakKeyDictionary[Tokenizer, CallText | None] = WeakKeyDictionary()
 
@@ -31,12 +48,21 @@ def known_form(tokenizer: Tokenizer) -> CallText | None:
     if tokenizer not in _FOUND:
         try:
             shown = shown_tools(tokenizer)
-            known = (form for mark, form in _KNOWN.items() if mark in shown or len(tokenizer.encode(form.mark)) == 1)
-            found = next(known, None)
+            known = [form for text, form in _KNOWN.items() if text in shown]
+            known += [_form_of(found) for found in _SAID.finditer(shown)]
+            known += [form for form in _BY_VOCABULARY if len(tokenizer.encode(form.mark)) == 1]
+            found = next(iter(known), None)
             _FOUND[tokenizer] = None if found is None or shows_calls(tokenizer) else found
         except ValueError:  # the template refuses tools, or the tokenizer the mark
             _FOUND[tokenizer] = None
     return _FOUND[tokenizer]
+
+
+def _form_of(said: re.Match[str]) -> CallText:
+    """The form of a call that a prompt describes."""
+    mark, opening = said["mark"], f'{said["begin"]}{said["open"]}"'
+    closing = said["close"] + said["end"]
+    return CallText(mark, opening, f'"{said["between"]}', closing, more=f"\n{mark}{opening}")
 
 
 def with_written_calls(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> list[dict[str, Any]]:
@@ -54,12 +80,14 @@ def with_written_calls(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> 
 
 
 def _written(form: CallText, calls: list[dict[str, Any]]) -> str:
-    assert form.pairs is not None
-    pairs, texts = form.pairs, []
+    texts = []
     for call in calls:
-        arguments = [f"{key}{_value(pairs, value)}" for key, value in call["function"]["arguments"].items()]
-        inner = form.between + pairs.separator.join(arguments) + pairs.final if arguments else pairs.empty
-        texts.append(call["function"]["name"] + inner)
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        if (pairs := form.pairs) is None:
+            texts.append(name + form.between + json.dumps(given, ensure_ascii=False) + form.closing)
+            continue
+        arguments = [f"{key}{_value(pairs, value)}" for key, value in given.items()]
+        texts.append(name + (form.between + pairs.separator.join(arguments) + pairs.final if given else pairs.empty))
     return form.mark + form.opening + (form.more or "").join(texts) + form.end
 
 

@@ -123,8 +123,6 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
             message["tool_call_id"] = self.tool_call_id
         if reasoning:  # templates read the one name or the other
             message["reasoning"] = message["reasoning_content"] = reasoning
-            if not (calls and text):  # gpt-oss's name, whose template refuses it beside a text
-                message["thinking"] = reasoning
         return message
 
     def _calls(self) -> list[ToolCall]:

@@ -35,6 +35,7 @@ class PairReader:
     _num_pairs: int = field(default=0, init=False)
     _rest: str = field(default="", init=False)
     _allowed: frozenset[str] = field(default=frozenset(), init=False)
+    _end: str = field(default="", init=False)
 
     def feed(self, text: str, *, final: bool) -> tuple[str, str]:
         """JSON for the beginning of a text, and the part of the text that is not read yet.
@@ -69,16 +70,27 @@ class PairReader:
         kinds = self.kinds(key)
         if self.pairs.typed:
             kinds = frozenset({"string"}) if opened == self.pairs.string_open else kinds - {"string"}
-        self._allowed = kinds
-        if kinds != {"string"}:
+        self._allowed, self._state = kinds, "value"
+        return begun
+
+    def _value(self, final: bool) -> str | None:
+        """The beginning of a value."""
+        begin, end = self.pairs.wrap or ("", "")
+        wraps = bool(begin) and "string" in self._allowed
+        if wraps and not final and len(self._rest) < len(begin) and begin.startswith(self._rest):
+            return None
+        wraps = wraps and self._rest.startswith(begin)
+        if not wraps and self._allowed != {"string"}:
             self._state = "other"
-            return begun
+            return ""
+        self._rest = self._rest[len(begin) if wraps else 0 :]
+        self._end = (end if wraps else "") + self.pairs.string_close
         self._state = "quoted" if self.pairs.quoted else "text"
-        return begun + '"'
+        return '"'
 
     def _text(self, final: bool) -> str | None:
         """More of a string that a text ends."""
-        end = self.pairs.string_close
+        end = self._end
         text, found, rest = self._rest.partition(end)
         if found:
             self._rest, self._state = rest, "between"
@@ -180,5 +192,6 @@ def as_json(text: str, quote: str) -> str:
         if index % 2:
             parts[index] = json.dumps(part, ensure_ascii=False)
         else:
-            parts[index] = re.sub(r"([{,]\s*)([a-zA-Z_][a-zA-Z0-9_-]*):", r'\1"\2":', part)
+            part = re.sub(r"([{,]\s*)([a-zA-Z_][a-zA-Z0-9_-]*):", r'\1"\2":', part)
+            parts[index] = re.sub(r"(?<=[\[:,])(True|False|None)\b(?!\")", lambda found: PYTHON_WORDS[found[0]], part)
     return "".join(parts)

@@ -193,11 +193,16 @@ class PairRules:
         pairs, parts = self._pairs, self._strings(schema, place)
         if parts is None:
             return None
-        parts += [f"~/{other}/" for other in like]
         if pairs.quoted:
             mark = pairs.string_close
             parts.append(rf"/([^{mark}\\\n]|\\[{mark}\\nrt])*/")
-        return self._until(" & ".join(["/(.|\\n)*/", *parts]), pairs.string_close)
+        plain = ["/(.|\\n)*/", *parts, *(f"~/{other}/" for other in like)]
+        if pairs.wrap is None:
+            return self._until(" & ".join(plain), pairs.string_close)
+        begin, end = pairs.wrap
+        plain.append("~/" + re.escape(begin).replace("/", r"\/") + "(.|\\n)*/")
+        wrapped = self._until(" & ".join(["/(.|\\n)*/", *parts]), end + pairs.string_close)
+        return f"({self._until(' & '.join(plain), pairs.string_close)} | {self._literals.rule(begin)} {wrapped})"
 
     def _scalars(self, schema: Any, kinds: frozenset[str], depth: int = 0) -> list[str] | None:
         """Terminals for null, booleans and numbers; None if numbers are held to more than a terminal says."""

@@ -20,6 +20,7 @@ from workbench.apps.serve.stream import Echo
 from workbench.apps.serve.structured import ResponseFormat, StructuredOutputs, constraint_of
 from workbench.apps.serve.tools import MAX_TOOLS, Tool, ToolChoice
 from workbench.apps.serve.unread_fields import RefusedFieldError, without_unread
+from workbench.base.outside_files import TwoValuesError, json_value
 from workbench.config import SamplingParams
 from workbench.models.tokenizer import Tokenizer
 
@@ -46,6 +47,9 @@ StopString = Annotated[str, msgspec.Meta(extra_json_schema={"maxLength": MAX_STO
 Stop = StopString | Annotated[list[StopString], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None
 LogitBias = Annotated[dict[str, float], msgspec.Meta(extra_json_schema={"maxProperties": MAX_LOGIT_BIAS})]
 StopTokenIds = Annotated[list[int], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOP_TOKEN_IDS})]
+
+
+Tools = Annotated[list[Tool], msgspec.Meta(extra_json_schema={"maxItems": MAX_TOOLS})] | None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,8 +122,11 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("prompt_logprobs does not work with stream=true: ask for the whole answer")
         fields["prompt_logprobs"] = self.prompt_logprobs
         fields["structured_outputs"] = constraint_of(self.response_format, self.structured_outputs)
+        options = self.stream_options
+        if options is not None and not self.stream and (options.include_usage or options.continuous_usage_stats):
+            raise ValueError("stream_options needs stream=true: an answer that comes whole has its usage")
         base = SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **fields)
-        if self.seed is None:
+        if self.seed in (None, -1):  # -1 is vLLM's other word for none
             return [base] * (self.n or 1)
         return [base.replace(seed=(self.seed + i) % 2**64) for i in range(self.n or 1)]
 
@@ -138,6 +145,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Choices | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None  # vLLM's
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one.
@@ -182,7 +190,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    tools: Annotated[list[Tool], msgspec.Meta(extra_json_schema={"maxItems": MAX_TOOLS})] | None = None
+    tools: Tools = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -201,8 +209,8 @@ class ChatRequest(SamplingFields, kw_only=True):
         max_tokens = self.max_completion_tokens or self.max_tokens or default_max_tokens
         return self.common_sampling(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
-    def call_form(self, tokenizer: Tokenizer | None) -> CallForm | None:
-        """The form of calls in the answer; None if there are none.
+    def call_form(self, tokenizer: Tokenizer | None, prompt: str) -> CallForm | None:
+        """The form of calls in the answer to a prompt; None if there are none.
 
         Raises:
             ValueError: A choice without tools, too many tools, or tools that the template does not show.
@@ -217,14 +225,8 @@ class ChatRequest(SamplingFields, kw_only=True):
         if tokenizer is None:
             raise ValueError("tools need a tokenizer, and the model came without one")
         kind = ChannelForm if has_channels(tokenizer) else CallForm
-        form = kind.of(tokenizer, self.tool_dicts() or [])
+        form = kind.of(tokenizer, tool_dicts(self.tools) or [], prompt)
         return None if self.tool_choice == "none" else form
-
-    def tool_dicts(self) -> list[dict[str, Any]] | None:
-        """The tools as chat templates expect them; None without."""
-        if not self.tools:
-            return None
-        return [{"function": msgspec.to_builtins(tool.function), "type": tool.type} for tool in self.tools]
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -238,6 +240,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool | None = None
+    tools: Tools = None
 
     def token_ids(self, tokenizer: Tokenizer) -> list[int]:
         """Token ids, as the completions of the same prompt or messages have them.
@@ -249,10 +252,12 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if self.messages is not None:
-            return render_conversation(self.messages, self, tokenizer)[1]
+            return render_conversation(self.messages, self, tokenizer, tool_dicts(self.tools))[1]
         assert self.prompt is not None
-        for field in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"):
-            if getattr(self, field) is not None:
+        for field in (
+            "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort", "tools",
+        ):  # fmt: skip
+            if getattr(self, field) not in (None, []):
                 raise ValueError(f"{field} needs messages, got a prompt")
         return encode(self.prompt, tokenizer, add_special_tokens=self.add_special_tokens is not False)
 
@@ -288,14 +293,24 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
     try:
         values = msgspec.json.decode(raw)
         if isinstance(values, dict):
+            json_value(raw, "the body is not valid")  # refuses two values of one name
             values = without_unread(values, frozenset(kind.__struct_fields__), other_fields(kind))
         return msgspec.convert(values, kind)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except RefusedFieldError as problem:
         raise ApiError(400, str(problem), param=problem.field) from None
+    except TwoValuesError as problem:
+        raise ApiError(400, str(problem), param=problem.name) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise ApiError(400, f"the body is not valid: {problem}", param=_field_in(str(problem))) from None
+
+
+def tool_dicts(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+    """Tools as chat templates expect them; None without."""
+    if not tools:
+        return None
+    return [{"function": msgspec.to_builtins(tool.function), "type": tool.type} for tool in tools]
 
 
 def other_fields(kind: type[msgspec.Struct]) -> frozenset[str]:

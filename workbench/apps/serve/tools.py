@@ -183,6 +183,8 @@ class MessageParser:
         if self.form is None or self.form.leads:
             self._add("content", self._take(len(self._rest)), added)
             return None
+        if final and self.form.answer_end and self._rest.rstrip().endswith(self.form.answer_end):
+            self._rest = self._rest.rstrip().removesuffix(self.form.answer_end)
         return "name" if self._until(self.form.mark, "content", added, final) else None
 
     def _name(self, added: dict[str, Any], final: bool) -> str | None:

@@ -16,8 +16,14 @@ from workbench.base.key_table import Rule, judge
 LABELS = Rule(
     "harmless",
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
-    "request_id",
+    "request_id session_id",
     "a label: it says something about the request to a service, and the answer is the same without it",
+)
+
+NO_EFFECT = (
+    Rule("harmless", "stream_interval", "the text is the same, and each token is sent when it is there"),
+    Rule("harmless", "truncation_side", "read with truncate_prompt_tokens alone"),
+    Rule("harmless", "return_token_offsets mm_payload return_mm_kwargs", "read by other addresses of vLLM alone"),
 )
 
 DEFAULTS = (
@@ -32,8 +38,17 @@ DEFAULTS = (
     Rule("harmless", "verbosity", "the default", ("medium",)),
     Rule("harmless", "functions documents bad_words logits_processors", "the default: there are none", ([],)),
     Rule("harmless", "function_call", "without functions, there is nothing to call", ("none", "auto")),
-    Rule("harmless", "kv_transfer_params vllm_xargs mm_processor_kwargs media_io_kwargs", "there are none", ({},)),
+    Rule(
+        "harmless",
+        "kv_transfer_params ec_transfer_params vllm_xargs mm_processor_kwargs media_io_kwargs",
+        "there are none",
+        ({},),
+    ),
     Rule("harmless", "return_token_strs", "the default: tokens are returned as ids", (False,)),
+    Rule("harmless", "logprob_token_ids", "the default: log-probabilities are those of the likely tokens", ([],)),
+    Rule("harmless", "thinking_token_budget", "the default: no limit", (-1,)),
+    Rule("harmless", "watermarking return_prompt_text return_weight_versions", "the default", (False,)),
+    Rule("harmless", "routed_experts_prompt_start", "the default", (0,)),
 )
 
 NOT_SERVED = (
@@ -57,10 +72,17 @@ NOT_SERVED = (
     Rule("refused", "include_stop_str_in_output", "a text ends before its stop string, which the client knows"),
     Rule("refused", "truncate_prompt_tokens", "prompts are never shortened: shorten the prompt"),
     Rule("refused", "return_tokens_as_token_ids return_token_strs", "use return_token_ids"),
-    Rule("refused", "kv_transfer_params vllm_xargs repetition_detection", "nothing here has it"),
+    Rule("refused", "logprob_token_ids", "use logprobs, with top_logprobs in a chat"),
+    Rule("refused", "return_prompt_text", "use /tokenize and /detokenize, which need no answer"),
+    Rule(
+        "refused",
+        "kv_transfer_params ec_transfer_params vllm_xargs repetition_detection watermarking return_weight_versions "
+        "routed_experts_prompt_start",
+        "nothing here has it",
+    ),
 )
 
-KNOWN = (LABELS, *DEFAULTS, *NOT_SERVED)
+KNOWN = (LABELS, *NO_EFFECT, *DEFAULTS, *NOT_SERVED)
 
 
 def rules(other_fields: frozenset[str] = frozenset()) -> list[Rule]:
