@@ -36,8 +36,8 @@ def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
 
     if target is None:
         return {"id": workload["id"], "steps": steps_of(judge(workload))}
-    if lacking := sorted(_needs(workload) - set(target.features)):
-        return {"id": workload["id"], "unsupported": f"no {', '.join(lacking)}"}
+    if unknown := sorted(_needs(workload) - set(target.features)):
+        return {"id": workload["id"], "unsupported": f"no {', '.join(unknown)}"}
     dropped: set[str] = set()
     steps, end = schedule_of(target, simulated_workload(workload), dropped=dropped)
     if end.startswith("refused"):
