@@ -11,7 +11,7 @@ can tell; it is counted and passed over. The kinds that fit a change are written
 measured.
 
 A change is named if `hunt --between` reports a difference whose deciding lines have the line of the change, and its
-kind if that is one of those that were written down. What a difference of blocks alone leads to is counted apart.
+kind if that is one of those that were written down. Consequences of a difference of blocks alone are counted apart.
 """
 
 from __future__ import annotations

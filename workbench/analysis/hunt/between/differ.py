@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.base.text import counted
@@ -15,7 +15,8 @@ KINDS = {
     "preemption": "one side preempts, the other does not",
     "preemption victim": "both preempt, and another request or in another order",
     "admission": "another request is admitted or resumed",
-    "prefix hit": "an admitted request finds another number of tokens in the prefix cache",
+    "prefix hit": "an admitted request finds other tokens in the prefix cache, or later ones can: other blocks can be "
+    "found from this step on",
     "running request": "a running request gets a chunk on one side only",
     "asynchronous placeholders": "a running request gets a chunk on one side only, or starts elsewhere, while an "
     "output is in flight",
@@ -39,12 +40,14 @@ class Difference(NamedTuple):
         step: Index of the step.
         message: The two sides.
         request_id: The request concerned; "" for none.
+        is_quiet: Only blocks differ. What runs, and when, does not differ yet.
     """
 
     kind: str
     step: int
     message: str
     request_id: str = ""
+    is_quiet: bool = False
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
@@ -55,10 +58,29 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, 
         b: The same of the other.
         config: The workload's configuration.
     """
-    ends = [side["end"].partition(":")[0] for side in (a, b)]
+    return next(_differences(a, b, config), None)
+
+
+def consequence(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The kind of the first difference that is not of blocks alone, if the first of all is; otherwise ""."""
+    found = _differences(a, b, config)
+    first = next(found, None)
+    if first is None or not first.is_quiet:
+        return ""
+    return next((each.kind for each in found if not each.is_quiet), "")
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Difference]:
+    """The difference of each step that has one, and that of the ends."""
     for index, (one, other) in enumerate(zip(a["steps"], b["steps"])):
         if one != other:
-            return _of_steps(index, one, other, config)
+            yield _of_steps(index, (a, b), config)
+    if (found := _of_ends(a, b)) is not None:
+        yield found
+
+
+def _of_ends(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference | None:
+    ends = [side["end"].partition(":")[0] for side in (a, b)]
     step = min(len(a["steps"]), len(b["steps"]))
     rest = max(a["steps"], b["steps"], key=len)[step:]
     if ends[0] == ends[1] and (not rest or (ends[0] == "stuck" and not any(each["chunks"] for each in rest))):
@@ -69,17 +91,28 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, 
     return Difference("progress", step, f"A takes {counted(len(a['steps']), 'step')}, B {len(b['steps'])}")
 
 
-def _of_steps(index: int, a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference:
+def _of_steps(index: int, sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: Mapping[str, Any]) -> Difference:
+    a, b = (side["steps"][index] for side in sides)
     for look in (_preemptions, _admissions, _chunks, _tables):
         if (found := look(a, b, config)) is not None:
             return found._replace(step=index)
+    crashed = [side["end"].startswith("crash") and index == len(side["steps"]) - 1 for side in sides]
+    if crashed[0] != crashed[1]:  # while the output of this step came in
+        return Difference("crash", index, f"A: {sides[0]['end']}; B: {sides[1]['end']}")
     if a["finished"] != b["finished"]:
         names = [
             name for name in (*a["finished"], *b["finished"]) if a["finished"].get(name) != b["finished"].get(name)
         ]
         told = [", ".join(f"{name} ({why})" for name, why in side["finished"].items()) or "nobody" for side in (a, b)]
         return Difference("finish", index, f"A ends {told[0]}; B ends {told[1]}", names[0] if names else "")
-    return Difference("blocks freed", index, f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}")
+    if a["free_blocks"] != b["free_blocks"]:
+        message = f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}"
+        return Difference("blocks freed", index, message, is_quiet=True)
+    alone = [sorted(set(one["cached"]) - set(other["cached"])) for one, other in ((a, b), (b, a))]
+    message = (
+        f"blocks that can be found in the prefix cache: {_blocks(alone[0])} only in A, {_blocks(alone[1])} only in B"
+    )
+    return Difference("prefix hit", index, message, is_quiet=True)
 
 
 def _preemptions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
@@ -134,11 +167,17 @@ def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any
             if one == other:
                 continue
             message = f"the table of {name} in group {index}: {_blocks(one)} in A, {_blocks(other)} in B"
+            size = groups[index].get("block_size") or config.get("block_size", 16)
+            place = next((i for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
             if groups[index]["kind"] == "mamba":
-                return Difference("state", 0, message, name)
-            if [not block for block in one[: len(other)]] != [not block for block in other[: len(one)]]:
-                return Difference("window", 0, message, name)
-            return Difference("block order" if len(one) == len(other) else "block count", 0, message, name)
+                kind = "state"
+            elif [not block for block in one[: len(other)]] != [not block for block in other[: len(one)]]:
+                kind = "window"
+            elif place * size < a["hits"].get(name, 0):
+                kind = "prefix hit"
+            else:
+                kind = "block order" if len(one) == len(other) else "block count"
+            return Difference(kind, 0, message, name, is_quiet=True)
     return None
 
 
