@@ -161,6 +161,16 @@ OTHER = {"id": "b", "start": 4, "num_tokens": 1, "num_drafts": 0}
         ("asynchronous placeholders", {"async_scheduling": True}, step(chunks=[CHUNK, OTHER]), step()),
         ("asynchronous placeholders", {"async_scheduling": True}, step(), step(chunks=[{**CHUNK, "start": 1}])),
         ("order", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[OTHER, CHUNK])),
+        # The first one takes the budget of the other, which was to be admitted or to go on.
+        ("chunk size", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[{**CHUNK, "num_tokens": 5}])),
+        (
+            "chunk size",
+            {"async_scheduling": True},
+            step(chunks=[CHUNK, OTHER]),
+            step(chunks=[{**CHUNK, "num_tokens": 5}]),
+        ),
+        ("drafts", {}, step(chunks=[CHUNK, OTHER], hits={"b": 4}), step(chunks=[{**CHUNK, "num_drafts": 1}], hits={})),
+        ("admission", {}, step(chunks=[CHUNK, OTHER], hits={"b": 4}), step(hits={})),
         ("drafts", {}, step(), step(chunks=[{**CHUNK, "num_drafts": 1}])),
         ("chunk size", {}, step(), step(chunks=[{**CHUNK, "num_tokens": 3}])),
         ("block order", {}, step(), step(blocks={"a": [[2, 1]]})),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from workbench.base.text import counted
@@ -93,7 +94,7 @@ def _of_ends(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference | None:
 
 def _of_steps(index: int, sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: Mapping[str, Any]) -> Difference:
     a, b = (side["steps"][index] for side in sides)
-    for look in (_preemptions, _admissions, _chunks, _tables):
+    for look in (_preemptions, _chunks, _tables):
         if (found := look(a, b, config)) is not None:
             return found._replace(step=index)
     crashed = [side["end"].startswith("crash") and index == len(side["steps"]) - 1 for side in sides]
@@ -124,40 +125,54 @@ def _preemptions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str
     return Difference(kind, 0, f"A preempts {_listed(one)}; B preempts {_listed(other)}", first)
 
 
-def _admissions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
-    one, other = a["hits"], b["hits"]
-    if list(one) != list(other):
-        first = next(
-            (name for name in (*one, *other) if name not in one or name not in other), next(iter((*one, *other)))
-        )
-        return Difference("admission", 0, f"A admits {_listed(one)}; B admits {_listed(other)}", first)
-    for name, tokens in one.items():
-        if tokens != other[name]:
-            return Difference("prefix hit", 0, f"{name} has {tokens} tokens already in A, {other[name]} in B", name)
+def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    """The first chunk that differs, in the order of scheduling: what comes behind it may follow from it."""
+    hits = a["hits"], b["hits"]
+    for one, other in zip_longest(a["chunks"], b["chunks"]):
+        if one == other and hits[0].get(one["id"]) == hits[1].get(one["id"]):
+            continue
+        if one is None or other is None or one["id"] != other["id"]:
+            return _who(a, b, one, other, bool(config.get("async_scheduling")))
+        found = [side.get(one["id"]) for side in hits]
+        return _how(one, other, found[0], found[1], bool(config.get("async_scheduling")))
+    if list(hits[0]) != list(hits[1]):
+        return Difference("admission", 0, f"A admits {_listed(hits[0])}; B admits {_listed(hits[1])}")
     return None
 
 
-def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
-    if a["chunks"] == b["chunks"]:
-        return None
-    one, other = ({chunk["id"]: chunk for chunk in side["chunks"]} for side in (a, b))
-    is_async = bool(config.get("async_scheduling"))
-    if alone := [name for name in (*one, *other) if name not in one or name not in other]:
-        kind = "asynchronous placeholders" if is_async else "running request"
-        told = f"A has chunks of {_listed(one)}; B of {_listed(other)}"
-        return Difference(kind, 0, told, alone[0])
-    for name, chunk in one.items():
-        same = other[name]
-        for field, kind, words in (
-            ("start", "asynchronous placeholders" if is_async else "chunk size", "starts at"),
-            ("num_drafts", "drafts", "drafts:"),
-            ("num_tokens", "chunk size", "tokens:"),
-        ):
-            if chunk[field] != same[field]:
-                return Difference(
-                    kind, 0, f"the chunk of {name}, {words} {chunk[field]} in A, {same[field]} in B", name
-                )
-    return Difference("order", 0, f"A: {_listed(one)}; B: {_listed(other)}", next(iter(one)))
+def _who(a: Mapping[str, Any], b: Mapping[str, Any], one: Any, other: Any, is_async: bool) -> Difference:
+    """Another request has the next chunk, or none has."""
+    names = [[chunk["id"] for chunk in side["chunks"]] for side in (a, b)]
+    if sorted(names[0]) == sorted(names[1]):
+        return Difference("order", 0, f"A: {_listed(names[0])}; B: {_listed(names[1])}", one["id"])
+    alone = [
+        chunk["id"] for chunk, others in ((one, names[1]), (other, names[0])) if chunk and chunk["id"] not in others
+    ]
+    first = (alone or [chunk["id"] for chunk in (one, other) if chunk])[0]
+    if first in a["hits"] or first in b["hits"]:
+        return Difference("admission", 0, f"A admits {_listed(a['hits'])}; B admits {_listed(b['hits'])}", first)
+    kind = "asynchronous placeholders" if is_async else "running request"
+    told = [_listed(name for name in names[side] if name not in names[1 - side]) for side in (0, 1)]
+    return Difference(kind, 0, f"A has chunks of {told[0]}; B of {told[1]}", first)
+
+
+def _how(one: Any, other: Any, hit: int | None, other_hit: int | None, is_async: bool) -> Difference:
+    """The same request has another chunk."""
+    name = one["id"]
+    if (hit is None) != (other_hit is None):
+        admitted = [name if each is not None else "nobody" for each in (hit, other_hit)]
+        return Difference("admission", 0, f"A admits {admitted[0]}; B admits {admitted[1]}", name)
+    if hit != other_hit:
+        return Difference("prefix hit", 0, f"{name} has {hit} tokens already in A, {other_hit} in B", name)
+    for field, kind, words in (
+        ("start", "asynchronous placeholders" if is_async else "chunk size", "starts at"),
+        ("num_drafts", "drafts", "drafts:"),
+    ):
+        if one[field] != other[field]:
+            told = f"the chunk of {name}, {words} {one[field]} in A, {other[field]} in B"
+            return Difference(kind, 0, told, name)
+    told = f"the chunk of {name}, tokens: {one['num_tokens']} in A, {other['num_tokens']} in B"
+    return Difference("chunk size", 0, told, name)
 
 
 def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
