@@ -74,7 +74,7 @@ def test_why_names_its_options_and_whose_rules_it_applies(tmp_path):
     stuck = simulate({"config": config, "requests": requests}, as_vllm=True)
     stuck.meta = msgspec.structs.replace(stuck.meta, source="sglang 0.5.23")
     told = repr(stuck.why())
-    assert "--max-total-tokens" in told and "gpu-blocks" not in told and "how SGLang goes on" in told
+    assert "--max-total-tokens" in told and "gpu-blocks" not in told and "the next decisions of SGLang" in told
 
 
 @pytest.mark.parametrize("source, rules", [("sglang 0.5.23", " by vLLM's rules, not SGLang's"), ("simulation", "")])

@@ -161,7 +161,7 @@ OTHER = {"id": "b", "start": 4, "num_tokens": 1, "num_drafts": 0}
         ("asynchronous placeholders", {"async_scheduling": True}, step(chunks=[CHUNK, OTHER]), step()),
         ("asynchronous placeholders", {"async_scheduling": True}, step(), step(chunks=[{**CHUNK, "start": 1}])),
         ("order", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[OTHER, CHUNK])),
-        # The first one takes the budget of the other, which was to be admitted or to go on.
+        # The first one takes the budget of the other, which was to be admitted or continued.
         ("chunk size", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[{**CHUNK, "num_tokens": 5}])),
         (
             "chunk size",
@@ -206,7 +206,7 @@ def test_a_crash_while_an_output_comes_in_is_not_the_end_that_it_prevents():
     for pair in (runs, runs[::-1]):
         assert difference(*pair, {}).kind == "crash"
     runs[1]["steps"].append(step())
-    assert difference(*runs, {}).kind == "finish"  # it goes on, and crashes later
+    assert difference(*runs, {}).kind == "finish"  # it crashes later
 
 
 def test_what_a_difference_of_blocks_alone_leads_to():

@@ -93,7 +93,7 @@ class MissTable:
         lost: Tokens that they did not find, by reason, the most first.
         changes: Changes that would have saved some of them; empty if these are unknown.
         unknown: Why they are unknown; "" if they are known.
-        by_rules: Whose rules they are simulated by, if these are not those of the recorded engine; otherwise "".
+        by_rules: The rules of their simulation, if these are not those of the recorded engine; otherwise "".
     """
 
     num_admissions: int

@@ -323,7 +323,7 @@ class _Asker:
         if "scheduling_policy" in trace.config:
             yield "the scheduling policy is Python code: vLLM's rules are applied in its place"
         if trace.meta.is_of_sglang:
-            yield f"how SGLang goes on: {BY_VLLM_RULES}"
+            yield f"the next decisions of SGLang: {BY_VLLM_RULES}"
         waiting = [trace.requests[request_id] for request_id in self.state.waiting]
         if self.state.config.enable_prefix_caching and not all(map(self.state.contents.is_known, waiting)):
             yield "token ids or block hashes: a waiting request is taken to find no prefix of another one in the cache"

@@ -41,7 +41,7 @@ class Difference(NamedTuple):
         step: Index of the step.
         message: The two sides.
         request_id: The request concerned; "" for none.
-        is_quiet: Only blocks differ. What runs, and when, does not differ yet.
+        is_quiet: Only blocks differ; the same chunks run.
     """
 
     kind: str

@@ -147,11 +147,11 @@ def _section(apart: Apart, comparison: Comparison) -> list[str]:
 
 
 def _consequences(apart: Apart) -> list[str]:
-    """What a difference of blocks alone led to."""
+    """The consequences of a difference of blocks alone."""
     if not apart.leads_to:
         return []
     told = ", ".join(f"{kind} ({number})" for kind, number in apart.leads_to.most_common())
-    return [f"Only blocks differ at first. What differed next, and in how many workloads: {told}.", ""]
+    return [f"Only blocks differ at first. The next differences, and the workloads that had them: {told}.", ""]
 
 
 def _diff(lines: Sequence[Line], sign: str) -> list[str]:

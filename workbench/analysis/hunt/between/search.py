@@ -37,7 +37,7 @@ class Apart:
         num_seen: Number of workloads in which a difference of this kind with the same needs was seen.
         num_workloads: Workloads until it was first seen.
         seconds: Seconds until then.
-        leads_to: What a difference of blocks alone led to in these workloads: {kind: number of workloads}.
+        leads_to: Consequences of a difference of blocks alone: {kind: number of workloads}.
     """
 
     difference: Difference
