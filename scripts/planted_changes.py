@@ -11,7 +11,7 @@ can tell; it is counted and passed over. The kinds that fit a change are written
 measured.
 
 A change is named if `hunt --between` reports a difference whose deciding lines have the line of the change, and its
-kind if that is one of those that were written down.
+kind if that is one of those that were written down. Consequences of a difference of blocks alone are counted apart.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ def text_with(lines: list[str], planted: Planted) -> list[str]:
     ]
 
 
-def draw(environment: str, python: str) -> dict[str, Any]:
+def draw(environment: str, python: str, seed: int, number: int) -> dict[str, Any]:
     """The changes that are to be measured."""
     side = _asked(place_of(environment), python)
     source = Source(side.roots)
-    rng = random.Random(SEED)
+    rng = random.Random(seed)
     choices = [rng.randbytes(WORKLOAD_BYTES).hex() for _ in range(NUM_WORKLOADS)]
     reached: set[tuple[str, int]] = set()
     for each in choices[:NUM_REACHING]:
@@ -147,7 +147,7 @@ def draw(environment: str, python: str) -> dict[str, Any]:
     for key in slots:
         first, lines = source.functions(key[0])[key[1]]
         rest = candidates[key]
-        while rest and len(chosen) < NUM_CHANGES:
+        while rest and len(chosen) < number:
             each = rest.pop(rng.randrange(len(rest)))
             indent = len(source.lines(key[0])[each.line - 1]) - len(source.lines(key[0])[each.line - 1].lstrip())
             text = list(lines)
@@ -164,7 +164,7 @@ def draw(environment: str, python: str) -> dict[str, Any]:
     side.close()
     return {
         "version": version,
-        "seed": SEED,
+        "seed": seed,
         "changes": [{**each._asdict(), "fits": []} for each in chosen],
         "without_effect": [each._asdict() for each in unchanged],
     }
@@ -207,18 +207,21 @@ def measure(environment: str, python: str, planted: dict[str, Any], seconds: flo
                     "by_trial": apart.decided.by_trial,
                     "place": apart.decided.place,
                     "names_the_line": has,
+                    "leads_to": dict(apart.leads_to),
                 }
             )
-        best = next((one for one in found if one["names_the_line"]), None)
-        kind = bool(best) and any(one["kind"] in each["fits"] for one in found if one["names_the_line"])
+        named = [one for one in found if one["names_the_line"]]
+        kind = any(one["kind"] in each["fits"] for one in named)
+        later = any(set(one["leads_to"]) & set(each["fits"]) for one in named)
         result = {**facts, "workloads": comparison.num_workloads, "different": comparison.num_different}
         result |= {
             "seconds": round(comparison.elapsed, 1),
             "cpu_seconds_of_the_parent": round(time.process_time() - began, 1),
         }
-        result |= {"names_the_place": best is not None, "names_the_kind": kind, "found": found}
+        result |= {"names_the_place": bool(named), "names_the_kind": kind, "found": found}
+        result |= {"names_what_it_leads_to": later}
         results.append(result)
-        print(f"{len(results)}: place {best is not None}, kind {kind}, {[one['kind'] for one in found]}", flush=True)
+        print(f"{len(results)}: place {bool(named)}, kind {kind}, {[one['kind'] for one in found]}", flush=True)
         counts = Counter((result["names_the_place"], result["names_the_kind"]) for result in results)
         facts = {"version": planted["version"], "seconds_each": seconds, "named": counts[True, True]}
         out.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n", encoding="utf-8")
@@ -248,14 +251,18 @@ def main() -> None:
     for name in ("draw", "measure"):
         action = actions.add_parser(name)
         action.add_argument("environment")
-        if name == "measure":
+        if name == "draw":
+            action.add_argument("--seed", type=int, default=SEED)
+            action.add_argument("--changes", type=int, default=NUM_CHANGES)
+        else:
             action.add_argument("planted", type=Path)
             action.add_argument("--seconds", type=float, default=60.0)
         action.add_argument("--python", default="", help="the interpreter of an environment with torch")
         action.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if options.action == "draw":
-        options.out.write_text(json.dumps(draw(options.environment, options.python), indent=1) + "\n", encoding="utf-8")
+        drawn = draw(options.environment, options.python, options.seed, options.changes)
+        options.out.write_text(json.dumps(drawn, indent=1) + "\n", encoding="utf-8")
     else:
         planted = json.loads(options.planted.read_text())
         measure(options.environment, options.python, planted, options.seconds, options.out)

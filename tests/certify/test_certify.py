@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,30 @@ def test_each_aspect_is_compared_and_may_be_left_out(aspect):
 def test_another_number_of_steps_is_a_difference(change):
     row = certify(lambda w: {"steps": change(faithful(w)["steps"])}, workloads=1, features=["chunked prefill"]).rows[0]
     assert not row.certified and "no such step" in row.first.message
+
+
+def test_empty_steps_behind_the_end_do_not_raise_the_share():
+    def idle(workload):
+        return {"steps": [*([{"chunks": []}] * 500)]}
+
+    row = certify(idle, workloads=2, seed=1, features=["chunked prefill"]).rows[0]
+    assert row.scores["steps"].of < 400 and row.scores["steps"].equal < row.scores["steps"].of / 2
+    assert not row.certified
+
+
+def test_what_ends_a_row_is_told_beside_its_first_difference():
+    answers = iter([{"steps": []}, {"steps": None}])
+    made = certify(lambda workload: next(answers), workloads=3, seed=1, features=["chunked prefill"])
+    assert "step 0: expected" in str(made) and "answer.steps must be a list of steps, got None" in str(made)
+
+
+def test_a_driven_scheduler_refuses_what_it_does_not_have(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "hunt"))
+    name = f"{sys.executable} -m workbench certify --speak planted:generous"
+    made = certify(name, workloads=2, seed=1, features=["chunked prefill", "priority", "adapters"])
+    plain, priority, adapters = made.rows
+    assert plain.num_workloads == 2 and not plain.unsupported
+    assert priority.unsupported == ["no priority"] * 2 and adapters.unsupported == ["no adapters"] * 2
 
 
 @pytest.mark.parametrize(

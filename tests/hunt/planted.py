@@ -34,7 +34,7 @@ def forgetful(config):
 def hoarding(config):
     """Leaves the hashes of a chunk that is taken back in the prefix cache."""
     made = OwnScheduler(config)
-    made.scheduler.kv_cache.evict_newly_cached = lambda blocks: set()
+    made.scheduler.kv_cache.evict_newly_cached = lambda request, num_computed: set()
     return made
 
 

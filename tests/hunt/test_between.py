@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import workbench
 from workbench.analysis.hunt.between import compare_schedulers
-from workbench.analysis.hunt.between.differ import KINDS, difference
+from workbench.analysis.hunt.between.differ import KINDS, consequence, difference
 from workbench.analysis.hunt.between.sides import place_of
 from workbench.analysis.hunt.between.surface import compare
 from workbench.apps.cli import main
@@ -54,6 +55,13 @@ def test_equal_schedulers_do_not_differ(tmp_path):
             {"chunk size"},
             "Scheduler._long_prefill_cap",
         ),
+        (  # seen where it happens, and not where another block is evicted because of it
+            "kv_cache_manager.py",
+            "last = min(num_computed, num_known) // self.block_size",
+            "last = min(num_computed, num_known) // self.block_size - 1",
+            {"prefix hit"},
+            "KVCacheManager.cache_full_blocks",
+        ),
     ],
 )
 def test_a_changed_line_is_named(name, before, after, kinds, function, tmp_path):
@@ -62,6 +70,9 @@ def test_a_changed_line_is_named(name, before, after, kinds, function, tmp_path)
     if kinds is None:
         assert comparison.found == []
         return
+    if kinds == {"prefix hit"}:
+        assert {each.difference.kind for each in comparison.found} == kinds
+        assert sum((each.leads_to for each in comparison.found), Counter()).total()
     fits = [each for each in comparison.found if each.difference.kind in kinds and each.decided.by_trial]
     assert fits, [each.difference for each in comparison.found]
     for each in fits:
@@ -150,6 +161,16 @@ OTHER = {"id": "b", "start": 4, "num_tokens": 1, "num_drafts": 0}
         ("asynchronous placeholders", {"async_scheduling": True}, step(chunks=[CHUNK, OTHER]), step()),
         ("asynchronous placeholders", {"async_scheduling": True}, step(), step(chunks=[{**CHUNK, "start": 1}])),
         ("order", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[OTHER, CHUNK])),
+        # The first one takes the budget of the other, which was to be admitted or continued.
+        ("chunk size", {}, step(chunks=[CHUNK, OTHER]), step(chunks=[{**CHUNK, "num_tokens": 5}])),
+        (
+            "chunk size",
+            {"async_scheduling": True},
+            step(chunks=[CHUNK, OTHER]),
+            step(chunks=[{**CHUNK, "num_tokens": 5}]),
+        ),
+        ("drafts", {}, step(chunks=[CHUNK, OTHER], hits={"b": 4}), step(chunks=[{**CHUNK, "num_drafts": 1}], hits={})),
+        ("admission", {}, step(chunks=[CHUNK, OTHER], hits={"b": 4}), step(hits={})),
         ("drafts", {}, step(), step(chunks=[{**CHUNK, "num_drafts": 1}])),
         ("chunk size", {}, step(), step(chunks=[{**CHUNK, "num_tokens": 3}])),
         ("block order", {}, step(), step(blocks={"a": [[2, 1]]})),
@@ -158,6 +179,9 @@ OTHER = {"id": "b", "start": 4, "num_tokens": 1, "num_drafts": 0}
         ("state", {"kv_cache_groups": [{"kind": "mamba"}]}, step(), step(blocks={"a": [[0, 2]]})),
         ("finish", {}, step(), step(finished={"a": "length"})),
         ("blocks freed", {}, step(), step(free_blocks=4)),
+        ("prefix hit", {}, step(cached=[1]), step(cached=[1, 2])),
+        ("prefix hit", {"block_size": 2}, step(hits={"a": 2}), step(hits={"a": 2}, blocks={"a": [[3, 2]]})),
+        ("block order", {"block_size": 2}, step(hits={"a": 2}), step(hits={"a": 2}, blocks={"a": [[1, 3]]})),
     ],
 )
 def test_the_kind_of_a_difference(kind, config, a, b):
@@ -174,6 +198,25 @@ def test_the_kind_of_a_difference(kind, config, a, b):
 def test_the_kind_of_an_end(kind, ends):
     found = difference(*({"steps": [step()], "end": end} for end in ends), {})
     assert found is not None and (found.kind, found.step) == (kind, 1)
+
+
+def test_a_crash_while_an_output_comes_in_is_not_the_end_that_it_prevents():
+    ends = {"finished": {"a": "length"}, "free_blocks": 5}
+    runs = [{"steps": [step(**ends)], "end": "done"}, {"steps": [step()], "end": "crash: here"}]
+    for pair in (runs, runs[::-1]):
+        assert difference(*pair, {}).kind == "crash"
+    runs[1]["steps"].append(step())
+    assert difference(*runs, {}).kind == "finish"  # it crashes later
+
+
+def test_what_a_difference_of_blocks_alone_leads_to():
+    quiet, loud = step(blocks={"a": [[2, 1]]}), step(hits={})
+    runs = [{"steps": [step(), step(), step()], "end": "done"}, {"steps": [step(), quiet, loud], "end": "done"}]
+    assert difference(*runs, {}).kind == "block order" and consequence(*runs, {}) == "admission"
+    runs[1]["steps"] = [step(), quiet, quiet]
+    assert consequence(*runs, {}) == ""
+    runs[1]["steps"] = [loud, step(finished={"a": "length"}), step()]
+    assert consequence(*runs, {}) == ""  # the first difference is not of blocks alone
 
 
 def test_two_runs_that_wait_forever_may_be_given_up_in_different_steps():

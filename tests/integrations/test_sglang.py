@@ -127,6 +127,18 @@ def test_a_retraction_says_why_only_where_sglang_does(scheduler):
     assert third.chunks[0].num_recomputed_tokens == 6
 
 
+def test_a_retraction_is_not_why_others_wait(scheduler):
+    """SGLang has tried to admit them before; that a preemption ends admission is a rule of vLLM's."""
+    a, b, c = (RequestDouble(name, 6, row) for row, name in enumerate("abc"))
+    for each in (a, b, c):
+        scheduler.queue(each)
+    scheduler.update(scheduler.schedule([(a, 0, 6), (b, 0, 6)]))
+    scheduler.update(scheduler.schedule([], [a], retracted=[b]))
+    second = scheduler.records()[1]
+    assert second.preempted == ("b",) and second.not_scheduled["b"].kind == "preempted"
+    assert second.not_scheduled["c"].kind == "unknown"
+
+
 def test_an_abort_with_nothing_to_compute_is_a_step_after_those_in_flight(scheduler):
     a, b = RequestDouble("a", 6, 0), RequestDouble("b", 6, 1)
     scheduler.queue(a)

@@ -199,7 +199,7 @@ def cached_blocks_that_are_given_back_are_not_named(patch):
 
 @mutant("content", "urgent_last", alone=True)
 def hashes_of_a_chunk_that_is_taken_back_stay(patch):
-    patch.setattr(KVCacheManager, "evict_newly_cached", lambda self, blocks: set())
+    patch.setattr(KVCacheManager, "evict_newly_cached", lambda self, request, num_computed: set())
 
 
 @mutant("content", "plain", enable_prefix_caching=True)

@@ -85,9 +85,9 @@ class MissOracle:
             oracle.actor, oracle.deed = request.request_id, "computed and evicted"
             return methods[type(manager), "allocate_slots"](manager, request, num_tokens, hit, removed)
 
-        def watched_withdraw(manager, blocks):
+        def watched_withdraw(manager, request, num_computed):
             oracle.deed, oracle.taken_back = "published and withdrawn", True
-            return methods[type(manager), "evict_newly_cached"](manager, blocks)
+            return methods[type(manager), "evict_newly_cached"](manager, request, num_computed)
 
         def watched_drop(manager, blocks):
             oracle.deed = "published and withdrawn"

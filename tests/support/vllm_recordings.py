@@ -50,6 +50,7 @@ def assemble(received: bytearray) -> Trace:
             settings = message.settings
             assembler = Assembler(
                 message.config,
+                as_vllm=not meta.is_of_sglang,
                 max_waiting=settings.max_waiting,
                 start=message.start,
                 watches_pool=message.watches_pool,

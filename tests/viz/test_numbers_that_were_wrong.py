@@ -9,6 +9,7 @@ from runs_to_draw import COSTS
 from workbench import simulate, simulate_fleet
 from workbench.analysis.causes import tabulate
 from workbench.analysis.explain import slowest
+from workbench.analysis.hit_rates import hit_rates
 from workbench.trace.readings.fleet import Fleet
 
 
@@ -98,6 +99,27 @@ def test_the_table_of_causes_counts_only_what_can_be_avoided():
     assert "biggest avoidable" in said.splitlines()[1]
     own = next(line for line in said.splitlines() if line.endswith("own computation"))
     assert own.split()[-3] == "–" and own.split()[0] == "100%"
+
+
+def test_the_page_of_a_fleet_has_the_hits_of_its_text(tmp_path):
+    from workbench.viz.fleet_page import fleet_html
+
+    requests = [
+        {"id": f"r{n}", "prompt": {"parts": [{"len": 64, "seed": "A"}, {"len": 9, "seed": f"u{n}"}]}, "arrival_time": n}
+        for n in range(6)
+    ]
+    for caches in (True, False):
+        folder = tmp_path / str(caches)
+        config = {"max_num_seqs": 2, "enable_prefix_caching": caches}
+        workload = {"requests": requests, "cost_model": {"fixed": 0.01}, "config": config}
+        run = simulate_fleet(workload, replicas=2)
+        run.save(folder)
+        with Fleet(folder) as fleet:
+            page = fleet_html(fleet)
+            assert (str(hit_rates(run.traces)) in page) == caches and ("prefix hits: " in page) == caches
+            for trace in fleet.traces.values():
+                trace.has_ended = False
+            assert "prefix hits: " not in fleet_html(fleet)  # they would be counted again with every step
 
 
 def test_a_run_that_is_over_still_says_what_it_held(tmp_path):

@@ -92,7 +92,8 @@ class Check:
         if self.recorded and abs(hits[0] - hits[1]) > UNKNOWN_PREFIXES:
             notes.append(
                 f"the recording had a hit rate of {percent(hits[0])}, its prediction {percent(hits[1])}: shared "
-                "prefixes are not in the recording, so hits and blocks of a prediction are not those of the engine"
+                "prefixes are not in the recording, or the engine has other rules, so hits and blocks of a prediction "
+                "are not those of the engine"
             )
         return tuple(notes)
 

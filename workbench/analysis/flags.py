@@ -1,9 +1,17 @@
-"""Fields of EngineConfig as options of ``vllm serve``."""
+"""Fields of EngineConfig as options of the recorded server: vLLM's, or SGLang's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from workbench.trace import Trace
+
+BY_VLLM_RULES = (
+    "vLLM's rules are applied to its requests; its own (prompts first, a share of each reply reserved, whole pages) "
+    "are not simulated"
+)
+"""Said of SGLang wherever a recorded run is simulated again."""
 
 FLAGS = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -43,3 +51,56 @@ def vllm_flags(changes: Mapping[str, Any]) -> str:
         elif name in FLAGS and value is not None:
             flags.append(f"{FLAGS[name]} {value}")
     return " ".join(flags)
+
+
+SGLANG_FLAGS = {
+    "max_num_batched_tokens": "--chunked-prefill-size",
+    "max_num_seqs": "--max-running-requests",
+    "block_size": "--page-size",
+    "max_model_len": "--context-length",
+    "data_parallel_size": "--dp-size",
+}
+"""SGLang's flags for fields with a value."""
+
+SGLANG_SWITCHES = {
+    "enable_prefix_caching": "--disable-radix-cache",
+    "enable_chunked_prefill": "--chunked-prefill-size -1",
+    "async_scheduling": "--disable-overlap-schedule",
+}
+"""SGLang's flags that switch a field off, which is on without them."""
+
+
+class Server(NamedTuple):
+    """A server whose options are told.
+
+    Attributes:
+        source: The ``source`` of its recording.
+        block_size: Tokens of its blocks.
+    """
+
+    source: str = ""
+    block_size: int = 16
+
+    @classmethod
+    def of(cls, trace: Trace) -> Server:
+        """The server of a recording; vLLM for runs of Workbench."""
+        return cls(trace.meta.source, int(trace.config.get("block_size") or 16))
+
+    def flags(self, changes: Mapping[str, Any]) -> str:
+        """The changed fields as its options; "" if it has none for them."""
+        if not self.source.startswith("sglang "):
+            return vllm_flags(changes)
+        flags = [SGLANG_SWITCHES[name] for name, value in changes.items() if name in SGLANG_SWITCHES and not value]
+        flags += [f"{SGLANG_FLAGS[name]} {changes[name]}" for name in changes if name in SGLANG_FLAGS]
+        if num_blocks := changes.get("num_blocks"):  # the first one is padding
+            flags.append(f"--max-total-tokens {(num_blocks - 1) * changes.get('block_size', self.block_size)}")
+        return " ".join(flags)
+
+    def command(self, changes: Mapping[str, Any]) -> str:
+        """Its command line with the changed fields; "" if it has no option for them."""
+        start = "python -m sglang.launch_server --model-path" if self.source.startswith("sglang ") else "vllm serve"
+        return f"{start} MODEL {flags}" if (flags := self.flags(changes)) else ""
+
+
+VLLM = Server()
+"""The server whose options are told for runs of Workbench."""

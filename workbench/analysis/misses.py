@@ -93,6 +93,7 @@ class MissTable:
         lost: Tokens that they did not find, by reason, the most first.
         changes: Changes that would have saved some of them; empty if these are unknown.
         unknown: Why they are unknown; "" if they are known.
+        by_rules: The rules of their simulation, if these are not those of the recorded engine; otherwise "".
     """
 
     num_admissions: int
@@ -101,6 +102,7 @@ class MissTable:
     lost: dict[str, int]
     changes: tuple[Change, ...] = ()
     unknown: str = ""
+    by_rules: str = ""
 
     def __str__(self) -> str:
         if not self.num_admissions:
@@ -116,7 +118,7 @@ class MissTable:
         lines.append("")
         if self.unknown:
             return "\n".join([*lines, f"what would have saved tokens is unknown: {self.unknown}"])
-        lines.append(f"{'saved':>10}  {'lost':>8}  change, simulated with the same requests")
+        lines.append(f"{'saved':>10}  {'lost':>8}  change, simulated with the same requests{self.by_rules}")
         lines += [f"{change.saved:>10}  {change.lost:>8}  {change.change}" for change in self.changes]
         return "\n".join(lines)
 
@@ -139,6 +141,7 @@ def misses_table(trace: Trace, *, changes: bool = True) -> MissTable:
         looked_up=sum(groups[0].looked_up for groups in admissions),
         found=sum(groups[0].hit for groups in admissions),
         lost=dict(sorted(lost.items(), key=lambda item: -item[1])),
+        by_rules=" by vLLM's rules, not SGLang's" if trace.meta.is_of_sglang else "",
     )
     if not changes or not admissions:
         return result

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check
+from workbench.analysis.flags import BY_VLLM_RULES
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
 from workbench.analysis.log_run import SOURCE
@@ -325,6 +326,7 @@ class Predictor:
 
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = list(self.report.notes) if self.report is not None and not changes else []
+        notes += [f"a recording of SGLang: {BY_VLLM_RULES}"] if self.trace.meta.is_of_sglang else []
         notes += [str(self.loops)] if self.loops.follow_ups and not self.is_open_loop else []
         notes += [outcome.hang] if outcome.hang else []
         if not changes and (num_open := sum(each.waited is not None for each in self._unended)):

@@ -189,15 +189,16 @@ class PrefixHistory:
             gained = [TableChange(record.unscheduled_block_ids[request_id]), *changes]
             self._take(record, request, gained, 0)
             withdrawn, end = set(record.withdrawn_block_ids), 0
+            published = withdrawn.union(record.cached_block_ids)
             for group, table, change in zip(self._groups, request.block_tables, gained):
                 table += change.new_block_ids
                 for place in range(request.num_cached_blocks[group.index], len(table)):
-                    if table[place] in withdrawn:
+                    if table[place] in published:
                         end = max(end, (place + 1) * group.block_size)
             first = len(self.manager.newly_cached)
             self.manager.cache_full_blocks(request, end)
             for block in self.manager.newly_cached[first:]:
-                if (key := self._pool.hash_of(block)) is not None:
+                if block in withdrawn and (key := self._pool.hash_of(block)) is not None:
                     self._pool.evict(block)
                     keys.append(key)
         request.reset_blocks(len(self._groups))

@@ -7,12 +7,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import COUNTS, Check, shown
-from workbench.analysis.flags import vllm_flags
+from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.fork import recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
 from workbench.analysis.predict import Predictor
@@ -108,17 +108,19 @@ class Candidate:
         score: Worst ratio of a value to its limit.
         prediction: Values with intervals, and the simulated run.
         same_as_best: Whether it cannot be told from the chosen one: repeated simulations disagree about the better one.
+        server: The server whose options are told.
     """
 
     changes: Mapping[str, Any]
     score: float
     prediction: Prediction
     same_as_best: bool = False
+    server: Server = VLLM
 
     @property
     def flags(self) -> str:
-        """VLLM's options for the changes; "" for none."""
-        return vllm_flags(self.changes)
+        """The server's options for the changes; "" for none."""
+        return self.server.flags(self.changes)
 
     def shown_values(self, names: Iterable[str]) -> dict[str, str]:
         """The predicted values of these names with their intervals, as texts."""
@@ -206,7 +208,7 @@ class Tuning:
         lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
         lines += _candidate_lines(self.words_of_best, self.best, self.slo, self.errors)
         if self.best.changes:
-            lines.append(f"  vllm serve MODEL {self.best.flags}")
+            lines.append(f"  {self.best.server.command(self.best.changes)}".rstrip())
         lines.append(f"  {self.verdict_sentence}")
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         if self.losers:
@@ -323,21 +325,20 @@ def tune(
     if not scored:
         raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
     scored.sort(key=_order)
-    current = _candidate({}, predictor.unchanged, limits)
+    server = Server.of(predictor.trace)
+    current = _candidate({}, predictor.unchanged, limits, server)
     # Settings that do nothing here score exactly like another one with fewer changes.
     chosen: dict[float, dict[str, Any]] = {score(current.prediction.outcome.values, limits): {}}
     for points, changes in scored:
         if len(chosen) <= NUM_FINALISTS:
             chosen.setdefault(points, changes)
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
-    finalists = [current, *(_candidate(one.changes, one, limits) for one in predictions)]
+    finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
     first = min(finalists, key=lambda candidate: candidate.score)
     equals = [c for c in finalists if c is first or not _surely_better(first, c, limits)]
     best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
-    runners_up = tuple(
-        Candidate(c.changes, c.score, c.prediction, not _surely_better(best, c, limits)) for c in others_left
-    )
+    runners_up = tuple(replace(c, same_as_best=not _surely_better(best, c, limits)) for c in others_left)
     return Tuning(
         slo=limits,
         best=best,
@@ -352,9 +353,11 @@ def tune(
     )
 
 
-def _candidate(changes: Mapping[str, Any], prediction: Prediction, slo: Mapping[str, float]) -> Candidate:
+def _candidate(
+    changes: Mapping[str, Any], prediction: Prediction, slo: Mapping[str, float], server: Server
+) -> Candidate:
     values = {name: interval.value for name, interval in prediction.intervals.items()}
-    return Candidate(changes, score(values, slo), prediction)
+    return Candidate(changes, score(values, slo), prediction, server=server)
 
 
 def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:

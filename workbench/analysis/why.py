@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal
 
+from workbench.analysis.flags import BY_VLLM_RULES, Server
 from workbench.analysis.run_on import LastState, Outcome, run_on
 from workbench.analysis.why_answer import Change, Holder, Verdict, Waiter, Why
 from workbench.analysis.why_signs import circling_requests, still_steps, usual_step
@@ -92,7 +93,7 @@ class _Asker:
     def answer(self) -> Why:
         trace, state = self.trace, self.state
         still, circling = still_steps(trace), circling_requests(trace)
-        self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.is_of_vllm else STILL)
+        self.stands_still = trace.end == "stuck" or still >= (1 if trace.meta.is_of_server else STILL)
         closed = self.run(state.config)
         verdict, left, changes, drops = self.judge(closed, circling)
         waiters = tuple(self.waiters(closed))
@@ -115,6 +116,7 @@ class _Asker:
             circling=circling,
             at=last.end if last is not None and last.end else None,
             source=trace.meta.source,
+            server=Server.of(trace),
             missing=tuple(self.missing(verdict)),
             holders=holders,
             next_seat=self.next_seat(waiters) if holders else None,
@@ -125,7 +127,7 @@ class _Asker:
 
     def gone(self) -> Literal["silent", "ended", ""]:
         """Facts against requests being served, whatever the rules say: silence, or the end; "" for none."""
-        if self.trace.has_ended and self.trace.end == "" and self.trace.meta.is_of_vllm:
+        if self.trace.has_ended and self.trace.end == "" and self.trace.meta.is_of_server:
             return "ended"
         if self.silent is None or self.usual is None:
             return ""
@@ -320,6 +322,8 @@ class _Asker:
         trace = self.trace
         if "scheduling_policy" in trace.config:
             yield "the scheduling policy is Python code: vLLM's rules are applied in its place"
+        if trace.meta.is_of_sglang:
+            yield f"the next decisions of SGLang: {BY_VLLM_RULES}"
         waiting = [trace.requests[request_id] for request_id in self.state.waiting]
         if self.state.config.enable_prefix_caching and not all(map(self.state.contents.is_known, waiting)):
             yield "token ids or block hashes: a waiting request is taken to find no prefix of another one in the cache"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from workbench.analysis.flags import vllm_flags
+from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.run_on import Outcome
 from workbench.base.text import counted, printable
 from workbench.trace.readings.metrics import amount
@@ -92,6 +92,7 @@ class Why:
         silent: Seconds since the recording was last written; None if it has ended, or is not read from a file.
         usual: Usual duration of a step in seconds; None without a clock.
         clock: The time of day of the last step; "" if the trace does not say it.
+        server: The server whose flags are named.
     """
 
     verdict: Verdict
@@ -114,6 +115,7 @@ class Why:
     silent: float | None = None
     usual: float | None = None
     clock: str = ""
+    server: Server = VLLM
 
     @property
     def is_stuck(self) -> bool:
@@ -145,7 +147,7 @@ def _lines(answer: Why) -> Iterator[str]:
     yield from _holder_lines(answer)
     yield _verdict_line(answer)
     for index, change in enumerate(answer.changes):
-        flag = vllm_flags({change.field: change.after})
+        flag = answer.server.flags({change.field: change.after})
         more = f" ({change.after - change.before:+d})" if type(change.after) is type(change.before) is int else ""
         start = "smallest change that frees them" if not index else "or"
         yield f"{start}: {change.field} {change.before} -> {change.after}{more}" + (f"  {flag}" if flag else "")
@@ -167,7 +169,7 @@ def _holder_lines(answer: Why) -> Iterator[str]:
         left += f", {amount(first.seconds, 's')} at its pace"
     others = f"; {len(answer.holders) - 1} more hold a seat" if len(answer.holders) > 1 else ""
     yield f"  next seat: that of {first.request_id}, {left}{others}"
-    flag = vllm_flags({change.field: change.after})
+    flag = answer.server.flags({change.field: change.after})
     yield f"  one seat more lets the next one in: {change.field} {change.before} -> {change.after}  {flag}".rstrip()
 
 

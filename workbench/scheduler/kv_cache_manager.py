@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
@@ -270,13 +271,21 @@ class KVCacheManager:
             size, lookahead = self._hash_block_size, self.num_hash_lookahead_tokens
             extend_block_hashes(hashes, tokens, num_blocks, size, lookahead, request.cache_salt, request.adapter)
 
-    def evict_newly_cached(self, blocks: Iterable[int]) -> set[int]:
-        """Evict the blocks among these that were cached in this step: their KV will not be computed.
+    def evict_newly_cached(self, request: Request, num_computed: int) -> set[int]:
+        """Evict the blocks of a request that were cached in this step and whose KV will not be computed.
+
+        A block whose tokens became known in this step may lie before the chunk that filled it: an earlier step
+        computes it.
+
+        Args:
+            request: The request, whose chunk is taken back.
+            num_computed: Number of its tokens before this chunk.
 
         Returns:
             These blocks.
         """
-        withdrawn = set(blocks).intersection(self.newly_cached)
+        behind = [table[num_computed // group.block_size :] for group, table in zip(self.groups, request.block_tables)]
+        withdrawn = set(chain.from_iterable(behind)).intersection(self.newly_cached)
         for block in withdrawn:
             self.newly_cached.remove(block)
             self.block_pool.evict(block)

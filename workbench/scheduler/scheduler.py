@@ -22,7 +22,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -439,7 +438,7 @@ class Scheduler:
         if chunk is not None:
             # vLLM 0.33 leaves the blocks that this chunk was going to fill in its prefix cache, from where the
             # victim would take KV that was never computed when it resumes.
-            withdrawn = self.kv_cache.evict_newly_cached(chain.from_iterable(victim.block_tables))
+            withdrawn = self.kv_cache.evict_newly_cached(victim, chunk.start)
             batch.withdrawn_block_ids += tuple(sorted(withdrawn))
             victim.num_kv_computed = chunk.start
             refund = chunk.num_tokens

@@ -69,6 +69,16 @@ class TraceMeta(Frozen, frozen=True, tag="meta", tag_field="kind"):
         """Whether vLLM was recorded, or its recorded run simulated again."""
         return self.source.startswith("vllm ")
 
+    @property
+    def is_of_sglang(self) -> bool:
+        """Whether SGLang was recorded, or its requests simulated again, by vLLM's rules."""
+        return self.source.startswith("sglang ")
+
+    @property
+    def is_of_server(self) -> bool:
+        """Whether another engine than Workbench's was recorded."""
+        return self.is_of_vllm or self.is_of_sglang
+
 
 class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_field="kind"):
     """A request as it arrived, written to the trace at that moment.

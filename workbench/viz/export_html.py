@@ -116,7 +116,7 @@ def _answers(trace: Trace) -> dict[str, Any]:
     answers: dict[str, Any] = {
         "explanations": {each.request_id: explanation_facts(each, confirmed=False) for each in explained}
     }
-    return answers | {"incident": incident_facts(trace)} if trace.meta.is_of_vllm else answers
+    return answers | {"incident": incident_facts(trace)} if trace.meta.is_of_server else answers
 
 
 def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None) -> None:

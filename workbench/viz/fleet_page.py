@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import panel as pn
 
+from workbench.analysis.hit_rates import hit_rates
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import Summary, number, percent
 from workbench.trace.readings.metrics_collector import metrics
@@ -149,8 +150,16 @@ def fleet_html(fleet: Fleet, request_id: str = "") -> str:
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return (
         f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
-        f"{_picture(traces, request_id)}<div>{table}</div></section>"
+        f"{_picture(traces, request_id)}<div>{table}</div>{_hits(traces)}</section>"
     )
+
+
+def _hits(traces: Mapping[str, Trace]) -> str:
+    """The hits in the prefix cache by depth, adapter, turn and session; nothing before all runs are over."""
+    caching = [trace for trace in traces.values() if trace.config.get("enable_prefix_caching")]
+    if not caching or not all(trace.has_ended for trace in traces.values()):
+        return ""
+    return f"<div><pre>{escape(str(hit_rates(caching)))}</pre></div>"
 
 
 def _picture(traces: Mapping[str, Trace], request_id: str) -> str:

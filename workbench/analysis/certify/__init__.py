@@ -52,8 +52,10 @@ class Certificate:
             if row.first is not None:
                 place = f"workload {row.first.workload['id']!r}, step {row.first.step}"
                 firsts.append(f"{row.feature}: {place}: {row.first.message}")
-            elif row.problem or row.unsupported:
-                firsts.append(f"{row.feature}: {row.problem or f'not supported: {row.unsupported[0]}'}")
+            if row.problem:  # it ends the row, whatever was answered before
+                firsts.append(f"{row.feature}: {row.problem}")
+            elif row.first is None and row.unsupported:
+                firsts.append(f"{row.feature}: not supported: {row.unsupported[0]}")
         num_certified = sum(row.certified for row in self.rows)
         verdict = "certified" if self.certified else f"not certified: {num_certified} of {len(self.rows)} features are"
         return "\n".join([*table, *firsts, f"{self.program}: {verdict} (seed {self.seed})"])

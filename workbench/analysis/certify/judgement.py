@@ -72,15 +72,17 @@ class Row:
         return is_answered and self.first is None and not self.problem
 
     def add(self, workload: dict[str, Any], truth: Sequence[Mapping[str, Any]], told: list[dict[str, Any]]) -> None:
-        """Compare the schedules of a workload."""
+        """Compare the schedules of a workload. Empty steps behind its end make a difference, and no share."""
         self.num_workloads += 1
+        last = max((index + 1 for index, step in enumerate(told) if step["chunks"]), default=0)
         aspects = [name for name in ASPECTS if any(name in step for step in told)] or ["chunks"]
         for index in range(max(len(truth), len(told))):
             right = truth[index] if index < len(truth) else {}
             given = told[index] if index < len(told) else {}
             differs = [name for name in aspects if not self._equal(name, right, given)]
-            self.scores["steps"].of += 1
-            self.scores["steps"].equal += not differs
+            if index < max(len(truth), last):
+                self.scores["steps"].of += 1
+                self.scores["steps"].equal += not differs
             if self.first is None and (differs or not (right and given)):
                 name = differs[0] if differs else "length"
                 message = f"expected {said(right, name)}, got {said(given, name)}"

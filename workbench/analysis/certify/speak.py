@@ -8,6 +8,8 @@ import sys
 from typing import Any, TextIO
 
 from workbench.analysis.certify.neutral import judge, simulated_workload, steps_of
+from workbench.analysis.hunt.search import shape
+from workbench.analysis.hunt.workloads import FEATURES
 
 
 def speak(scheduler: str, lines: TextIO = sys.stdin) -> None:
@@ -34,6 +36,8 @@ def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
 
     if target is None:
         return {"id": workload["id"], "steps": steps_of(judge(workload))}
+    if unknown := sorted(_needs(workload) - set(target.features)):
+        return {"id": workload["id"], "unsupported": f"no {', '.join(unknown)}"}
     dropped: set[str] = set()
     steps, end = schedule_of(target, simulated_workload(workload), dropped=dropped)
     if end.startswith("refused"):
@@ -44,3 +48,14 @@ def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
     for step in told:
         del step["free_blocks"]
     return {"id": workload["id"], "steps": told}
+
+
+_NAMES = {"windows": "groups", "scheduled_tokens": "caps", "active_seqs": "caps", "watermark": "pools"}
+
+
+def _needs(workload: dict[str, Any]) -> set[str]:
+    """The features of schedulers that a workload uses, of `workbench.analysis.hunt.workloads.FEATURES`."""
+    needs = {_NAMES.get(name, name) for name in shape(simulated_workload(workload))}
+    if workload["config"].get("scheduler_reserve_full_isl") is False:
+        needs.add("pools")
+    return needs & set(FEATURES)

@@ -2,12 +2,13 @@
 
 A step is ``{"chunks": [{"id", "start", "num_tokens", "num_drafts"}], "hits": {id: tokens}, "preempted": [id],
 "blocks": {id: [a block table per group]}, "finished": {id: "length" | "stop"}, "free_blocks": number}``. ``hits`` has
-the requests that are admitted or resumed in the step, with the tokens whose KV is there already.
+the requests that are admitted or resumed in the step, with the tokens whose KV is there already. If it is asked for and
+the scheduler tells it, ``"cached"`` has the blocks that can be found in the prefix cache at the end of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from workbench.analysis.hunt.drive import LiveRequest, Run
@@ -18,10 +19,15 @@ Step = dict[str, Any]
 
 
 class Kept:
-    """Keeps the steps of a run."""
+    """Keeps the steps of a run.
 
-    def __init__(self) -> None:
+    Args:
+        cache: Keep what the prefix cache contains, too.
+    """
+
+    def __init__(self, *, cache: bool = False) -> None:
         self.steps: list[Step] = []
+        self._cache = cache
 
     def added(self, request: LiveRequest) -> None:
         """A request is known by its chunks."""
@@ -48,10 +54,24 @@ class Kept:
                 "free_blocks": run.num_free(),
             }
         )
+        self._keep_cache(run)
+
+    def _keep_cache(self, run: Run) -> None:
+        if self._cache and (cached := _cached_blocks(run.scheduler)) is not None:
+            self.steps[-1]["cached"] = sorted(cached)
 
     def updated(self, run: Run, plan: Any, latest: Any, ended: Mapping[str, str]) -> None:
         """Keep who ended with the output that came in at the end of the step."""
         self.steps[-1] |= {"finished": dict(ended), "free_blocks": run.num_free()}
+        self._keep_cache(run)
+
+
+def _cached_blocks(scheduler: Any) -> Collection[int] | None:
+    """The blocks that the prefix cache can find; None if the scheduler does not tell."""
+    if hasattr(scheduler, "state"):
+        known: Collection[int] | None = scheduler.state().cached_blocks
+        return known
+    return scheduler.pool().get("cached_blocks") if hasattr(scheduler, "pool") else None
 
 
 def schedule_of(

@@ -272,7 +272,7 @@ def _only(path: Path) -> Trace:
 
 def _whatif(options: argparse.Namespace) -> int:
     from workbench.analysis.check import COUNTS, shown
-    from workbench.analysis.flags import VLLM_FIELDS, vllm_flags
+    from workbench.analysis.flags import VLLM_FIELDS, Server
     from workbench.analysis.sweep import read_settings
 
     changes = read_settings(options.set, VLLM_FIELDS)
@@ -293,8 +293,8 @@ def _whatif(options: argparse.Namespace) -> int:
         print(f"{check.refusal}; --force prints them")
     for note in (*prediction.notes, *check.notes):
         print(f"note: {note}")
-    if flags := vllm_flags(changes):
-        print(f"vllm serve MODEL {flags}")
+    if command := Server.of(predictor.trace).command(changes):
+        print(command)
     if options.out:
         prediction.trace.save(options.out)
         print(f"{len(prediction.trace)} predicted steps saved to {options.out}")

@@ -72,6 +72,7 @@ class Recording:
         )
         self._assembler = Assembler(
             setup.config,
+            as_vllm=not meta.is_of_sglang,
             kv_cache_group=setup.kv_cache_group,
             samples=setup.samples,
             max_waiting=settings.max_waiting,

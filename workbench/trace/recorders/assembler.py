@@ -94,6 +94,7 @@ class Assembler:
         watches_pool: Whether a PoolNews comes before each Schedule or Update with changes of the pool.
         hasher: Hashes the blocks of requests; None to leave them out.
         host: Says what the machine did during long steps; None to leave that out.
+        as_vllm: The engine admits nobody in a step with a preemption, as vLLM; SGLang says nothing of why others wait.
 
     Example:
         >>> assembler = Assembler({"block_size": 16})
@@ -116,8 +117,10 @@ class Assembler:
         watches_pool: bool = False,
         hasher: BlockHasher | None = None,
         host: HostWatch | None = None,
+        as_vllm: bool = True,
     ) -> None:
         self._start = start
+        self._as_vllm = as_vllm
         self._token_ids = bool(config.get("token_ids_recorded", True))
         self._hasher = hasher
         self._host = host
@@ -355,15 +358,15 @@ class Assembler:
         """A record's ``waiting_reason`` and ``passed_over``, as far as they can be known from outside the engine."""
         if not self._queues.num_waiting:
             return None, {}
-        if self._preempted:
-            passed_over = {rid: reason.as_preempted() for rid, reason in self._preempted.items()}
+        passed_over = {rid: reason.as_preempted() for rid, reason in self._preempted.items()}
+        if passed_over and self._as_vllm:
             names = tuple(self._preempted)
             return msgspec.structs.replace(self._no_blocks, rule="preemption", requests=names), passed_over
         if num_tokens >= self._token_budget > 0:
-            return self._budget_spent, {}
+            return self._budget_spent, passed_over
         if self._queues.num_running >= self._max_running:
-            return self._no_seat, {}
-        return UNKNOWN if free_blocks else self._no_block_free, {}
+            return self._no_seat, passed_over
+        return UNKNOWN if free_blocks else self._no_block_free, passed_over
 
     # -- after the forward pass ------------------------------------------------------------------------------
 

@@ -114,7 +114,7 @@ def trace_facts(trace: Any) -> dict[str, Any]:
         "first_step": trace[0].step if len(trace) else 0,
         "start": _start(trace),
         "end": trace.end,
-        "incident": trace.meta.is_of_vllm,
+        "incident": trace.meta.is_of_server,
         "codes": {
             "events": EVENT_KINDS,
             "limits": LIMITS,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from workbench.base.text import counted
@@ -15,7 +16,8 @@ KINDS = {
     "preemption": "one side preempts, the other does not",
     "preemption victim": "both preempt, and another request or in another order",
     "admission": "another request is admitted or resumed",
-    "prefix hit": "an admitted request finds another number of tokens in the prefix cache",
+    "prefix hit": "an admitted request finds other tokens in the prefix cache, or later ones can: other blocks can be "
+    "found from this step on",
     "running request": "a running request gets a chunk on one side only",
     "asynchronous placeholders": "a running request gets a chunk on one side only, or starts elsewhere, while an "
     "output is in flight",
@@ -39,12 +41,14 @@ class Difference(NamedTuple):
         step: Index of the step.
         message: The two sides.
         request_id: The request concerned; "" for none.
+        is_quiet: Only blocks differ; the same chunks run.
     """
 
     kind: str
     step: int
     message: str
     request_id: str = ""
+    is_quiet: bool = False
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
@@ -55,10 +59,29 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, 
         b: The same of the other.
         config: The workload's configuration.
     """
-    ends = [side["end"].partition(":")[0] for side in (a, b)]
+    return next(_differences(a, b, config), None)
+
+
+def consequence(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The kind of the first difference that is not of blocks alone, if the first of all is; otherwise ""."""
+    found = _differences(a, b, config)
+    first = next(found, None)
+    if first is None or not first.is_quiet:
+        return ""
+    return next((each.kind for each in found if not each.is_quiet), "")
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Difference]:
+    """The difference of each step that has one, and that of the ends."""
     for index, (one, other) in enumerate(zip(a["steps"], b["steps"])):
         if one != other:
-            return _of_steps(index, one, other, config)
+            yield _of_steps(index, (a, b), config)
+    if (found := _of_ends(a, b)) is not None:
+        yield found
+
+
+def _of_ends(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference | None:
+    ends = [side["end"].partition(":")[0] for side in (a, b)]
     step = min(len(a["steps"]), len(b["steps"]))
     rest = max(a["steps"], b["steps"], key=len)[step:]
     if ends[0] == ends[1] and (not rest or (ends[0] == "stuck" and not any(each["chunks"] for each in rest))):
@@ -69,17 +92,28 @@ def difference(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, 
     return Difference("progress", step, f"A takes {counted(len(a['steps']), 'step')}, B {len(b['steps'])}")
 
 
-def _of_steps(index: int, a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference:
-    for look in (_preemptions, _admissions, _chunks, _tables):
+def _of_steps(index: int, sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: Mapping[str, Any]) -> Difference:
+    a, b = (side["steps"][index] for side in sides)
+    for look in (_preemptions, _chunks, _tables):
         if (found := look(a, b, config)) is not None:
             return found._replace(step=index)
+    crashed = [side["end"].startswith("crash") and index == len(side["steps"]) - 1 for side in sides]
+    if crashed[0] != crashed[1]:  # while the output of this step came in
+        return Difference("crash", index, f"A: {sides[0]['end']}; B: {sides[1]['end']}")
     if a["finished"] != b["finished"]:
         names = [
             name for name in (*a["finished"], *b["finished"]) if a["finished"].get(name) != b["finished"].get(name)
         ]
         told = [", ".join(f"{name} ({why})" for name, why in side["finished"].items()) or "nobody" for side in (a, b)]
         return Difference("finish", index, f"A ends {told[0]}; B ends {told[1]}", names[0] if names else "")
-    return Difference("blocks freed", index, f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}")
+    if a["free_blocks"] != b["free_blocks"]:
+        message = f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}"
+        return Difference("blocks freed", index, message, is_quiet=True)
+    alone = [sorted(set(one["cached"]) - set(other["cached"])) for one, other in ((a, b), (b, a))]
+    message = (
+        f"blocks that can be found in the prefix cache: {_blocks(alone[0])} only in A, {_blocks(alone[1])} only in B"
+    )
+    return Difference("prefix hit", index, message, is_quiet=True)
 
 
 def _preemptions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
@@ -91,40 +125,54 @@ def _preemptions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str
     return Difference(kind, 0, f"A preempts {_listed(one)}; B preempts {_listed(other)}", first)
 
 
-def _admissions(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
-    one, other = a["hits"], b["hits"]
-    if list(one) != list(other):
-        first = next(
-            (name for name in (*one, *other) if name not in one or name not in other), next(iter((*one, *other)))
-        )
-        return Difference("admission", 0, f"A admits {_listed(one)}; B admits {_listed(other)}", first)
-    for name, tokens in one.items():
-        if tokens != other[name]:
-            return Difference("prefix hit", 0, f"{name} has {tokens} tokens already in A, {other[name]} in B", name)
+def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
+    """The first chunk that differs, in the order of scheduling: what comes behind it may follow from it."""
+    hits = a["hits"], b["hits"]
+    for one, other in zip_longest(a["chunks"], b["chunks"]):
+        if one == other and hits[0].get(one["id"]) == hits[1].get(one["id"]):
+            continue
+        if one is None or other is None or one["id"] != other["id"]:
+            return _who(a, b, one, other, bool(config.get("async_scheduling")))
+        found = [side.get(one["id"]) for side in hits]
+        return _how(one, other, found[0], found[1], bool(config.get("async_scheduling")))
+    if list(hits[0]) != list(hits[1]):
+        return Difference("admission", 0, f"A admits {_listed(hits[0])}; B admits {_listed(hits[1])}")
     return None
 
 
-def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
-    if a["chunks"] == b["chunks"]:
-        return None
-    one, other = ({chunk["id"]: chunk for chunk in side["chunks"]} for side in (a, b))
-    is_async = bool(config.get("async_scheduling"))
-    if alone := [name for name in (*one, *other) if name not in one or name not in other]:
-        kind = "asynchronous placeholders" if is_async else "running request"
-        told = f"A has chunks of {_listed(one)}; B of {_listed(other)}"
-        return Difference(kind, 0, told, alone[0])
-    for name, chunk in one.items():
-        same = other[name]
-        for field, kind, words in (
-            ("start", "asynchronous placeholders" if is_async else "chunk size", "starts at"),
-            ("num_drafts", "drafts", "drafts:"),
-            ("num_tokens", "chunk size", "tokens:"),
-        ):
-            if chunk[field] != same[field]:
-                return Difference(
-                    kind, 0, f"the chunk of {name}, {words} {chunk[field]} in A, {same[field]} in B", name
-                )
-    return Difference("order", 0, f"A: {_listed(one)}; B: {_listed(other)}", next(iter(one)))
+def _who(a: Mapping[str, Any], b: Mapping[str, Any], one: Any, other: Any, is_async: bool) -> Difference:
+    """Another request has the next chunk, or none has."""
+    names = [[chunk["id"] for chunk in side["chunks"]] for side in (a, b)]
+    if sorted(names[0]) == sorted(names[1]):
+        return Difference("order", 0, f"A: {_listed(names[0])}; B: {_listed(names[1])}", one["id"])
+    alone = [
+        chunk["id"] for chunk, others in ((one, names[1]), (other, names[0])) if chunk and chunk["id"] not in others
+    ]
+    first = (alone or [chunk["id"] for chunk in (one, other) if chunk])[0]
+    if first in a["hits"] or first in b["hits"]:
+        return Difference("admission", 0, f"A admits {_listed(a['hits'])}; B admits {_listed(b['hits'])}", first)
+    kind = "asynchronous placeholders" if is_async else "running request"
+    told = [_listed(name for name in names[side] if name not in names[1 - side]) for side in (0, 1)]
+    return Difference(kind, 0, f"A has chunks of {told[0]}; B of {told[1]}", first)
+
+
+def _how(one: Any, other: Any, hit: int | None, other_hit: int | None, is_async: bool) -> Difference:
+    """The same request has another chunk."""
+    name = one["id"]
+    if (hit is None) != (other_hit is None):
+        admitted = [name if each is not None else "nobody" for each in (hit, other_hit)]
+        return Difference("admission", 0, f"A admits {admitted[0]}; B admits {admitted[1]}", name)
+    if hit != other_hit:
+        return Difference("prefix hit", 0, f"{name} has {hit} tokens already in A, {other_hit} in B", name)
+    for field, kind, words in (
+        ("start", "asynchronous placeholders" if is_async else "chunk size", "starts at"),
+        ("num_drafts", "drafts", "drafts:"),
+    ):
+        if one[field] != other[field]:
+            told = f"the chunk of {name}, {words} {one[field]} in A, {other[field]} in B"
+            return Difference(kind, 0, told, name)
+    told = f"the chunk of {name}, tokens: {one['num_tokens']} in A, {other['num_tokens']} in B"
+    return Difference("chunk size", 0, told, name)
 
 
 def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
@@ -134,11 +182,17 @@ def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any
             if one == other:
                 continue
             message = f"the table of {name} in group {index}: {_blocks(one)} in A, {_blocks(other)} in B"
+            size = groups[index].get("block_size") or config.get("block_size", 16)
+            place = next((i for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
             if groups[index]["kind"] == "mamba":
-                return Difference("state", 0, message, name)
-            if [not block for block in one[: len(other)]] != [not block for block in other[: len(one)]]:
-                return Difference("window", 0, message, name)
-            return Difference("block order" if len(one) == len(other) else "block count", 0, message, name)
+                kind = "state"
+            elif [not block for block in one[: len(other)]] != [not block for block in other[: len(one)]]:
+                kind = "window"
+            elif place * size < a["hits"].get(name, 0):
+                kind = "prefix hit"
+            else:
+                kind = "block order" if len(one) == len(other) else "block count"
+            return Difference(kind, 0, message, name, is_quiet=True)
     return None
 
 

@@ -46,8 +46,8 @@ class Places:
 class Followed(Kept):
     """Keeps the lines that run, besides the steps; what runs between two steps belongs to the second."""
 
-    def __init__(self, places: Places) -> None:
-        super().__init__()
+    def __init__(self, places: Places, *, cache: bool = False) -> None:
+        super().__init__(cache=cache)
         self._places = places
         self._lines: list[list[Line]] = [[]]
         self._codes: dict[CodeType, str] = {}

@@ -76,6 +76,7 @@ def _write_folder(folder: Path, comparison: Comparison, apart: Apart) -> None:
         "num_seen": apart.num_seen,
         "num_workloads": apart.num_workloads,
         "seconds": apart.seconds,
+        "leads_to": dict(apart.leads_to.most_common()),
     }
     (folder / "finding.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (folder / "workload.json").write_text(workload_text(apart.workload), encoding="utf-8")
@@ -130,6 +131,7 @@ def _section(apart: Apart, comparison: Comparison) -> list[str]:
         f"{counted(apart.num_workloads, 'workload')} ({apart.seconds} s); the smallest case has "
         f"{counted(len(apart.workload['requests']), 'request')} and needs {needs}.",
         "",
+        *_consequences(apart),
         f"The lines that decide ({how}):",
         "",
         "```diff",
@@ -142,6 +144,14 @@ def _section(apart: Apart, comparison: Comparison) -> list[str]:
         "```",
     ]
     return lines
+
+
+def _consequences(apart: Apart) -> list[str]:
+    """The consequences of a difference of blocks alone."""
+    if not apart.leads_to:
+        return []
+    told = ", ".join(f"{kind} ({number})" for kind, number in apart.leads_to.most_common())
+    return [f"Only blocks differ at first. The next differences, and the workloads that had them: {told}.", ""]
 
 
 def _diff(lines: Sequence[Line], sign: str) -> list[str]:

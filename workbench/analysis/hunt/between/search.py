@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.analysis.hunt.between.differ import Difference, difference
+from workbench.analysis.hunt.between.differ import Difference, consequence, difference
 from workbench.analysis.hunt.between.place import MOST_LINES, Decided, Line, Source, decided
 from workbench.analysis.hunt.between.sides import Asked
 from workbench.analysis.hunt.search import Limited, shape
@@ -37,6 +37,7 @@ class Apart:
         num_seen: Number of workloads in which a difference of this kind with the same needs was seen.
         num_workloads: Workloads until it was first seen.
         seconds: Seconds until then.
+        leads_to: Consequences of a difference of blocks alone: {kind: number of workloads}.
     """
 
     difference: Difference
@@ -45,6 +46,7 @@ class Apart:
     num_seen: int
     num_workloads: int
     seconds: float
+    leads_to: Counter[str] = field(default_factory=Counter)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -86,6 +88,7 @@ class Comparison(Limited):
         self.started = time.monotonic()
         self._sources = Source(self.a.roots), Source(self.b.roots)
         self.features = [name for name in FEATURES if name in self.a.features and name in self.b.features]
+        self._asks: dict[str, bool] = {}
 
     def run(self) -> list[Apart]:
         """Compare until it is over."""
@@ -102,17 +105,22 @@ class Comparison(Limited):
         values: dict[str, Any] = {"watermark": 0.1, "scheduler_reserve_full_isl": False, "max_num_active_seqs": 1}
         values |= {"long_prefill_token_threshold": 4, "long_prefill_token_threshold_adaptive": True}
         values |= {"max_num_scheduled_tokens": 4, "max_num_batched_tokens": 8, "max_num_seqs": 4}
-        workload = {"config": {**values, "num_blocks": 20, "block_size": 4, "max_model_len": 64}, "requests": []}
+        config = {**values, "num_blocks": 20, "block_size": 4, "max_model_len": 64}
+        request = {"id": "r", "prompt": {"len": 1}, "max_tokens": 1}
+        tells_cache = True
         for side in (self.a, self.b):
-            if lacking := side.ask({"workload": workload})["dropped"]:
-                self.dropped[side.place.spec] = lacking
+            told = side.ask({"workload": {"config": config, "requests": [request]}, "cache": True})
+            if told["dropped"]:
+                self.dropped[side.place.spec] = told["dropped"]
+            tells_cache &= "cached" in (told["steps"] or [()])[0]
+        self._asks = {"cache": tells_cache}
 
     @property
     def _without(self) -> list[str]:
         return sorted({name for names in self.dropped.values() for name in names})
 
     def _batch(self, choices: Sequence[str]) -> None:
-        asked = {"choices": choices, "features": self.features, "without": self._without}
+        asked = {"choices": choices, "features": self.features, "without": self._without, **self._asks}
         self.a.send(asked)
         self.b.send(asked)
         for each, one, other in zip(choices, self.a.read(), self.b.read()):
@@ -124,16 +132,20 @@ class Comparison(Limited):
         workload = make_workload(bytes.fromhex(choices), self.features)
         for name in self._without:
             workload["config"].pop(name, None)
-        found = self.differs(workload)
+        told = self._schedules(workload)
+        found = difference(*told, workload["config"])
         if found is None:
             return  # the end of a run that one side gives up in another place
         self.num_different += 1
         self.kinds[found.kind] += 1
         if (same := self._explained(found.kind, shape(workload))) is not None:
             same.num_seen += 1
-            return
-        seen = (self.num_workloads, round(self.elapsed, 1))
-        self.found.append(self._smallest(workload, found.kind, seen))
+        else:
+            seen = (self.num_workloads, round(self.elapsed, 1))
+            same = self._smallest(workload, found.kind, seen)
+            self.found.append(same)
+        if next_kind := consequence(*told, workload["config"]):
+            same.leads_to[next_kind] += 1
 
     def _explained(self, kind: str, has: frozenset[str]) -> Apart | None:
         same = (each for each in self.found if each.difference.kind == kind)
@@ -141,9 +153,13 @@ class Comparison(Limited):
 
     def differs(self, workload: dict[str, Any]) -> Difference | None:
         """The first difference of the two schedules of a workload."""
-        self.a.send({"workload": workload})
-        self.b.send({"workload": workload})
-        return difference(self.a.read(), self.b.read(), workload["config"])
+        return difference(*self._schedules(workload), workload["config"])
+
+    def _schedules(self, workload: dict[str, Any], *, follow: bool = False) -> tuple[Any, Any]:
+        asked = {"workload": workload, **self._asks, **({"follow": True} if follow else {})}
+        self.a.send(asked)
+        self.b.send(asked)
+        return self.a.read(), self.b.read()
 
     def _smallest(self, workload: dict[str, Any], kind: str, seen: tuple[int, float]) -> Apart:
         def still(smaller: dict[str, Any]) -> bool:
@@ -151,10 +167,7 @@ class Comparison(Limited):
             return found is not None and found.kind == kind
 
         smallest = shrink(workload, still, clock=time.monotonic, seconds=SHRINK_SECONDS)
-        asked = {"workload": smallest, "follow": True}
-        self.a.send(asked)
-        self.b.send(asked)
-        told = self.a.read(), self.b.read()
+        told = self._schedules(smallest, follow=True)
         found = difference(*told, smallest["config"])
         assert found is not None
         return Apart(found, smallest, self._decided(smallest, found, told), 1, *seen)
@@ -165,7 +178,7 @@ class Comparison(Limited):
         def is_gone(grafts: Sequence[Mapping[str, str]]) -> bool:
             if time.monotonic() > until:
                 return False
-            made = self.b.ask({"workload": workload, "grafts": grafts})
+            made = self.b.ask({"workload": workload, "grafts": grafts, **self._asks})
             if "problem" in made:
                 return False
             left = difference(told[0], made, workload["config"])
@@ -198,6 +211,7 @@ class Comparison(Limited):
             )
             if first is not each:
                 first.num_seen += each.num_seen
+                first.leads_to += each.leads_to
                 first.num_workloads, first.seconds = min(
                     (first.num_workloads, first.seconds), (each.num_workloads, each.seconds)
                 )

@@ -4,6 +4,7 @@ Started by `workbench.analysis.hunt.between.sides` as a file; it answers a JSON 
 
     {"choices": ["00ff..", ...], "features": [...], "without": [...]}   a digest of the schedule of each workload
     {"workload": {...}}                                                 its schedule
+    {"workload": {...}, "cache": true}                                  and what the prefix cache contains
     {"workload": {...}, "follow": true}                                 and the lines that ran, step by step
     {"workload": {...}, "grafts": [...]}                                its schedule with other texts of functions
     {"record": {...}, "path": "a.jsonl.gz"}                             writes the trace of a workload
@@ -95,7 +96,7 @@ class Side:
 
         if "choices" in asked:
             with grafted(self.places, asked.get("grafts", ())):
-                return [self._digest(self._made(choices, asked)) for choices in asked["choices"]]
+                return [self._digest(self._made(choices, asked), asked) for choices in asked["choices"]]
         if "workload" in asked:
             return self._schedule(asked)
         try:
@@ -112,24 +113,30 @@ class Side:
             workload["config"].pop(name, None)
         return workload
 
-    def _digest(self, workload: dict[str, Any]) -> str:
-        steps, end = self._run(workload)
+    def _digest(self, workload: dict[str, Any], asked: dict[str, Any]) -> str:
+        steps, end = self._run(workload, self._kept(asked))
         return hashlib.blake2b(json.dumps([steps, end.partition(":")[0]]).encode(), digest_size=8).hexdigest()
 
     def _schedule(self, asked: dict[str, Any]) -> dict[str, Any]:
         from workbench.analysis.hunt.between.graft import NotGrafted, grafted
-        from workbench.analysis.hunt.between.ran import Followed
 
-        kept = Followed(self.places) if asked.get("follow") else None
+        kept = self._kept(asked)
         try:
             with grafted(self.places, asked.get("grafts", ())):
                 steps, end = self._run(asked["workload"], kept)
         except NotGrafted as problem:
             return {"problem": str(problem)}
         told = {"steps": steps, "end": end, "dropped": sorted(self.dropped)}
-        return told if kept is None else {**told, "ran": kept.ran()}
+        return {**told, "ran": kept.ran()} if asked.get("follow") else told
 
-    def _run(self, workload: dict[str, Any], kept: Any = None) -> tuple[list[Any], str]:
+    def _kept(self, asked: dict[str, Any]) -> Any:
+        from workbench.analysis.hunt.between.ran import Followed
+        from workbench.analysis.hunt.schedule import Kept
+
+        cache = bool(asked.get("cache"))
+        return Followed(self.places, cache=cache) if asked.get("follow") else Kept(cache=cache)
+
+    def _run(self, workload: dict[str, Any], kept: Any) -> tuple[list[Any], str]:
         from workbench.analysis.hunt.schedule import schedule_of
 
         return schedule_of(self.target, workload, kept, self.dropped)
