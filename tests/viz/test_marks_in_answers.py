@@ -414,7 +414,7 @@ def test_the_parts_of_an_explanation(deno_page):
     assert explanation_facts(trace.explain("r0"))["confirmation"].startswith("Time")
 
 
-def parts_of(*lengths):
+def parts_lasting(*lengths):
     """The facts of an explanation whose parts have these lengths."""
     parts = [
         SimpleNamespace(cause=f"part of {long}", amount=long, culprits=(), steps=(1, 2), kind="own", is_culprit=False)
@@ -437,12 +437,12 @@ def parts_of(*lengths):
 
 
 def test_a_part_of_no_length_is_left_out():
-    assert [part["cause"] for part in parts_of(2.0, 0.0)] == ["part of 2.0"]
+    assert [part["cause"] for part in parts_lasting(2.0, 0.0)] == ["part of 2.0"]
 
 
 def test_a_part_of_half_a_percent_is_listed_and_a_shorter_one_is_not():
-    assert [part["is_listed"] for part in parts_of(199.0, 1.0)] == [True, True]
-    assert [part["is_listed"] for part in parts_of(199.5, 0.5)] == [True, False]
+    assert [part["is_listed"] for part in parts_lasting(199.0, 1.0)] == [True, True]
+    assert [part["is_listed"] for part in parts_lasting(199.5, 0.5)] == [True, False]
 
 
 def check_drawer(page, trace, who, facts):
