@@ -224,6 +224,13 @@ def test_a_figure_and_a_view_are_zoomed_together(browser, lab):
         wait(f"{axis}.start === 3.5 && {axis}.end === 11.5")
         page.evaluate(f"() => {axis}.setv({{ start: 9.5, end: 19.5 }})")
         wait("view.cursor.range[0] === 10 && view.cursor.range[1] === 20")
+        note = page.get_by_text("The page was loaded again")
+        assert note.count() == 0
+        page.reload()  # without the outputs, which are not saved; the kernel is the same
+        page.get_by_text("(ipykernel) | Idle").wait_for(timeout=60_000)
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        note.wait_for()
 
 
 STILL = "document.querySelector('[class^=wb-still]')"

@@ -194,7 +194,8 @@ def test_a_notebook_shows_a_figure_without_set_up(trace, monkeypatch):
     assert display(figure) is True, "the figure shows itself"
     assert loads == [True] and shown[0].object is figure
     panel.extension._loaded = True
-    assert display(trace.metrics().figure()) is True and loads == [True] and len(shown) == 2
+    assert display(trace.metrics().figure()) is True and loads == [True] and len(shown) == 3
+    assert " hidden>" in shown[1].data, "a note for a page that was loaded again"
     assert display(Column()) is None, "any other layout leaves it to Bokeh"
 
 

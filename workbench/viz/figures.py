@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"
+
+RELOADED = (
+    '<p id="wb-{0}" hidden>The page was loaded again, without the scripts of Bokeh: run <code>import panel; '
+    "panel.extension(inline=True)</code>, and then this cell again.</p><script>setTimeout(() => {{ const note = "
+    'document.getElementById("wb-{0}"); if (note) note.hidden = "Bokeh" in globalThis; }}, 1500)</script>'
+)
+"""For a page that has no Bokeh although the kernel has sent it, to the page before; otherwise it stays hidden."""
 
 
 def trace_figure(trace: Trace) -> Any:
@@ -180,9 +188,11 @@ def _in_document(document: Any, change: Callable[[], None]) -> None:
 def _display(figure: Any) -> None:
     """Show a figure in a notebook through Panel, which carries selections back to Python."""
     import panel
-    from IPython.display import display
+    from IPython.display import HTML, display
 
-    if not panel.extension._loaded:
+    if panel.extension._loaded:
+        display(HTML(RELOADED.format(uuid.uuid4().hex)))
+    else:
         panel.extension(inline=True)
     display(panel.pane.Bokeh(figure))
 
