@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from workbench.trace.readings.narrate import narrate, shown
 from workbench.viz.palette import EVENT_MARKS
 
 STALL = "it stood still"
+CHARACTER = 6  # pixels of every character of the fake canvas
 EVENT_Y = {"finish": 13, "admit": 9, "resume": 9, "preempt": 5}
 
 
@@ -238,6 +240,8 @@ def check_step_labels(marks, axis, facts):
     assert bool(notes) == bool(axis.timed and axis.left_out > 0.5 and axis.x1 < axis.width - 100), axis.left_out
     for words in notes:
         assert seconds_of(words.removesuffix(" idle left out")) == pytest.approx(axis.left_out, rel=0.06)
+    for (x, words), (after, _) in pairwise(sorted(labels)):
+        assert x + CHARACTER * len(words) < after, "one label covers another"
     for x, words in labels:
         if axis.timed:
             assert x == pytest.approx(axis.of_moment(seconds_of(words)), abs=0.01 * (axis.x1 - axis.x0))
@@ -277,6 +281,21 @@ def check_timeline_words(page, facts, axis, stalled):
             total - decode, decode, record.token_budget, len(record.running), len(record.waiting), record.free_blocks
         ]  # fmt: skip
         assert near(row[7], seconds(record.end - record.time) if facts.timed else "–")
+
+
+@pytest.mark.parametrize("width", [390, 800, 1200])
+@pytest.mark.parametrize("idle", [0.4, 8.25, 130.0])
+def test_long_times_on_an_axis_cover_no_other(deno_page, width, idle):
+    """Steps of a millisecond behind a pause need many digits."""
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 9}, "max_tokens": 6, "arrival_time": 0.02177 + i // 2 * idle}
+        for i in range(6)
+    ]
+    deno_page.open(simulate({"requests": requests, "cost_model": {"fixed": 0.0011}}), width=width)
+    labels = sorted((x, words) for x, _, words in Marks(deno_page.painted("timeline")["marks"]).texts(y=144))[1:]
+    assert len(labels) > 1
+    for (x, words), (after, _) in pairwise(labels):
+        assert x + CHARACTER * len(words) < after, labels
 
 
 @pytest.mark.parametrize("budget", [0, 8])
