@@ -1,4 +1,4 @@
-"""Lost barriers, indices one off and stale reads, planted by rule: the recording has each at its event, thread and line.
+"""Lost barriers, indices one off, stale reads, planted by rule: a recording has each at its event, thread and line.
 
 The first wrong access is found from the order of the events alone, by rules of a few lines: an element beyond its
 array, threadgroup memory that nobody has written, two threads at one byte between two barriers.
