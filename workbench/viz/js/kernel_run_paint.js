@@ -49,16 +49,6 @@ export function paintLanes(canvas, marks, theme, width) {
   return { left: LEFT, size, height, columns: LANES };
 }
 
-const LOOKS = {
-  read: { alpha: 1, isWrite: false },
-  write: { alpha: 1, isWrite: true },
-  wasRead: { alpha: 0.38, isWrite: false },
-  wasWritten: { alpha: 0.38, isWrite: true },
-};
-
-/** The look of a cell: its access now, or the strongest since the barrier; undefined for an untouched one. */
-const lookOf = (mark) => mark && (LOOKS[mark.now] ?? (mark.writes > 0 ? LOOKS.wasWritten : LOOKS.wasRead));
-
 /**
  * Rows of cells: an outline for each element, filled if it was read or written since the barrier, strong if now.
  * @returns Where they are: { left, cell, height }.
@@ -67,7 +57,7 @@ export function paintCells(canvas, { rows, columns, num, marks, theme, width, mo
   const cell = Math.max(1, Math.min(14, (width - LEFT) / columns)), height = Math.max(4, Math.min(12, cell * 1.2));
   const context = contextOf(canvas, width, rows.length * height + (more ? 16 : 2));
   const read = theme.action("load").colour, write = theme.action("store").colour, { colours } = theme;
-  const gap = cell >= 6 ? GAP : 0, every = Math.max(1, Math.ceil(12 / height));
+  const gap = cell >= 4 ? GAP : 0, every = Math.max(1, Math.ceil(12 / height));
   context.font = SMALL;
   rows.forEach(({ row, label }, index) => {
     const y = index * height, first = row * columns, last = Math.min(columns, num - first);
@@ -78,15 +68,13 @@ export function paintCells(canvas, { rows, columns, num, marks, theme, width, mo
     }
     context.fillStyle = colours.hairline;
     context.fillRect(LEFT, y, last * cell, height - 1);
-    // Cells without a gap between them that look the same are one rectangle.
-    for (let column = 0, end; column < last; column = end) {
-      const look = lookOf(marks.get(first + column));
-      end = column + 1;
-      if (!look) continue;
-      while (!gap && end < last && lookOf(marks.get(first + end)) === look) end++;
-      context.globalAlpha = look.alpha;
-      context.fillStyle = look.isWrite ? write : read;
-      context.fillRect(LEFT + column * cell, y, (end - column) * cell - gap, height - 1);
+    for (let column = 0; column < last; column++) {
+      const mark = marks.get(first + column);
+      if (!mark) continue;
+      const isWrite = mark.now ? mark.now === "write" : mark.writes > 0;
+      context.globalAlpha = mark.now ? 1 : 0.38;
+      context.fillStyle = isWrite ? write : read;
+      context.fillRect(LEFT + column * cell, y, cell - gap, height - 1);
     }
     context.globalAlpha = 1;
   });
