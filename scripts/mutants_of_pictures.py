@@ -451,6 +451,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/metrics.js", "for (let step = first; step < axis.last; step += stride) {", "<="): "a bar without steps has no value",
     ("viz/js/step_axis.js", "if (x > this.end(n - 1) + 4) return -1;", ">="): EXACT,
     ("viz/js/step_axis.js", "return this.xOfTime(step < n ? ", "clockStart"): "nobody asks for the time behind the last step",
+    ("viz/js/step_axis.js", "const next = step + 1 < n ? ", "<="): "nobody asks for the time behind the last step",
+    ("apps/playground/page/arrivals.js", "for (let length = 10; length < this.top; length *= 10) {", "<="):
+        "the top is 1.3 times a whole number, and no power of ten is",
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
     ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
     ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
