@@ -1,19 +1,23 @@
 # ruff: noqa: E501 (tables of one line per panel)
 """Plant faults by rule in the code that draws pictures, and print the test that finds each.
 
-    python scripts/mutants_of_pictures.py [--panel timeline] [--language JavaScript] [--each 4] [--list]
+    python scripts/mutants_of_pictures.py [--panel timeline] [--language JavaScript] [--each 4] [--list] [--again]
 
 A rule is a way in which a picture could show something else than the record: an index one off, axes swapped, a
 condition dropped, an id or a number of another space, the value of another step. Each rule is applied to every place of
 a panel's code where it fits, and a draw with a fixed seed takes the same number of places from every panel. Faults that
 change nothing that can be seen are listed with the reason in `EQUIVALENT`. The exit status is 1 if another fault is not
 found.
+
+Each fault that is found is written to `mutants_of_pictures.csv` at once, so that a run that was stopped continues where
+it ended. A fault is planted again if its line has moved or changed, or if it was not found; with `--again`, each is.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import json
 import random
 import re
@@ -30,6 +34,9 @@ from mutants_by_tier import ROOT, copy_checkout
 SEED = 20261128
 PER_PANEL = 10
 """Number of faults that are drawn from the code of a panel in one language."""
+
+TABLE = Path(__file__).with_suffix(".csv")
+"""Panel, language, fault, and the test that found it."""
 
 Edit = tuple[int, int, str]
 """From and to in a source, and the new text."""
@@ -444,6 +451,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/metrics.js", "for (let step = first; step < axis.last; step += stride) {", "<="): "a bar without steps has no value",
     ("viz/js/step_axis.js", "if (x > this.end(n - 1) + 4) return -1;", ">="): EXACT,
     ("viz/js/step_axis.js", "return this.xOfTime(step < n ? ", "clockStart"): "nobody asks for the time behind the last step",
+    ("viz/js/step_axis.js", "const next = step + 1 < n ? ", "<="): "nobody asks for the time behind the last step",
+    ("apps/playground/page/arrivals.js", "for (let length = 10; length < this.top; length *= 10) {", "<="):
+        "the top is 1.3 times a whole number, and no power of ten is",
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
     ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
     ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
@@ -542,6 +552,59 @@ class Finder:
         self._server.wait(timeout=60)
 
 
+class Table:
+    """The faults that were found, in a file that is written after each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: dict[tuple[str, str, str], str] = {}
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                self.rows = {(panel, language, words): test for panel, language, words, test in csv.reader(file)}
+
+    def add(self, key: tuple[str, str, str], test: str) -> None:
+        """Write a fault that was found."""
+        self.rows[key] = test
+        self.write(set(self.rows))
+
+    def write(self, keys: set[tuple[str, str, str]]) -> None:
+        """Write these faults in order, and forget all others."""
+        self.rows = {key: self.rows[key] for key in sorted(keys & set(self.rows))}
+        with self._path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows((*key, test) for key, test in self.rows.items())
+
+
+def run(chosen: Sequence[Panel], each: int, table: Table) -> int:
+    """Plant the faults that are not in the table yet, and print a line for each and the sums."""
+    counts: dict[Panel, Counter[str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        finder: Finder | None = None
+        for panel in chosen:
+            counts[panel], is_checked = Counter(), False
+            for fault in drawn_faults(panel)[:each]:
+                words, why = fault.words(source_of(fault.file)), reason_of(fault)
+                key = panel.name, panel.language, words
+                found = "" if why else table.rows.get(key, "")
+                if not why and not found:
+                    finder = finder or Finder(Path(folder))
+                    if not is_checked and (failing := finder.tests_fail(panel.tests)):
+                        raise SystemExit(f"{failing} fails without a fault")
+                    is_checked = True
+                    if found := finder.find(fault, panel):
+                        table.add(key, found)
+                verdict = "found" if found else "equivalent" if why else "lost"
+                counts[panel][verdict] += 1
+                print(f"{verdict:10} {panel.name}: {words}  {found or why}", flush=True)
+        if finder:
+            finder.close()
+    print("| panel | language | faults | found | change nothing | not found |\n|---|---|---|---|---|---|")
+    for panel, count in [*counts.items(), (None, sum(counts.values(), Counter()))]:
+        name, language = (panel.name, panel.language) if panel else ("together", "")
+        numbers = f"{count.total()} | {count['found']} | {count['equivalent']} | {count['lost']}"
+        print(f"| {name} | {language} | {numbers} |")
+    return int(any(count["lost"] for count in counts.values()))
+
+
 def main() -> int:
     """Plant, run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -549,6 +612,7 @@ def main() -> int:
     parser.add_argument("--language", choices=("JavaScript", "Python"), help="faults in one language only")
     parser.add_argument("--each", type=int, default=PER_PANEL, help="the first so many of the faults drawn for a panel")
     parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
+    parser.add_argument("--again", action="store_true", help="plant those that are in the table, too")
     options = parser.parse_args()
     chosen = [
         panel for panel in PANELS if options.panel in (None, panel.name) and options.language in (None, panel.language)
@@ -558,26 +622,16 @@ def main() -> int:
             for fault in drawn_faults(panel)[: options.each]:
                 print(f"{panel.name}: {fault.words(source_of(fault.file))}")
         return 0
-    counts: dict[Panel, Counter[str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        finder = Finder(Path(folder))
-        for panel in chosen:
-            counts[panel] = Counter()
-            if failing := finder.tests_fail(panel.tests):
-                raise SystemExit(f"{failing} fails without a fault")
-            for fault in drawn_faults(panel)[: options.each]:
-                words = fault.words(source_of(fault.file))
-                found = "" if reason_of(fault) else finder.find(fault, panel)
-                verdict = "found" if found else "equivalent" if reason_of(fault) else "lost"
-                counts[panel][verdict] += 1
-                print(f"{verdict:10} {panel.name}: {words}  {found or reason_of(fault)}", flush=True)
-        finder.close()
-    print("| panel | language | faults | found | change nothing | not found |\n|---|---|---|---|---|---|")
-    for panel, count in [*counts.items(), (None, sum(counts.values(), Counter()))]:
-        name, language = (panel.name, panel.language) if panel else ("together", "")
-        numbers = f"{count.total()} | {count['found']} | {count['equivalent']} | {count['lost']}"
-        print(f"| {name} | {language} | {numbers} |")
-    return int(any(count["lost"] for count in counts.values()))
+    table = Table(TABLE)
+    kept = [panel for panel in PANELS if not (options.again and panel in chosen)]
+    table.write(
+        {
+            (panel.name, panel.language, fault.words(source_of(fault.file)))
+            for panel in kept
+            for fault in drawn_faults(panel)
+        }
+    )
+    return run(chosen, options.each, table)
 
 
 if __name__ == "__main__":

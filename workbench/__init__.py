@@ -146,6 +146,7 @@ ATTACHED.update(
         "Trace.figure": "workbench.viz.figures:trace_figure",
         "Trace.fork": "workbench.analysis.fork:fork",
         "Trace.incident": "workbench.analysis.incident:incident",
+        "Trace.kernel_run": "workbench.engine.kernel_run:of_trace",
         "Trace.keyframe_before": "workbench.trace.readings.pool_state:keyframe_before",
         "Trace.metrics": "workbench.trace.readings.metrics_collector:metrics",
         "Trace.pool_state": "workbench.trace.readings.pool_state:pool_state",

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from kernel_replay import as_loaded, as_stored
 from msl_runs import skip_without_compiler
+from random_adapters import linear_sizes, make_adapter
+from tiny_models import tiny_loaded_model
 
-from workbench import Engine, EngineConfig, SamplingParams
+from workbench import Engine, EngineConfig, SamplingParams, Trace
 from workbench.kernels.msl.recorded import LOAD, WATCH
 
 skip_without_compiler()
@@ -90,7 +92,7 @@ def test_what_cannot_be_recorded_is_refused(engine):
         engine.kernel_run(0, 7)
     step = engine.trace[-1]
     engine.close()
-    with pytest.raises(ValueError, match="not a step of an open engine, which has the model: for one that was saved"):
+    with pytest.raises(ValueError, match=r"which has the model: .* trace.kernel_run\(1, model, item\)"):
         step.kernel_run(0)
 
 
@@ -134,3 +136,56 @@ def test_an_older_step_that_cannot_be_computed_again_says_why(smollm2):
         with pytest.raises(ValueError, match="step 0 has computed nothing, or is not in the trace"):
             engine.kernel_run(0, first)
         assert engine.kernel_run(0).fault is None
+
+
+def test_a_step_of_a_saved_trace_is_computed_again(engine, smollm2, tmp_path):
+    made = [(step, step.kernel_run(0, layer=2)) for step in (engine.step() for _ in range(3))]
+    engine.trace.save(tmp_path / "run.jsonl.gz")
+    engine.close()
+    trace = Trace.load(tmp_path / "run.jsonl.gz")
+    for step, then in made:
+        again = trace.kernel_run(step.step, smollm2, layer=2)
+        assert again.about == f"{then.about}; computed again" and same_numbers(again, then)
+    for arguments, message in (
+        ((7, smollm2), "step is 7; it must be a step of this trace with chunks: it holds 3 steps"),
+        ((0, smollm2, 99), "item is 99"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trace.kernel_run(*arguments)
+
+
+def test_older_steps_with_adapters_are_computed_with_them(tmp_path):
+    model = tiny_loaded_model("llama")
+    sizes = linear_sizes(model.model)
+    folders = {name: make_adapter(tmp_path / name, sizes, seed=seed) for seed, name in enumerate(("legal", "poems"))}
+    config = EngineConfig(max_num_batched_tokens=64, block_size=16, num_blocks=32, max_loras=2)
+    with Engine(model, config) as engine:
+        for name, folder in folders.items():
+            engine.add_adapter(name, folder)
+            engine.add_request([5, 7, 9, 4], SamplingParams(max_tokens=3), request_id=name, adapter=name)
+        step = engine.step()
+        item = step.kernel.work_items[-1]
+        then = step.kernel_run(item, layer=1)
+        engine.run(progress=False)
+        assert same_numbers(step.kernel_run(item, layer=1), then)
+        trace = engine.trace
+        assert same_numbers(trace.kernel_run(step.step, model, item, layer=1, adapters=folders), then)
+        other = trace.kernel_run(
+            step.step, model, item, layer=1, adapters=dict(zip(folders, [*folders.values()][::-1]))
+        )
+        assert not same_numbers(other, then)
+        with pytest.raises(ValueError, match="request 'legal' was computed with adapter 'legal', which is not given"):
+            trace.kernel_run(step.step, model)
+
+
+def test_several_groups_are_recorded_at_the_newest_step_alone():
+    with Engine(
+        tiny_loaded_model("gemma3_text"), EngineConfig(max_num_batched_tokens=32, block_size=8, num_blocks=64)
+    ) as engine:
+        engine.add_request(list(range(3, 40)), SamplingParams(max_tokens=3), request_id="a")
+        first, newest = engine.step(), engine.step()
+        assert first.num_groups == 2
+        for layer in (0, 1):
+            assert newest.kernel_run(0, layer=layer).fault is None
+        with pytest.raises(ValueError, match="the trace has 2 KV cache groups, and a replay takes one"):
+            first.kernel_run(0)

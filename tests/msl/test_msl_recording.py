@@ -462,7 +462,7 @@ def test_a_fault_is_the_last_event_at_its_thread_and_line(name, order):
         position = group[0] * run.threadgroup[0] + int(run.events["thread"][event])
         assert position == run.error.thread_position_in_grid[0]
     if marked:
-        assert run.place(event).line in marked or run.fault.line in marked
+        assert run.place(event).line == run.fault.line and run.fault.line in marked
     if kind.endswith("race"):
         assert run.fault.earlier is not None and run.fault.earlier < event
         earlier, own = run.events[run.fault.earlier], run.events[event - 1]

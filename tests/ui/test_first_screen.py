@@ -118,7 +118,14 @@ def test_the_end_of_a_text_is_named(open_trace):
     assert words[1] == "⟨end of text⟩" and words[0] == words[2] and words[0].startswith("⟨token ")
 
 
-@pytest.mark.parametrize(("size", "said"), [(134_515_008, "135 million weights"), (7_000_000_000, "")])
+SIZES = [
+    (134_515_008, "135 million weights writes well and gets many facts wrong"),
+    (49_664, "49,664 weights writes nothing that makes sense"),
+    (7_000_000_000, ""),
+]
+
+
+@pytest.mark.parametrize(("size", "said"), SIZES)
 def test_a_small_model_is_said_to_get_facts_wrong(open_trace, size, said):
     page = open_trace(1280)
     words = page.view(
@@ -126,4 +133,4 @@ def test_a_small_model_is_said_to_get_facts_wrong(open_trace, size, said):
         "const { small } = view.question.ask; return small.hidden ? '' : small.textContent; })()",
         size,
     )
-    assert said in words and bool(words) == bool(said) and ("gets many facts wrong" in words) == bool(said)
+    assert said in words and bool(words) == bool(said)

@@ -69,6 +69,17 @@ view
     "controller.step()\nview.shared_cursor.step = 0",
     "for _ in recorded:\n    controller.step()",
 )
+LINKED = (
+    """
+import sys
+sys.path[:0] = [{checkout!r}]
+from workbench import simulate
+trace = simulate(dict(requests=[dict(id=name, prompt=dict(len=60), max_tokens=30) for name in "ab"]))
+trace.view("timeline")
+""",
+    "trace.figure()",
+    "trace.view('pool').shared_cursor.step = 3",
+)
 MISTAKES = (
     """
 import sys, threading, _thread, warnings
@@ -94,16 +105,17 @@ trace = simulate(dict(requests=[dict(id="a", prompt=dict(len=9))]))
     "while True:\n    engine.add_request('w5', max_tokens=450)\n    engine.run(progress=False)",
     "engine.close()\nengine.step()",
 )
+NOTEBOOKS = {"views": CELLS, "composed": COMPOSED, "kept": KEPT, "linked": LINKED, "mistakes": MISTAKES}
 ROOTS = "[...document.querySelectorAll('.wb-root')].map((root) => root.workbench).filter(Boolean)"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A JupyterLab server on notebooks with CELLS and with COMPOSED; gives its address and its folder."""
+    """A JupyterLab server on NOTEBOOKS; gives its address and its folder."""
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("jupyterlab")
     tmp_path = tmp_path_factory.mktemp("lab")
-    for name, cells in (("views", CELLS), ("composed", COMPOSED), ("kept", KEPT), ("mistakes", MISTAKES)):
+    for name, cells in NOTEBOOKS.items():
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
         for source in cells:
             source = source.format(support=str(SUPPORT), checkout=str(ROOT)) if "{checkout" in source else source
@@ -194,6 +206,31 @@ def test_views_sliders_and_interact_of_a_composition(browser, lab):
         budget.press("ArrowRight")
         # The view is replaced by another one, which is not there for a moment.
         wait(f"views[2]?.store.numSteps > 0 && views[2].store.numSteps < {many}")
+
+
+def test_a_figure_and_a_view_are_zoomed_together(browser, lab):
+    """The figure is shown before its browser has told a range, and moves of the cursor leave that alone."""
+    models = "Bokeh.documents.flatMap((document) => [...document._all_models.values()])"
+    mark = f"{models}.find((model) => model.type === 'Span')"
+    axis = f"{models}.find((model) => model.renderers?.some((one) => one.glyph?.type === 'VBar')).x_range"
+
+    def wait(condition):
+        page.wait_for_function(f"() => {{ const [view] = {ROOTS}; return {condition}; }}", timeout=60_000, polling=100)
+
+    with run_notebook(browser, lab, "linked") as page:
+        wait(f"globalThis.Bokeh && view && {mark}?.location === 3 && view.cursor.step === 3")
+        wait(f"{axis}.start < 0.5 && {axis}.end > view.store.numSteps - 1.5")
+        page.evaluate(f"() => {ROOTS}[0].cursor.moveTo(4, 8)")
+        wait(f"{axis}.start === 3.5 && {axis}.end === 11.5")
+        page.evaluate(f"() => {axis}.setv({{ start: 9.5, end: 19.5 }})")
+        wait("view.cursor.range[0] === 10 && view.cursor.range[1] === 20")
+        note = page.get_by_text("The page was loaded again")
+        assert note.count() == 0
+        page.reload()  # without the outputs, which are not saved; the kernel is the same
+        page.get_by_text("(ipykernel) | Idle").wait_for(timeout=60_000)
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        note.wait_for()
 
 
 STILL = "document.querySelector('[class^=wb-still]')"

@@ -414,18 +414,35 @@ def test_the_parts_of_an_explanation(deno_page):
     assert explanation_facts(trace.explain("r0"))["confirmation"].startswith("Time")
 
 
-def test_a_part_of_no_length_is_left_out():
-    def part(cause, long):
-        return SimpleNamespace(cause=cause, amount=long, culprits=(), steps=(1, 2), kind="own", is_culprit=False)
-
-    parts = (part("work", 2.0), part("nothing", 0.0))
+def parts_lasting(*lengths):
+    """The facts of an explanation whose parts have these lengths."""
+    parts = [
+        SimpleNamespace(cause=f"part of {long}", amount=long, culprits=(), steps=(1, 2), kind="own", is_culprit=False)
+        for long in lengths
+    ]
     none = SimpleNamespace(name="gap before token 3", total=0.0, parts=())
-    explanation = SimpleNamespace(
-        request_id="a", unit="s", total=2.0, parts=parts, span=lambda by: None, is_open=False, gaps=(none,)
-    )
-    explanation.confirmation = None
-    (whole,) = explanation_facts(explanation)["spans"]
-    assert [each["cause"] for each in whole["parts"]] == ["work"]
+    (whole,) = explanation_facts(
+        SimpleNamespace(
+            request_id="a",
+            unit="s",
+            total=sum(lengths),
+            parts=parts,
+            span=lambda by: None,
+            is_open=False,
+            gaps=(none,),
+            confirmation=None,
+        )
+    )["spans"]
+    return whole["parts"]
+
+
+def test_a_part_of_no_length_is_left_out():
+    assert [part["cause"] for part in parts_lasting(2.0, 0.0)] == ["part of 2.0"]
+
+
+def test_a_part_of_half_a_percent_is_listed_and_a_shorter_one_is_not():
+    assert [part["is_listed"] for part in parts_lasting(199.0, 1.0)] == [True, True]
+    assert [part["is_listed"] for part in parts_lasting(199.5, 0.5)] == [True, False]
 
 
 def check_drawer(page, trace, who, facts):

@@ -4,12 +4,13 @@ import math
 import random
 
 import pytest
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, span
 from runs_to_draw import RUNS, launch, run, steps_of
 
 from workbench.trace import Trace
 from workbench.trace.lines import Supplement
+from workbench.trace.records import KernelLaunch, WorkItem
 
 LEFT, SPACE = 84, 1100
 WORDS = {
@@ -623,6 +624,23 @@ def test_the_block_at_the_pointer_is_framed_wherever_it_is_held(drawn, name):
 
 
 # -- the work list -----------------------------------------------------------------------------------------------
+
+
+def test_a_work_list_tells_the_launch_of_its_own_step(deno_page):
+    trace, _ = run("plain 1")
+    changed = Trace(trace.meta)
+    for info in trace.requests.values():
+        changed.add_request(info)
+    for record in trace:
+        items = (WorkItem(0, 0, 1, 0, 1, 0, 1),)
+        launch = KernelLaunch(
+            "metal", (32 * (record.step + 1), 2, 1), (32, 1, 1), 8, 16, 4, 2, 32, "float16", (-1,), items
+        )
+        changed.append(replace(record, kernel=launch if record.chunks else None))
+    deno_page.open(changed)
+    for step in range(0, len(trace), 3):
+        if trace[step].chunks:
+            assert f"grid {32 * (step + 1)} × 2 × 1 threads" in deno_page.table("kernel", step)["caption"]
 
 
 @pytest.mark.parametrize("name", [*RUNS, "crowd 0"])

@@ -231,6 +231,8 @@ def check_compare_words(page, facts, order, end, timed):
     if not timed:
         for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
             assert page.hit("compare", LEFT + (step + 0.5) / end * SPACE, 60) == [f"step {step}"]
+        short = len(facts[0]) < end
+        assert not short or page.hit("compare", LEFT + (len(facts[0]) + 0.5) / end * SPACE, 60) == []
     assert page.hit("compare", LEFT - 10, 60) == []
 
 
@@ -444,6 +446,10 @@ def test_incident(drawn, name, width, part):
         assert x == pytest.approx(min(line[1], width - 6 * len(words) - 1)) and x0 <= line[1] <= x1 + 0.01
         assert line[2] + line[4] == page("view.panel('incident').height")
     check_whole(marks, page, facts, stalled, (begin, end), (x0, x1))
+    for step in (first, (first + last) // 2, last - 1):
+        (cursor,) = Marks(page.painted("incident", step)["over"]).rects(colour=LIGHT.cursor)
+        at = x0 + (facts.records[step].time - begin) / (end - begin) * (x1 - x0)
+        assert close(cursor[1:], [at, 58, 1.5, page("view.panel('incident').height") - 58])
     check_incident_table(page, titles, bins, wide)
     check_incident_words(page, facts, whole, (begin, end), stalled, slow)
 
@@ -514,6 +520,20 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
     for row, (who, value) in zip(rows, firsts):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
+
+
+def test_requests_that_still_wait_for_their_first_token(deno_page):
+    """Those that left without one are slow requests, and wait no more."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 90, "arrival_time": i / 100} for i in range(5)]
+    requests[3]["abort_step"] = 12
+    config = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "num_blocks": 60}
+    trace = simulate({"config": config, "requests": requests, "cost_model": COSTS}, max_steps=40)
+    assert "r3" in {who for record in trace for who in record.aborted}
+    deno_page.open(trace, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}})
+    deno_page.painted("incident")
+    longest = trace[-1].end - min(trace.requests[who].arrival_time for who in ("r2", "r4"))
+    (waits,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "without" in words]
+    assert waits.startswith("2 without a first token for up to ") and near(waits.split("up to ")[1], seconds(longest))
 
 
 def test_two_runs_stand_on_the_axis_of_all_panels(deno_page):

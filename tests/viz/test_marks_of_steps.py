@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from workbench.trace.readings.narrate import narrate, shown
 from workbench.viz.palette import EVENT_MARKS
 
 STALL = "it stood still"
+CHARACTER = 6  # pixels of every character of the fake canvas
 EVENT_Y = {"finish": 13, "admit": 9, "resume": 9, "preempt": 5}
 
 
@@ -238,6 +240,8 @@ def check_step_labels(marks, axis, facts):
     assert bool(notes) == bool(axis.timed and axis.left_out > 0.5 and axis.x1 < axis.width - 100), axis.left_out
     for words in notes:
         assert seconds_of(words.removesuffix(" idle left out")) == pytest.approx(axis.left_out, rel=0.06)
+    for (x, words), (after, _) in pairwise(sorted(labels)):
+        assert x + CHARACTER * len(words) < after, "one label covers another"
     for x, words in labels:
         if axis.timed:
             assert x == pytest.approx(axis.of_moment(seconds_of(words)), abs=0.01 * (axis.x1 - axis.x0))
@@ -277,6 +281,21 @@ def check_timeline_words(page, facts, axis, stalled):
             total - decode, decode, record.token_budget, len(record.running), len(record.waiting), record.free_blocks
         ]  # fmt: skip
         assert near(row[7], seconds(record.end - record.time) if facts.timed else "–")
+
+
+@pytest.mark.parametrize("width", [390, 800, 1200])
+@pytest.mark.parametrize("idle", [0.4, 8.25, 130.0])
+def test_long_times_on_an_axis_cover_no_other(deno_page, width, idle):
+    """Steps of a millisecond behind a pause need many digits."""
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 9}, "max_tokens": 6, "arrival_time": 0.02177 + i // 2 * idle}
+        for i in range(6)
+    ]
+    deno_page.open(simulate({"requests": requests, "cost_model": {"fixed": 0.0011}}), width=width)
+    labels = sorted((x, words) for x, _, words in Marks(deno_page.painted("timeline")["marks"]).texts(y=144))[1:]
+    assert len(labels) > 1
+    for (x, words), (after, _) in pairwise(labels):
+        assert x + CHARACTER * len(words) < after, labels
 
 
 @pytest.mark.parametrize("budget", [0, 8])
@@ -466,6 +485,17 @@ def height_of(path):
     return (min(ys) + max(ys)) / 2
 
 
+def computed_kv(facts, step, name):
+    """The last chunk of a request up to a step, and the tokens that the prefix cache had; None if no KV is kept."""
+    chunks = [(at, facts[at].chunk(name)) for at in range(step + 1) if facts[at].chunk(name)]
+    if not chunks or facts[step].states[name] == "preempted":
+        return None
+    at, last = chunks[-1]
+    taken = max(i for i in range(at + 1) if name in (*facts.records[i].admitted, *facts.records[i].resumed))
+    hit = facts[taken].chunk(name)
+    return last, hit.num_cached_tokens if hit else 0
+
+
 def check_computed_kv(over, facts, axis, rows, step, colours):
     totals = {}
     for name in facts.order:
@@ -475,26 +505,22 @@ def check_computed_kv(over, facts, axis, rows, step, colours):
     scale, x = 92 / max(totals.values()), axis.x1 + 16
     for row, name in enumerate(rows):
         y = 18 + 16 * row + 3
-        chunks = [(at, facts[at].chunk(name)) for at in range(step + 1) if facts[at].chunk(name)]
         frame = [frame for frame in over.frames(LIGHT.decode) if frame[2] == y + 0.5]
         assert close(frame[0][1:4:2], [x + 0.5, totals[name] * scale - 1])
         bars = [rect for rect in over.rects(y, 8)]
-        if not chunks or facts[step].states[name] == "preempted":
+        if (kept := computed_kv(facts, step, name)) is None:
             assert not bars
             continue
-        at, last = chunks[-1]
-        start = last.start - last.ahead
-        taken = max(i for i in range(at + 1) if name in (*facts.records[i].admitted, *facts.records[i].resumed))
-        hit = facts[taken].chunk(name)
-        cached = hit.num_cached_tokens if hit else 0
+        last, cached = kept
+        start, is_now = last.start - last.ahead, facts[step].chunk(name) is not None
         expected = [
             [colours.prefill(name), x, (start + last.num_tokens) * scale],
             [LIGHT.kv, x, cached * scale],
         ]
         for bar, (colour, left, wide) in zip(bars, expected):
             assert bar[0] == colour and close(bar[1:4:2], [left, wide])
-        assert len(bars) == 2 + (at == step)
-        assert at != step or close(bars[2][1:4:2], [x + start * scale, max(2, last.num_tokens * scale)])
+        assert len(bars) == 2 + is_now
+        assert not is_now or close(bars[2][1:4:2], [x + start * scale, max(2, last.num_tokens * scale)])
         assert (x + 98, y + 4, grouped(start + last.num_tokens)) in over.texts()
 
 
@@ -506,9 +532,13 @@ def why_waiting(facts, step, name):
 def check_chunk_words(page, facts, axis, rows, at):
     for row, name in enumerate(rows):
         info = facts.trace.requests[name]
-        assert page.hit("gantt", axis.x0 - 20, 18 + 16 * row + 5) == [
-            name, f"{counted(info.num_prompt_tokens, 'prompt token')}, up to {counted(info.max_tokens, 'output token')}"
-        ]  # fmt: skip
+        prompt = f"{counted(info.num_prompt_tokens, 'prompt token')}, up to {counted(info.max_tokens, 'output token')}"
+        words = [name, prompt]
+        if kept := computed_kv(facts, at, name):
+            last, cached = kept
+            hit = f", of which the prefix cache had {grouped(cached)}" if cached else ""
+            words.append(f"computed KV: {counted(last.start - last.ahead + last.num_tokens, 'token')}{hit}")
+        assert page.hit("gantt", axis.x0 - 20, 18 + 16 * row + 5) == words
         for step in {at, axis.steps.start, axis.steps.stop - 1} & set(axis.steps):
             lines = page.hit("gantt", (axis.x(step) + axis.end(step)) / 2, 18 + 16 * row + 15)
             chunk, label = facts[step].chunk(name), facts.records[step].step
@@ -535,16 +565,21 @@ def check_chunk_words(page, facts, axis, rows, at):
         chunk, state = facts[at].chunk(name), facts[at].states.get(name, "")
         prompt = facts.trace.requests[name].num_prompt_tokens
         assert cells[:2] == [name, state]
+        kept = computed_kv(facts, at, name)
+        computed = [kept[0].start - kept[0].ahead + kept[0].num_tokens, kept[1]] if kept else ["–", 0]
         if chunk:
             start = chunk.start - chunk.ahead
             kind = "decode" if chunk.arm == "decode" else "prefill"
-            assert cells[2:] == [
-                f"{chunk.num_tokens} {kind}", start, start + chunk.num_tokens, prompt, limit(chunk)
-            ]  # fmt: skip
+            before = [f"{chunk.num_tokens} {kind}", start, start + chunk.num_tokens]
         else:
-            assert cells[2:6] == ["–", "–", "–", prompt]
-            if state in ("waiting", "preempted"):
-                assert cells[6][:85] == why_waiting(facts, at, name)[:85]
+            before = ["–", "–", "–"]
+        assert cells[2:8] == [*before, *computed, prompt]
+        if chunk:
+            assert cells[8] == limit(chunk)
+        elif state in ("waiting", "preempted"):
+            assert cells[8][:85] == why_waiting(facts, at, name)[:85]
+        else:
+            assert bool(cells[8]) == (state in ("finished", "aborted"))
     assert span(0, 1) == "[0, 1)"
 
 

@@ -119,12 +119,14 @@ def marked(figure):
 
 
 def test_a_figure_follows_the_cursor(trace):
-    figure, axis = trace.figure(), None
-    cursor = cursor_of(trace)
+    figure, cursor = trace.figure(), cursor_of(trace)
     assert marked(figure) is None
+    axis, told = figure.children[0].x_range, []
+    axis.on_change("start", lambda _attr, _old, new: told.append(new))
     cursor.step = 2
     assert marked(figure) == 2 and marked(trace.figure()) == 2
-    axis = figure.children[0].x_range
+    cursor.range = None
+    assert not told, "a browser that has not told its range gets none"
     axis.update(start=4.0, end=8.0)  # as the browser tells it after a zoom
     cursor.step = 5
     assert (axis.start, axis.end) == (4, 8), "in sight"
@@ -192,7 +194,8 @@ def test_a_notebook_shows_a_figure_without_set_up(trace, monkeypatch):
     assert display(figure) is True, "the figure shows itself"
     assert loads == [True] and shown[0].object is figure
     panel.extension._loaded = True
-    assert display(trace.metrics().figure()) is True and loads == [True] and len(shown) == 2
+    assert display(trace.metrics().figure()) is True and loads == [True] and len(shown) == 3
+    assert " hidden>" in shown[1].data, "a note for a page that was loaded again"
     assert display(Column()) is None, "any other layout leaves it to Bokeh"
 
 

@@ -643,7 +643,8 @@ class Engine(Shortcuts):
             if older is None or not older.chunks:
                 held = self.trace.steps_in_words
                 raise ValueError(f"step {asked} has computed nothing, or is not in the trace, which holds {held}")
-            call = attention_call(self.trace, older, self.model, layer, config=self.config)
+            adapters = self.runner.adapters.folders
+            call = attention_call(self.trace, older, self.model, layer, config=self.config, adapters=adapters)
             return kernel_run(call, older, item, **options, made="computed again")
 
         return self._thread.call(run)

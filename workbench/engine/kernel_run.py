@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
+from workbench.config import EngineConfig
 from workbench.engine.live import LIVE
+from workbench.engine.replay import attention_call
+from workbench.engine.replay_needs import step_with_chunks
 from workbench.kernels.attention.metal.launch import PagedVarlenKernels, launch_dtype
 from workbench.kernels.attention.metal.shadow_worker import attention_of
 from workbench.kernels.msl import KernelRun, metal_kernel
+from workbench.models.load import LoadedModel, load_model
 from workbench.trace.records import StepRecord, WorkItem
+
+if TYPE_CHECKING:
+    from workbench.trace import Trace
 
 WATCHED = ("row.maximum", "row.total")
 """Maximum and sum of the online softmax, which change with every tile of KV positions."""
@@ -41,9 +49,40 @@ def of_step(record: StepRecord, item: int | WorkItem = 0, **options: Any) -> Ker
         if not engine.closed and any(own is record for own in reversed(engine.trace)):
             return engine.kernel_run(item, record, **options)
     raise ValueError(
-        f"step {record.step} is not a step of an open engine, which has the model: for one that was saved, add its "
-        "requests to Engine(model), run() it, and take engine.trace[...].kernel_run(item)"
+        f"step {record.step} is not a step of an open engine, which has the model: for one that was saved, "
+        f"trace.kernel_run({record.step}, model, item) computes it again with the model that was recorded"
     )
+
+
+def of_trace(
+    trace: Trace,
+    step: int,
+    model: str | Path | LoadedModel,
+    item: int | WorkItem = 0,
+    *,
+    config: EngineConfig | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+    **options: Any,
+) -> KernelRun:
+    """Compute a step of a recording again, and record the threadgroup of the Metal kernel for one of its work items.
+
+    Args:
+        trace: As in `Trace.replay`: token ids from the first step on, and one KV cache group.
+        step: Index of the step.
+        model: The model that was recorded.
+        item: Index in the kernel's own work list, or an item of the step's.
+        config: As in `Trace.replay`.
+        adapters: As in `Trace.replay`.
+        **options: ``layer``, ``kv_head`` and ``watch`` of `kernel_run`.
+
+    Raises:
+        ValueError: The trace lacks what this needs, or there is no such step, item, layer or KV head; the message says
+            what.
+    """
+    record = step_with_chunks(trace, step)
+    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    call = attention_call(trace, record, loaded, options.get("layer", 0), config=config, adapters=adapters)
+    return kernel_run(call, record, item, **options, made="computed again")
 
 
 def kernel_run(

@@ -19,7 +19,7 @@ import numpy as np
 from workbench.config import EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import PackedBatch, Segment, pack
-from workbench.engine.replay_needs import check_adapters, check_model, check_trace, judges_tokens
+from workbench.engine.replay_needs import check_adapters, check_model, check_trace, judges_tokens, step_with_chunks
 from workbench.engine.shadow import copied_call
 from workbench.models.capture import LayerCapture
 from workbench.models.load import LoadedModel, load_model
@@ -164,18 +164,20 @@ def replay(
         ValueError: The trace lacks what a replay needs, or the model or an adapter is not the recorded one; the message
             says what.
     """
-    record = next((one for one in trace if one.step == step), None)
-    if record is None or not record.chunks:
-        raise ValueError(
-            f"step is {step}; it must be a step of this trace with chunks: it holds {trace.steps_in_words}"
-        )
+    record = step_with_chunks(trace, step)
     check_trace(trace, record)
     loaded = model if isinstance(model, LoadedModel) else load_model(model)
     return _Replayer(trace, record, loaded, config or _config_of(trace), adapters or {}).run()
 
 
 def attention_call(
-    trace: Trace, record: StepRecord, model: LoadedModel, layer: int, *, config: EngineConfig | None = None
+    trace: Trace,
+    record: StepRecord,
+    model: LoadedModel,
+    layer: int,
+    *,
+    config: EngineConfig | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> dict[str, Any]:
     """One layer's attention call in a step that is run again as it was, over the blocks that its trace names.
 
@@ -185,6 +187,7 @@ def attention_call(
         model: The model that was recorded.
         layer: Index of the layer.
         config: As in `replay`.
+        adapters: As in `replay`.
 
     Returns:
         The call, see `workbench.engine.shadow.copied_call`.
@@ -193,7 +196,7 @@ def attention_call(
         ValueError: The trace lacks what a replay needs; the message says what.
     """
     check_trace(trace, record)
-    return _Replayer(trace, record, model, config or _config_of(trace)).attention_call(layer)
+    return _Replayer(trace, record, model, config or _config_of(trace), adapters).attention_call(layer)
 
 
 def _config_of(trace: Trace) -> EngineConfig:

@@ -30,6 +30,18 @@ _CHOICE = (
 """Sampling parameters under which the chosen token may be another than the most likely one."""
 
 
+def step_with_chunks(trace: Trace, step: int) -> StepRecord:
+    """A step of a trace that computed something.
+
+    Raises:
+        ValueError: There is none; the message says which steps there are.
+    """
+    for record in trace:
+        if record.step == step and record.chunks:
+            return record
+    raise ValueError(f"step is {step}; it must be a step of this trace with chunks: it holds {trace.steps_in_words}")
+
+
 def check_trace(trace: Trace, record: StepRecord) -> None:
     """Refuse a step whose blocks hold what the steps before it in the trace did not write.
 

@@ -75,6 +75,11 @@ class Adapters:
         return list(self._folders)
 
     @property
+    def folders(self) -> dict[str, Path]:
+        """The folder of each whose files are still those that were added."""
+        return {name: folder for name, folder in self._folders.items() if self._current[name] == name}
+
+    @property
     def loaded(self) -> list[str]:
         """Names of those in memory, the one that goes first at the front."""
         return list(self._slots)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 TOOLS = "pan,xwheel_zoom,box_zoom,box_select,hover,reset,save"
+
+RELOADED = (
+    '<p id="wb-{0}" hidden>The page was loaded again, without the scripts of Bokeh: run <code>import panel; '
+    "panel.extension(inline=True)</code>, and then this cell again.</p><script>setTimeout(() => {{ const note = "
+    'document.getElementById("wb-{0}"); if (note) note.hidden = "Bokeh" in globalThis; }}, 1500)</script>'
+)
+"""For a page that has no Bokeh although the kernel has sent it, to the page before; otherwise it stays hidden."""
 
 
 def trace_figure(trace: Trace) -> Any:
@@ -69,8 +78,8 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
     ):
         below.scatter("place", name, size=8, marker=marker, color=hue, legend_label=words, source=latencies)
     for plot in (above, below):
-        plot.legend.orientation = "horizontal"
-        plot.legend.background_fill_alpha = 0.6
+        plot.legend.update(orientation="horizontal", padding=0, border_line_color=None)
+        plot.add_layout(plot.legend[0], "above")  # within the axes it would cover marks
 
     if cursor is not None:
 
@@ -102,15 +111,21 @@ def _follow(figure: Any, cursor: Cursor) -> None:
 
         def move() -> None:
             mark.update(location=event.new, visible=event.new is not None)
-            start, end = plot.x_range.start, plot.x_range.end
-            # The browser tells the range; without one there is nothing to move.
-            if event.new is not None and isinstance(start, (int, float)) and not start <= event.new <= end:
-                half = (end - start) / 2
+            here = _visible(plot)
+            if event.new is not None and here and not here[0] <= event.new <= here[1]:
+                half = (here[1] - here[0]) / 2
                 plot.x_range.update(start=event.new - half, end=event.new + half)
 
         _in_document(plot.document, move)
 
     watching = cursor.param.watch(moved, "step")
+
+
+def _visible(figure: Any) -> tuple[float, float] | None:
+    """From and to of the horizontal axis; None before a browser has told them, when Bokeh has NaN or nothing there."""
+    start, end = figure.x_range.start, figure.x_range.end
+    known = all(isinstance(edge, (int, float)) and math.isfinite(edge) for edge in (start, end))
+    return (float(start), float(end)) if known else None
 
 
 def _share_range(figure: Any, cursor: Cursor, numbers: Any) -> None:
@@ -135,10 +150,10 @@ def _share_range(figure: Any, cursor: Cursor, numbers: Any) -> None:
 
         def move() -> None:
             nonlocal moving
+            here = _visible(plot)
             begin, end = (first, last + 1) if event.new is None else event.new
-            here = plot.x_range.start, plot.x_range.end
-            covers = isinstance(here[0], (int, float)) and here[0] <= first and here[1] >= last
-            if here == (begin - 0.5, end - 0.5) or (event.new is None and (covers or here[0] is None)):
+            covers = here is None or (here[0] <= first and here[1] >= last)
+            if here == (begin - 0.5, end - 0.5) or (event.new is None and covers):
                 return
             moving = True
             try:
@@ -173,9 +188,11 @@ def _in_document(document: Any, change: Callable[[], None]) -> None:
 def _display(figure: Any) -> None:
     """Show a figure in a notebook through Panel, which carries selections back to Python."""
     import panel
-    from IPython.display import display
+    from IPython.display import HTML, display
 
-    if not panel.extension._loaded:
+    if panel.extension._loaded:
+        display(HTML(RELOADED.format(uuid.uuid4().hex)))
+    else:
         panel.extension(inline=True)
     display(panel.pane.Bokeh(figure))
 
@@ -184,4 +201,4 @@ def _figure(title: str, x: str, y: str, tooltips: list[tuple[str, str]]) -> Any:
     from bokeh.plotting import figure
 
     labels: dict[str, Any] = {"title": title, "x_axis_label": x, "y_axis_label": y}
-    return figure(height=200, sizing_mode="stretch_width", tools=TOOLS, tooltips=tooltips, **labels)
+    return figure(height=230, sizing_mode="stretch_width", tools=TOOLS, tooltips=tooltips, **labels)

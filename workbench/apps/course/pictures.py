@@ -18,6 +18,9 @@ LEFT = 120
 COLUMN_LABEL_HEIGHT = 64
 MAX_LABEL = 14
 """Maximum number of characters of a label."""
+MAX_BAR_LABEL = 36
+"""Maximum number of characters beside a bar; a character is CHARACTER wide."""
+CHARACTER = 6.2
 MAX_CELLS = 40_000
 """Maximum number of cells of a matrix. Each run of equal cells in a row is one rectangle."""
 
@@ -98,14 +101,15 @@ def bars(values: Mapping[str, float], title: str, unit: str = "") -> Picture:
         unit: Unit, written after each number; a word in the plural, such as "steps", loses its "s" after 1.
     """
     top = max(values.values(), default=0.0) or 1.0
-    parts = []
-    for i, (label, value) in enumerate(values.items()):
+    labels, parts = [svg.shorten(label, MAX_BAR_LABEL) for label in values], []
+    left = max(LEFT, 8 + CHARACTER * max(map(len, labels), default=0))
+    for i, (label, value) in enumerate(zip(labels, values.values())):
         y = i * 20
-        length = value / top * (WIDTH - LEFT - 130)
-        parts.append(svg.text(LEFT - 6, y + 12, label, "number", "end"))
-        parts.append(_rect(LEFT, y + 2, length, 13, 'class="prefill"'))
+        length = value / top * (WIDTH - left - 130)
+        parts.append(svg.text(left - 6, y + 12, label, "number", "end"))
+        parts.append(_rect(left, y + 2, length, 13, 'class="prefill"'))
         shown = unit.removesuffix("s") if value == 1 and len(unit) > 2 else unit
-        parts.append(svg.text(LEFT + length + 6, y + 12, f"{value:,.4g} {shown}".rstrip(), "number"))
+        parts.append(svg.text(left + length + 6, y + 12, f"{value:,.4g} {shown}".rstrip(), "number"))
     return Picture(title, svg.drawing(20 * len(values) + 4, title, parts, WIDTH))
 
 

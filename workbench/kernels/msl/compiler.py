@@ -55,10 +55,12 @@ _UNROLL_FLAGS = ("-mllvm", "-pragma-unroll-threshold=1")
 # can mean.
 _WARNING_FLAGS = (
     "-Wno-unknown-attributes", "-Wno-pass-failed", "-Wno-integer-overflow",
-    "-Werror=implicit-float-conversion", "-Wno-implicit-int-float-conversion", "-Werror=uninitialized",
+    "-Wimplicit-float-conversion", "-Wno-implicit-int-float-conversion", "-Werror=uninitialized",
     "-Werror=sometimes-uninitialized", "-Werror=return-type", "-ferror-limit=20",
     "-fno-caret-diagnostics", "-fno-color-diagnostics",
 )  # fmt: skip
+# Metal narrows a float to half by itself, and to bfloat by a cast only.
+_NARROWED = re.compile(r"warning: (implicit conversion loses .* to '[^']*(?:bfloat|__bf16).*)")
 # The thread sanitizer's pass puts a call in front of every load and store; runtime/hooks.cpp defines the functions.
 _CHECK_FLAGS = (
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
@@ -236,7 +238,10 @@ def compile_kernel(
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         unit, kernel_object, linked = (Path(scratch) / name for name in ("kernel.cl", "kernel.o", "kernel.so"))
         unit.write_text(text)
-        examine(_run([*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)]))
+        done = _run([*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)])
+        if narrowed := [line for line in done.stderr.splitlines() if _NARROWED.search(line)]:
+            raise CompilerFailed("\n".join(line.replace("warning:", "error:", 1) for line in narrowed))
+        examine(done.stdout)
         _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)])
         objects = [str(path) for path in _runtime_objects(compiler, folder)]
         command = [*compiler.link_command, "-shared", "-g", "-o", str(linked), str(kernel_object), *objects]
@@ -278,8 +283,8 @@ def _runtime_object(source: Path, target: Path, compiler: Compiler, flags: Seque
         return keep(made, target)
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise CompilerFailed(done.stderr.strip())
-    return done.stdout
+    return done

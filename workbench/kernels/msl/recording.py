@@ -187,6 +187,9 @@ def run_of(
         for dtype in [DTYPES[code] if code < len(DTYPES) else "uint32" if element_bytes % 4 == 0 else "uint8"]
     ]
     error = facts.get("error")
+    if error and error.line:  # a check of arithmetic or of an index knows its line, and no place in the compiled code
+        placeless = (events["kind"] == FAULT) & (events["place"] == 0)
+        events["place"][placeless] = places.setdefault(SourceLine(error.file, error.line), len(places))
     return KernelRun(
         arrays=(*arrays, *variables),
         events=events,

@@ -6,6 +6,9 @@ import { form, submitButton } from "./popovers.js";
 /** Number of weights below which a model is known for wrong facts. */
 const SMALL_MODEL = 1e9;
 
+/** Below this number of weights a model is there for tests. */
+const TOY_MODEL = 5e6;
+
 export class AskBox {
   constructor(view) {
     this.view = view;
@@ -63,7 +66,10 @@ export class AskBox {
     this.small.hidden = !(size < SMALL_MODEL);
     if (!this.small.hidden) {
       const millions = formatNumber(Math.round(size / 1e6));
-      setText(this.small, `A model with ${millions} million weights writes well and gets many facts wrong.`);
+      const words = size < TOY_MODEL
+        ? `A model with ${formatNumber(size)} weights writes nothing that makes sense.`
+        : `A model with ${millions} million weights writes well and gets many facts wrong.`;
+      setText(this.small, words);
     }
     // A refused prompt comes back, to be mended.
     if (this.asked && message && kind !== "note") {

@@ -148,7 +148,6 @@ export class ComparePanel extends CanvasPanel {
 
   /** Write a time. */
   write(value) {
-    if (value === null) return "–";
     return this.findings.unit === "s" ? formatSeconds(value) : formatNumber(value);
   }
 

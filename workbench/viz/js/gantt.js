@@ -13,6 +13,47 @@ const TOP = 18, BOTTOM = 4, MAX_ROWS = 14;
 /** Width of a bar at the right of the axis that stands for the longest request. */
 const KV_WIDTH = 92;
 
+/**
+ * A request at a step: its `state`, the `chunk` that was scheduled, and why there was none, or no longer one; of its KV
+ * how much is `computed` after the step (-1: nothing is kept), how much of that the prefix cache had (`cached`), and the
+ * most that there will be (`total`). The picture, the hover and the table all show this.
+ */
+function requestAt(store, step, request) {
+  const state = store.stateOf(request, step),
+    chunk = store.chunkIn(request, step),
+    last = store.lastChunk(request, step);
+  const isKept = last >= 0 && state !== "preempted", waits = state === "waiting" || state === "preempted";
+  return {
+    request,
+    state,
+    chunk,
+    computed: isKept ? store.chunk(request.chunks[last]).end : -1,
+    cached: isKept ? cachedTokens(store, request, last) : 0,
+    total: totalOf(store, request),
+    why: chunk ? limitOf(chunk) : waits ? store.whyNot(request, step) : isOver(state) ? store.finishWords(request) : "",
+  };
+}
+
+const isOver = (state) => state === "finished" || state === "aborted";
+
+/** Number of known tokens of a request, at least those of its prompt. */
+function totalOf(store, request) {
+  const last = request.chunks.at(-1);
+  const end = last === undefined ? 0 : store.column("chunk.start")[last] + store.column("chunk.num_tokens")[last];
+  return Math.max(request.num_prompt_tokens, end);
+}
+
+/** Tokens found in the prefix cache by the admission before chunk number `last`. */
+function cachedTokens(store, request, last) {
+  const cached = store.column("chunk.num_cached"), start = store.column("chunk.start");
+  for (let i = last; i >= 0; i--) {
+    const chunk = request.chunks[i];
+    if (cached[chunk]) return cached[chunk];
+    if (start[chunk] === 0) return 0;
+  }
+  return 0;
+}
+
 export class GanttPanel extends StepPanel {
   constructor(view) {
     super(view, {
@@ -71,15 +112,14 @@ export class GanttPanel extends StepPanel {
     this.setHeight(TOP + ROW * shown + BOTTOM);
     this.offset = this.firstRow();
     this.mostTokens = 1;
-    for (const request of this.rows) this.mostTokens = Math.max(this.mostTokens, this.total(request));
+    for (const request of this.rows) this.mostTokens = Math.max(this.mostTokens, totalOf(store, request));
   }
 
   /** The first visible row: the one before the first request unfinished at the cursor, until a person scrolls. */
   firstRow() {
     const { store, cursor } = this, most = Math.max(0, this.rows.length - MAX_ROWS);
     if (!most || this.scrolled || this.activeFirst) return Math.min(this.offset, most);
-    const over = (request) => ["finished", "aborted"].includes(store.stateOf(request, cursor.step));
-    const first = this.rows.findIndex((request) => !over(request));
+    const first = this.rows.findIndex((request) => !isOver(store.stateOf(request, cursor.step)));
     return Math.min(Math.max(0, first - 1), most);
   }
 
@@ -94,13 +134,6 @@ export class GanttPanel extends StepPanel {
   /** The visible rows, and the requests in focus. */
   scale() {
     return [this.offset, this.rows.length, this.shown().map((request) => request.index), [...this.theme.focus]];
-  }
-
-  /** Number of known tokens of a request, at least those of its prompt. */
-  total(request) {
-    const { store } = this, last = request.chunks.at(-1);
-    const end = last === undefined ? 0 : store.column("chunk.start")[last] + store.column("chunk.num_tokens")[last];
-    return Math.max(request.num_prompt_tokens, end);
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------
@@ -181,33 +214,22 @@ export class GanttPanel extends StepPanel {
     if (!hasRoomAtRight(this.width)) return;
     const x = this.axis().x1 + 16, scale = KV_WIDTH / this.mostTokens;
     this.shown().forEach((request, row) => {
-      const y = this.y(row) + 3, height = ROW - 8, last = store.lastChunk(request, cursor.step);
-      if (last >= 0 && store.stateOf(request, cursor.step) !== "preempted") {
-        const { start, n, end } = store.chunk(request.chunks[last]);
+      const { chunk, computed, cached, total } = requestAt(store, cursor.step, request);
+      const y = this.y(row) + 3, height = ROW - 8;
+      if (computed >= 0) {
         context.fillStyle = theme.prefill(request.index);
-        context.fillRect(x, y, end * scale, height);
+        context.fillRect(x, y, computed * scale, height);
         context.fillStyle = colours.kv;
-        context.fillRect(x, y, this.cachedTokens(request, last) * scale, height);
-        if (request.chunkSteps[last] === cursor.step) {
-          hatch(context, x + start * scale, y, Math.max(2, n * scale), height, colours.background, 3);
+        context.fillRect(x, y, cached * scale, height);
+        if (chunk) {
+          hatch(context, x + chunk.start * scale, y, Math.max(2, chunk.n * scale), height, colours.background, 3);
         }
-        text(context, formatNumber(end), x + KV_WIDTH + 6, y + height / 2, colours.muted, SMALL);
+        text(context, formatNumber(computed), x + KV_WIDTH + 6, y + height / 2, colours.muted, SMALL);
       }
       context.strokeStyle = colours.decode;
       context.lineWidth = 1;
-      context.strokeRect(x + 0.5, y + 0.5, this.total(request) * scale - 1, height - 1);
+      context.strokeRect(x + 0.5, y + 0.5, total * scale - 1, height - 1);
     });
-  }
-
-  /** Tokens found in the prefix cache by the admission before chunk number `last`. */
-  cachedTokens(request, last) {
-    const cached = this.store.column("chunk.num_cached"), start = this.store.column("chunk.start");
-    for (let i = last; i >= 0; i--) {
-      const chunk = request.chunks[i];
-      if (cached[chunk]) return cached[chunk];
-      if (start[chunk] === 0) return 0;
-    }
-    return 0;
   }
 
   // -- words -----------------------------------------------------------------------------------------------------
@@ -219,10 +241,13 @@ export class GanttPanel extends StepPanel {
     if (step < 0) {
       const prompt = counted(request.num_prompt_tokens, "prompt token");
       lines.push(`${prompt}, up to ${counted(request.max_tokens, "output token")}`);
+      const { computed, cached } = requestAt(this.store, this.cursor.step, request);
+      const hit = cached ? `, of which the prefix cache had ${formatNumber(cached)}` : "";
+      if (computed >= 0) lines.push(`computed KV: ${counted(computed, "token")}${hit}`);
       return { hover: { request: request.index }, lines, request };
     }
-    const chunk = this.store.chunkIn(request, step);
-    lines.push(...(chunk ? this.chunkLines(chunk, step) : this.stateLines(request, step)));
+    const at = requestAt(this.store, step, request), { chunk } = at;
+    lines.push(...(chunk ? this.chunkLines(chunk, step) : this.stateLines(at, step)));
     const hover = { request: request.index, step, ...(chunk && { chunk: chunk.index }) };
     return { hover, lines, step, request };
   }
@@ -237,10 +262,9 @@ export class GanttPanel extends StepPanel {
     return lines;
   }
 
-  stateLines(request, step) {
-    const { store } = this, state = store.stateOf(request, step);
-    const lines = [`step ${store.label(step)}: ${state || "not arrived yet"}`];
-    if (state === "waiting" || state === "preempted") lines.push(plain(store.whyNot(request, step), 90));
+  stateLines({ state, why }, step) {
+    const lines = [`step ${this.store.label(step)}: ${state || "not arrived yet"}`];
+    if (state === "waiting" || state === "preempted") lines.push(plain(why, 90));
     return lines;
   }
 
@@ -256,22 +280,23 @@ export class GanttPanel extends StepPanel {
 
   tableData() {
     this.layout();
+    const { store, cursor } = this;
     return {
-      caption: `Requests at step ${this.store.label(this.cursor.step)}`,
-      headings: ["request", "state", "chunk", "KV before", "KV after", "prompt", "why"],
-      rows: this.rows.map((request) => ({ request, cells: this.cells(request, this.cursor.step) })),
+      caption: `Requests at step ${store.label(cursor.step)}`,
+      headings: ["request", "state", "chunk", "KV before", "KV after", "computed KV", "cached", "prompt", "why"],
+      rows: this.rows.map((request) => ({ request, cells: this.cells(requestAt(store, cursor.step, request)) })),
     };
   }
 
-  cells(request, step) {
-    const { store } = this, state = store.stateOf(request, step), chunk = store.chunkIn(request, step);
-    const id = plain(request.id), prompt = request.num_prompt_tokens;
-    if (chunk) {
-      const kind = `${chunk.n} ${chunk.decode ? "decode" : "prefill"}`;
-      return [id, state, kind, chunk.start, chunk.end, prompt, limitOf(chunk)];
-    }
-    const waits = state === "waiting" || state === "preempted";
-    const why = waits ? store.whyNot(request, step) : store.finishWords(request);
-    return [id, state, "–", "–", "–", prompt, plain(why || "", 90)];
+  cells({ request, state, chunk, computed, cached, why }) {
+    return [
+      plain(request.id),
+      state,
+      ...(chunk ? [`${chunk.n} ${chunk.decode ? "decode" : "prefill"}`, chunk.start, chunk.end] : ["–", "–", "–"]),
+      computed < 0 ? "–" : computed,
+      cached,
+      request.num_prompt_tokens,
+      plain(why, 90),
+    ];
   }
 }

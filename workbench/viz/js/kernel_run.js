@@ -99,7 +99,7 @@ class KernelView {
       "div",
       { class: `wb-root wb-kr${options.page ? " wb-page" : ""}`, tabindex: -1 },
       h(
-        "header",
+        "div",
         { class: "wb-kr-head" },
         h("h2", {}, `Kernel ${header.kernel}`),
         h(

@@ -43,6 +43,7 @@ export class KernelRun {
     const { columns } = this;
     this.numEvents = columns.kind.length;
     this.offsets = Float64Array.from(columns.offset, Number);
+    this.sizes = this.header.arrays.map(({ dtype }) => itemsize(dtype));
     this.size = columns.active.length;
     this.instructionOf = new Uint32Array(this.numEvents);
     for (let i = 0; i < this.size; i++) for (const event of this.eventsOf(i)) this.instructionOf[event] = i;
@@ -87,7 +88,7 @@ export class KernelRun {
 
   /** First element and number of elements of an access. */
   span(event) {
-    const size = itemsize(this.arrayOf(event).dtype), offset = this.offsets[event];
+    const size = this.sizes[this.columns.array[event]], offset = this.offsets[event];
     return [Math.floor(offset / size), Math.max(1, Math.round(this.columns.bytes[event] / size))];
   }
 

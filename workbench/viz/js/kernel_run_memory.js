@@ -94,7 +94,7 @@ export class MemoryPanel {
     const rows = [...marks].sort(([a], [b]) => a - b).slice(0, 400).map(([element, cell]) => {
       return [this.name(element), cell.reads, cell.writes, cell.now];
     });
-    return table(["element", "reads", "writes", "now"], rows);
+    return rows.length ? table(["element", "reads", "writes", "now"], rows) : "not touched since the last barrier";
   }
 
   /** Move the rows that are shown to those of the present instruction. */

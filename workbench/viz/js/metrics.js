@@ -9,8 +9,8 @@ const ROW = 46, TOP = 4;
 
 /**
  * The metrics of a trace. Each has a `name`, a function `write(value)`, and either
- * - `of(step)`, its value in a step (NaN for none), with `second(step)` for an area behind it and `most` as the minimum
- *   of the top of its scale, or
+ * - `of(step)`, its value in a step (NaN for none), with `second(step)` for an area behind it, which is at most `most`,
+ *   the minimum of the top of its scale, or
  * - `dots`, one value per token: "first" for times to first token, "next" for inter-token latencies.
  */
 function metricsOf(store) {
@@ -108,7 +108,7 @@ export class MetricsPanel extends StepPanel {
     }
     metrics.forEach((metric, i) => {
       for (let step = known.upTo; step < axis.last; step++) {
-        const values = metric.dots ? this.latencies(metric, step) : [metric.of(step), metric.second?.(step)];
+        const values = metric.dots ? this.latencies(metric, step) : [metric.of(step)];
         for (const value of values) known.most[i] = Math.max(known.most[i], value || 0);
       }
     });

@@ -249,19 +249,19 @@ export class PoolPanel extends CanvasPanel {
 
   /** Describe the owner of a block in `lines`; returns the rest of the hover. */
   ownerHit(request, block, lines) {
-    const { store } = this, shared = this.pool.references[block] - 1;
+    const { store } = this, shared = this.pool.references[block] - 1, hover = { request: request.index };
     const place = store.blocksByGroup(this.cursor.step).places.get(block);
     lines.push(`owner ${plain(request.id)}${shared > 0 ? ` and ${shared} more` : ""}`);
-    if (!place) return { request: request.index };
+    if (!place) return hover;
     const { kind, block_size: size } = store.groups[place.group], { logical } = place;
     if (store.groups.length > 1) lines.push(`group ${place.group}: ${groupOf(store.groups[place.group])}`);
     if (kind === "mamba") {
       lines.push(`state slot ${logical}`);
-      return { request: request.index };
+      return hover;
     }
     const kv = [logical * size, (logical + 1) * size];
     lines.push(`logical block ${logical}: KV positions ${formatRange(...kv)}`);
-    return { request: request.index, kv };
+    return { ...hover, kv };
   }
 
   clicked(hit) {
