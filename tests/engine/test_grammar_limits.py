@@ -433,7 +433,10 @@ def test_masks_that_take_too_long_at_once_are_found_before_a_request_has_them(sm
     """With a real vocabulary, whose tokens are many letters: too slow, or too many items in a row."""
     compiler = GrammarCompiler(smollm2)
     text = compiler.join({"grammar": ambiguous(size)})
-    with pytest.raises(ValueError, match=r"take more than 0.25 s to find|items; max is 2000|takes more than (10 s|60 s on this busy system)"):
+    with pytest.raises(
+        ValueError,
+        match=r"take more than 0.25 s to find|items; max is 2000|takes more than (10 s|60 s on this busy system)",
+    ):
         wait_for(text.compiled)
     compiler.close()
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median_high
 
 import pytest
 from viz_traces import random_trace
@@ -15,6 +16,7 @@ from workbench.apps.playground.session import Session, python_cell, read_policy
 from workbench.apps.playground.site import package_archive
 from workbench.trace import Trace
 from workbench.trace.readings.compare import compare
+from workbench.viz.duel import MEASURES
 from workbench.viz.layout.packet import decode_packet
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,37 @@ def test_what_the_hints_of_presets_promise():
     assert shortest["ttft"]["mean"] < summary("own-policy")["ttft"]["mean"]
     assert summary("agents", {"num_blocks": 96})["num_cached_tokens"] < summary("agents")["num_cached_tokens"]
     assert summary("bursts", {"max_num_seqs": 24})["queue"]["mean"] < summary("bursts")["queue"]["mean"]
+
+
+VALUES = {
+    "median time to first token": lambda trace: median_high(
+        request.ttft.seconds for request in trace.metrics().requests.values()
+    ),
+    "longest pause between two tokens": lambda trace: max(
+        gap for request in trace.metrics().requests.values() for gap in request.gaps("s")
+    ),
+    "time until all are finished": lambda trace: trace[-1].end - trace[0].time,
+}
+
+
+def test_a_duel_is_settled_by_the_measured_runs():
+    session = Session()
+    run(session)
+    assert ask(session, "settle", measure="median time to first token")[0]["error"].startswith("a duel needs two runs")
+    measures = ask(session, "pin")[0]["measures"]
+    assert measures == list(MEASURES)
+    run(session, config={"max_num_batched_tokens": 16})
+    workload = PRESETS["chunked"].workload
+    runs = [simulate(workload), simulate(workload, config={"max_num_batched_tokens": 16})]
+    winners = set()
+    for measure in measures:
+        facts, answer = ask(session, "settle", measure=measure)
+        a, b = (VALUES[measure](each) for each in runs)
+        assert facts["winner"] == ("neither" if abs(a - b) <= 0.01 * max(a, b) else "A" if a < b else "B"), measure
+        assert answer.packet is answer.other is None and facts["told"].lower().startswith(measure)
+        winners.add(facts["winner"])
+    assert len(winners) > 1
+    assert "measure" in ask(session, "settle", measure="luck")[0]["error"]
 
 
 def test_a_run_is_pinned_and_compared():

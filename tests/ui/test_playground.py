@@ -70,14 +70,15 @@ class Page:
         """Decode tokens of every step."""
         return self.store("[...store.column('decode_tokens').subarray(0, store.numSteps)]", which)
 
-    def slide(self, name, value):
-        """Move a slider to a value."""
+    def slide(self, name, value, *, settles=True):
+        """Move a slider to a value; it runs at once, unless a bet is awaited."""
         self.page.evaluate(
             "([name, value]) => { const control = playground.settings.controls.find((c) => c.name === name); "
             "control.range.value = control.steps.indexOf(value); control.range.dispatchEvent(new Event('input')); }",
             [name, value],
         )
-        self.settle()
+        if settles:
+            self.settle()
 
     def type(self, name, text):
         self.page.eval_on_selector(
@@ -337,6 +338,35 @@ def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_play
     assert page.decodes() == decodes_of(simulate(workload))
 
 
+def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
+    page = open_playground()
+    assert page.page.is_hidden("#duel")
+    page.page.click("#pin")
+    page.settle()
+    page.page.click("#duel")
+    assert page.page.is_visible("#bets")
+    before = page.decodes()
+    page.page.check("#bets input[value=A]")
+    page.page.click("#bets button")
+    assert "B is the same as A" in page.text("error")
+    page.slide("max_num_batched_tokens", 16, settles=False)
+    page.page.select_option("#policy", "ShortestFirst")
+    assert page.decodes() == before and page.text("status") == "B waits for your bet"
+    page.page.select_option("#measure", "time until all are finished")
+    page.page.click("#bets button")
+    page.page.wait_for_function("() => document.getElementById('verdict').textContent.includes('Right so far')")
+    assert page.page.is_hidden("#bets") and page.decodes() != before
+    said = page.text("verdict")
+    assert said.startswith("Time until all are finished: A ") and "You bet on A: you were right." in said
+    assert said.endswith("Right so far: 1 of 1.")
+    page.page.click("#duel")
+    page.page.check("#bets input[value=B]")
+    page.page.select_option("#policy", "")
+    page.page.click("#bets button")
+    page.page.wait_for_function("() => document.getElementById('verdict').textContent.endsWith('1 of 2.')")
+    assert "you were wrong" in page.text("verdict")
+
+
 @pytest.mark.repeats(of="test_axe_has_no_serious_finding")
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -353,7 +383,11 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
     page.slide("max_num_batched_tokens", 64)
     page.page.click("#why summary")
     page.settle()
+    page.page.click("#duel")
+    assert axe_findings(page.page) == [], "with the bets of a duel"
     assert page.page.evaluate("document.scrollingElement.scrollWidth") <= width
+    page.page.click("#duel")
+    page.settle()
     assert axe_findings(page.page) == []
     page.type("text", "{")
     assert axe_findings(page.page) == [], "with an error"

@@ -30,7 +30,9 @@ from workbench.simulation.simulate import next_token, simulate, simulate_request
 from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
+from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.viz.duel import MEASURES, outcome
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -149,12 +151,20 @@ class Session:
     def _do_pin(self) -> Answer:
         """Keep the newest run: later ones are compared with it."""
         self._pinned = self.trace
-        return self._answer()
+        return self._answer(measures=list(MEASURES))
 
     def _do_unpin(self) -> Answer:
         """Show the newest run alone."""
         self._pinned = None
         return self._answer()
+
+    def _do_settle(self, measure: str) -> Answer:
+        """The winner of a duel of the pinned run and the newest, and the sentence with both values."""
+        first, other = self._on_display()
+        if self._pinned is None or other is None:
+            raise ValueError("a duel needs two runs: pin one as A, and change something for B")
+        winner, told = outcome(compare(first, other), choice("measure", measure, tuple(MEASURES)))
+        return Answer(json.dumps({"winner": winner, "told": told}))
 
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs."""

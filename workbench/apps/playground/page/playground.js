@@ -25,6 +25,7 @@ class Playground {
     this.listeners = new Map();
     this.recording = null;
     this.pinned = null; // the state of the pinned run
+    this.bets = { right: 0, all: 0 };
     this.busy = 0; // what has been asked for and is not shown yet
     this.preset = "chunked";
     this.settings = new Settings(at("sliders"), at("switches"), () => this.changed());
@@ -52,6 +53,11 @@ class Playground {
       this.changed();
     });
     click("pin", () => this.togglePin());
+    click("duel", () => this.offerBets(at("bets").hidden));
+    at("bets").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.settle();
+    });
     click("link", () => this.copyLink());
     click("python", () => this.openPython());
     click("cancel", () => this.cancel());
@@ -174,6 +180,10 @@ class Playground {
   /** Run the newest state; changes that come meanwhile are run afterwards, the newest only. */
   async run() {
     if (this.running) return;
+    if (!at("bets").hidden) {
+      this.say("B waits for your bet");
+      return;
+    }
     this.running = true;
     while (this.stale) {
       this.stale = false;
@@ -241,6 +251,9 @@ class Playground {
     at("pin").textContent = this.pinned ? "Unpin A" : "Pin this run as A";
     at("pin").setAttribute("aria-pressed", String(Boolean(this.pinned)));
     at("pin").hidden = Boolean(this.recording);
+    at("duel").hidden = !this.pinned;
+    if (!this.pinned) this.offerBets(false);
+    if (facts.measures) options(at("measure"), facts.measures.map((name) => [name, name]));
     this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
     this.showNumbers();
     this.explain();
@@ -296,8 +309,37 @@ class Playground {
   async togglePin() {
     if (this.busy) return;
     const pinned = this.pinned = this.pinned ? null : this.state;
+    this.offerBets(false);
     await this.ask({ command: pinned ? "pin" : "unpin" });
     this.share();
+  }
+
+  /** Show or hide the bets of a duel; while they are shown, no run is made. */
+  offerBets(shown) {
+    at("bets").hidden = !shown;
+    at("duel").setAttribute("aria-expanded", String(shown));
+    if (shown) at("bets").reset();
+    else if (this.stale) this.run();
+  }
+
+  /** Run B, and say who has won and what the bets came to. */
+  async settle() {
+    const [measure, bet] = [at("measure").value, at("bets").elements.bet.value];
+    if (JSON.stringify(this.state) === JSON.stringify(this.pinned)) {
+      return this.fail("B is the same as A: change a setting or the policy first.");
+    }
+    this.stale = true;
+    this.offerBets(false);
+    while (this.running) await new Promise((resume) => setTimeout(resume, 20));
+    if (document.body.classList.contains("outdated")) return; // B could not run, and the page says why
+    const facts = await this.ask({ command: "settle", measure });
+    if (!facts) return;
+    this.bets.all++;
+    this.bets.right += Number(facts.winner === bet);
+    const right = facts.winner === bet ? "you were right" : "you were wrong";
+    at("verdict").hidden = false;
+    at("verdict").textContent = `${facts.told} You bet on ${bet}: ${right}. ` +
+      `Right so far: ${this.bets.right} of ${this.bets.all}.`;
   }
 
   /** Put what is set into the address, and for a link to send the place of the cursor. */
