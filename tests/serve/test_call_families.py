@@ -374,7 +374,7 @@ def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
         tokenizer = MarkedTokenizer(special, BEHIND_AN_END)
         vocabulary = make_tokenizer(vocabulary_of(replace(make_letter_llama(), tokenizer=tokenizer)))
         grammar = form.grammar(FUNCTIONS, "auto", tokenizer, parallel=True)
-        for answer in ("abc", "abc<|sep|>", "abc<|sep|>\n", "abc" + text):
+        for answer in ("abc", "abc<|sep|>", "abc<|sep|>\n", "abc<|sep|>\n \n", "abc<|sep|> ", "abc" + text):
             ids = [*tokenizer.encode(answer), 1]
             assert LLMatcher(vocabulary, grammar, log_level=0).validate_tokens(ids) == len(ids), (special, answer)
             content, calls = parsed(form, [tokenizer.decode([i]) for i in ids[:-1]])
@@ -383,6 +383,21 @@ def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
     ends.eos_token_ids, ends.decode = {7}, lambda ids: "<|sep|>"
     with pytest.raises(ValueError, match="also ends an answer"):
         CallForm.of(ends, TOOLS)
+
+
+@pytest.mark.parametrize("family", ["tags", "own quotes", "numbered"])
+def test_text_between_calls_is_the_same_however_it_is_cut(family):
+    tokenizer = make_letter_llama(FAMILIES[family]).tokenizer
+    form, call = CallForm.of(tokenizer, TOOLS), written(tokenizer, [("go", {"choice": "a", "flag": True})])
+    for before, between, after, content in (
+        ("a b\n", "\n\n", "\n", "a b\n"),
+        ("", " \n", "\n\nIt  is\n\n- a\n", "\n\nIt  is\n\n- a"),
+        ("", " x y\n", " \n z\n", " x y \n z"),
+    ):
+        answer = before + call + between + call + after
+        for parts in ([answer], list(answer), [*re.split(r"(\s)", answer), ""]):
+            read = parsed(form, parts)
+            assert read[0] == content and len(read[1]) == 2, (parts, read)
 
 
 def test_tools_may_be_described_by_the_messages():
