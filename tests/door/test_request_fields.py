@@ -42,6 +42,8 @@ def asked(server, address, **body):
         ('"logit_bias": {"5": 1, "5": 2}', "5"),
         ('"response_format": {"type": "json_object", "type": "text"}', "type"),
         ('"extra": {"a": {"b": [{"c": 1, "c": 2}]}}', "c"),
+        ('"stream": 1, "stream": true', "stream"),
+        ('"extra": [{"a": [0], "a": [false]}]', "a"),
     ],
 )
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest])
@@ -55,6 +57,17 @@ def test_two_values_of_one_name_are_refused(kind, fields, name):
 def test_the_same_value_twice_says_one_thing(server):
     body = b'{"prompt": "abc", "max_tokens": 2, "max_tokens": 2}'
     assert decode_body(body, CompletionRequest).max_tokens == 2
+
+
+def test_a_body_of_any_depth_is_read_or_refused():
+    """Two readers see it, and the second stops earlier."""
+    verdicts = set()
+    for depth in range(1, 1200):
+        body = b'{"prompt": "a", "model": ' + b"[" * depth + b"]" * depth + b"}"
+        with pytest.raises(ApiError) as refused:
+            decode_body(body, CompletionRequest)
+        verdicts.add(refused.value.message.rpartition(":")[2])
+    assert any("nested too deeply" in verdict for verdict in verdicts) and len(verdicts) <= 3
 
 
 # -- pairs of fields ---------------------------------------------------------------------------------------------------

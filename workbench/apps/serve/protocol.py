@@ -304,6 +304,8 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, str(problem), param=problem.name) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise ApiError(400, f"the body is not valid: {problem}", param=_field_in(str(problem))) from None
+    except ValueError as problem:
+        raise ApiError(400, str(problem)) from None
 
 
 def tool_dicts(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
