@@ -105,6 +105,43 @@ def test_a_key_that_plain_weights_contradict_is_not_in_the_way(tmp_path):
     np.testing.assert_array_equal(np.array(load_model(folder).model(TOKENS)), expected)
 
 
+@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4", None])
+def test_another_fault_is_not_that_of_a_key(method, tmp_path):
+    """Plain weights with the key load, so what is wrong is the tokenizer, or a weight."""
+    folder = write_folder(tmp_path / "m", fields_of("llama", **SIZES))
+    (folder / "tokenizer.json").write_text('{"added": []}')
+    if method is not None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+    with pytest.raises(ValueError, match=r"the tokenizer of the folder '.*' cannot be loaded: .*tokenizer\.json"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("mxfp4", {}), ("mxfp8", {}), ("compressed-tensors", {"format": "nvfp4-pack-quantized"}),
+     ("modelopt", {"quant_algo": "NVFP4"}), ("fp8", {"scale_fmt": "ue8m0", "weight_block_size": [32, 32]})],
+)  # fmt: skip
+def test_forms_that_are_read_are_not_blamed_for_a_missing_weight(method, settings, tmp_path):
+    folder = write_folder(tmp_path / "m", fields_of("llama", **SIZES))
+    weights = mx.load(str(folder / "model.safetensors"))
+    weights.pop("model.norm.weight")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"Missing 1 parameters:\s+model\.norm\.weight\. The config\.json") as refused:
+        load_model(folder)
+    assert "not supported" not in str(refused.value)
+
+
+def test_a_file_of_settings_that_is_not_json_is_named(tmp_path):
+    folder = write_folder(tmp_path / "m", fields_of("llama", **SIZES))
+    (folder / "hf_quant_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json is not a JSON file"):
+        load_model(folder)
+
+
 def stored_as(folder, kind, itemsize):
     """Write the linear layers of a folder as bytes of another type."""
     header, data = {}, b""
