@@ -352,6 +352,9 @@ def test_a_form_that_a_prompt_describes_is_used(variable, letters):
         '<tool_call>\n{"name": "go", "arguments": {"choice": "a", "flag": true}}\n</tool_call>\n'
         '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
     )
+    hidden = decode_body(json.dumps(body | {"chat_template_kwargs": {variable: 0}}).encode(), ChatRequest)
+    with pytest.raises(ValueError, match=f"chat_template_kwargs.*{variable}"):
+        render_conversation(hidden.messages, hidden, tokenizer, tool_dicts(hidden.tools))
     for choice, answer in {"required": text, "auto": "abc\n" + text}.items():
         matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True), log_level=0)
         ids = [*tokenizer.encode(answer), 1]
