@@ -437,6 +437,34 @@ def test_words_of_python_may_be_written_for_null_alone(letters):
         assert [(n, json.loads(a)) for n, a in parsed(form, list(text))[1]] == calls
 
 
+@pytest.mark.parametrize("key", ["k", "x y", "ключ", "a.b", "1", "$ref", "None", "a|b", "a b-c/d"])
+def test_keys_without_quotes_are_any_words(key, letters):
+    """In an object in the model's own quotes, after Gemma 4."""
+    form = CallForm.of(make_letter_llama(FAMILIES["own quotes"]).tokenizer, TOOLS)
+    inner = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
+    schema = {"type": "object", "properties": {"o": inner}, "required": ["o"], "additionalProperties": False}
+    assert form.unserved(schema) == []
+    for arguments in ({"o": {key: "v"}}, {"o": {key: f"{{{key}:1,True}}"}}):
+        text = f"<|tool_call>call:go{{o:{{{key}:<|q|>{arguments['o'][key]}<|q|>}}}}<tool_call|>"
+        matcher = LLMatcher(
+            letters, form.grammar([Function("go", parameters=schema)], "required", LetterTokenizer(), parallel=True)
+        )
+        if set(text) <= set(TEXTS):
+            ids = [*LetterTokenizer().encode(text), 1]
+            assert matcher.validate_tokens(ids) == len(ids)
+        parser = MessageParser(form, functions=[Function("go", parameters=schema)])
+        calls = parser.feed(text, final=True)["tool_calls"]
+        assert json.loads(calls[0]["function"]["arguments"]) == arguments
+
+
+@pytest.mark.parametrize("key", ["", " k", "a,b", "a:b", "a{b", 'q"q', "a]", "a\nb"])
+def test_keys_that_cannot_be_spelled_are_named(key):
+    form = CallForm.of(make_letter_llama(FAMILIES["own quotes"]).tokenizer, TOOLS)
+    inner = {"type": "object", "properties": {key: {"type": "string"}, "z": {"type": "null"}}}
+    lost = form.unserved({"type": "object", "properties": {"o": inner}})
+    assert [one.because for one in lost] == ["calls of this model cannot spell this name"]
+
+
 SPECIAL = {
     "tags": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     "tags, a line each": ["<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>"],
@@ -465,6 +493,15 @@ class MarkedTokenizer(LetterTokenizer):
 
     def decode(self, ids):
         return "".join(self.special[i - len(TEXTS)] if i >= len(TEXTS) else TEXTS[i] for i in ids)
+
+
+def test_a_token_for_calls_tells_their_form_too():
+    """As in LFM 2.5, whose template has no words around tools."""
+    template = NO_CALLS.replace("<|tool_list_start|>", "").replace("<|tool_list_end|>", "")
+    form = CallForm.of(MarkedTokenizer(["<|tool_call_start|>"], template), TOOLS)
+    assert (form.mark, form.opening) == ("<|tool_call_start|>", "[")
+    with pytest.raises(ValueError, match="leaves out the calls"):
+        CallForm.of(MarkedTokenizer(["<|other|>"], template), TOOLS)
 
 
 @pytest.mark.parametrize("family", SPECIAL)
