@@ -4,11 +4,14 @@ import json
 import struct
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from door_folders import fields_of, write_folder
+from mlx_lm.models.bitlinear_layers import BitLinear
 
 from workbench.models import load_model
+from workbench.models.other_weights import check_numbers
 
 SIZES = {
     "hidden_size": 64,
@@ -169,3 +172,14 @@ def test_fields_that_are_missing_are_named(tmp_path):
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
     with pytest.raises(ValueError, match=r"config\.json: 'rms_norm_eps' missing, which mlx-lm's bailing_moe"):
         load_model(folder)
+
+
+def test_layers_of_two_bits_are_whole_numbers_by_design():
+    """mlx-lm's layer for BitNet packs four weights in a byte, and has a scale of another name."""
+    model = nn.Module()
+    model.layer = BitLinear(32, 32, bias=False)
+    check_numbers("m", model)
+    model.layer = nn.Linear(32, 32)
+    model.layer.weight = model.layer.weight.astype(mx.uint8)
+    with pytest.raises(ValueError, match=r"weights layer\.weight are of the type uint8"):
+        check_numbers("m", model)
