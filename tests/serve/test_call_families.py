@@ -622,3 +622,15 @@ def test_mutated_schemas_are_served_or_refused_by_name(server):
         assert status == 200 or json.loads(text)["error"]["message"]
         statuses.append(status)
     assert statuses.count(200) > len(statuses) // 20
+
+
+def test_a_wrap_that_is_opened_is_closed(letters):
+    """Else the reader would look for its end in the arguments that follow."""
+    tokenizer = make_letter_llama(FAMILIES["wrapped strings"]).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    begin, end = form.pairs.wrap
+    text = written(tokenizer, [("go", {"text": "zz", "choice": "a", "flag": True})])
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    for value, is_allowed in {"zz": True, f"{begin}zz{end}": True, f"{begin}zz": False}.items():
+        ids = [*tokenizer.encode(text.replace("zz", value)), 1]
+        assert (matcher.deep_copy().validate_tokens(ids) == len(ids)) is is_allowed, value
