@@ -7,7 +7,7 @@ import pytest
 
 from workbench import simulate
 from workbench.analysis import predict
-from workbench.analysis.intervals import MIN_SPREAD, NUM_DRAWS, RANGES, interval_of
+from workbench.analysis.intervals import MIN_SPREAD, NUM_DRAWS, RANGES, Interval, interval_of, widened
 from workbench.analysis.predict import LONGER_STEPS, Predictor
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
@@ -79,3 +79,10 @@ def test_an_interval_holds_the_limit_of_arithmetic_that_no_measured_step_has_met
     assert LONGER_STEPS not in within.notes
     if rows == 120:  # without it the truth is far outside
         assert interval.value * 1.3 < measured.ttft.mean
+
+
+def test_a_time_that_is_zero_is_widened_too():
+    """No request waits in one simulation, and all do in the other."""
+    intervals = {"queue_p50": Interval(0.0, 0.0, 0.0), "ttft_mean": Interval(2.0, 1.9, 2.1)}
+    wider = widened(intervals, {"queue_p50": 0.0, "ttft_mean": 1.0}, {"queue_p50": 3.0, "ttft_mean": 1.5})
+    assert wider == {"queue_p50": Interval(0.0, 0.0, 3.0), "ttft_mean": Interval(2.0, 1.9, 3.0)}

@@ -4,11 +4,14 @@ import json
 import struct
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from door_folders import fields_of, write_folder
+from mlx_lm.models.bitlinear_layers import BitLinear
 
 from workbench.models import load_model
+from workbench.models.other_weights import check_numbers
 
 SIZES = {
     "hidden_size": 64,
@@ -105,6 +108,43 @@ def test_a_key_that_plain_weights_contradict_is_not_in_the_way(tmp_path):
     np.testing.assert_array_equal(np.array(load_model(folder).model(TOKENS)), expected)
 
 
+@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4", None])
+def test_another_fault_is_not_that_of_a_key(method, tmp_path):
+    """Plain weights with the key load, so what is wrong is the tokenizer, or a weight."""
+    folder = write_folder(tmp_path / "m", fields_of("llama", **SIZES))
+    (folder / "tokenizer.json").write_text('{"added": []}')
+    if method is not None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+    with pytest.raises(ValueError, match=r"the tokenizer of the folder '.*' cannot be loaded: .*tokenizer\.json"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("mxfp4", {}), ("mxfp8", {}), ("compressed-tensors", {"format": "nvfp4-pack-quantized"}),
+     ("modelopt", {"quant_algo": "NVFP4"}), ("fp8", {"scale_fmt": "ue8m0", "weight_block_size": [32, 32]})],
+)  # fmt: skip
+def test_forms_that_are_read_are_not_blamed_for_a_missing_weight(method, settings, tmp_path):
+    folder = write_folder(tmp_path / "m", fields_of("llama", **SIZES))
+    weights = mx.load(str(folder / "model.safetensors"))
+    weights.pop("model.norm.weight")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"Missing 1 parameters:\s+model\.norm\.weight\. The config\.json") as refused:
+        load_model(folder)
+    assert "not supported" not in str(refused.value)
+
+
+def test_a_file_of_settings_that_is_not_json_is_named(tmp_path):
+    folder = write_folder(tmp_path / "m", fields_of("llama", **SIZES))
+    (folder / "hf_quant_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json is not a JSON file"):
+        load_model(folder)
+
+
 def stored_as(folder, kind, itemsize):
     """Write the linear layers of a folder as bytes of another type."""
     header, data = {}, b""
@@ -132,3 +172,14 @@ def test_fields_that_are_missing_are_named(tmp_path):
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "rms_norm_eps"}))
     with pytest.raises(ValueError, match=r"config\.json: 'rms_norm_eps' missing, which mlx-lm's bailing_moe"):
         load_model(folder)
+
+
+def test_layers_of_two_bits_are_whole_numbers_by_design():
+    """mlx-lm's layer for BitNet packs four weights in a byte, and has a scale of another name."""
+    model = nn.Module()
+    model.layer = BitLinear(32, 32, bias=False)
+    check_numbers("m", model)
+    model.layer = nn.Linear(32, 32)
+    model.layer.weight = model.layer.weight.astype(mx.uint8)
+    with pytest.raises(ValueError, match=r"weights layer\.weight are of the type uint8"):
+        check_numbers("m", model)

@@ -42,6 +42,8 @@ def asked(server, address, **body):
         ('"logit_bias": {"5": 1, "5": 2}', "5"),
         ('"response_format": {"type": "json_object", "type": "text"}', "type"),
         ('"extra": {"a": {"b": [{"c": 1, "c": 2}]}}', "c"),
+        ('"stream": 1, "stream": true', "stream"),
+        ('"extra": [{"a": [0], "a": [false]}]', "a"),
     ],
 )
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest])
@@ -55,6 +57,25 @@ def test_two_values_of_one_name_are_refused(kind, fields, name):
 def test_the_same_value_twice_says_one_thing(server):
     body = b'{"prompt": "abc", "max_tokens": 2, "max_tokens": 2}'
     assert decode_body(body, CompletionRequest).max_tokens == 2
+
+
+def test_a_body_of_any_depth_is_read_or_refused():
+    """Two readers see it, and the second stops earlier."""
+    verdicts = set()
+    for depth in range(1, 1200):
+        body = b'{"prompt": "a", "model": ' + b"[" * depth + b"]" * depth + b"}"
+        with pytest.raises(ApiError) as refused:
+            decode_body(body, CompletionRequest)
+        verdicts.add(refused.value.message.rpartition(":")[2])
+    assert any("nested too deeply" in verdict for verdict in verdicts) and len(verdicts) <= 3
+
+
+def test_two_values_of_one_name_in_the_arguments_of_a_call_are_refused():
+    made = {"id": "a", "type": "function", "function": {"name": "go", "arguments": '{"a": {"b": 1, "b": 2}}'}}
+    body = {"messages": [HELLO, {"role": "assistant", "content": "", "tool_calls": [made]}]}
+    request = decode_body(json.dumps(body).encode(), ChatRequest)
+    with pytest.raises(ValueError, match=r"arguments of a call of 'go'.* two values of 'b'"):
+        request.messages[1].as_dict()
 
 
 # -- pairs of fields ---------------------------------------------------------------------------------------------------
@@ -168,6 +189,11 @@ def test_tokenize_counts_tools(server):
     assert counted > json.loads(server.ask("POST", "/tokenize", {"messages": [HELLO]})[2])["count"]
     status, _, text = server.ask("POST", "/tokenize", {"prompt": "abc", "tools": [TOOL]})
     assert status == 400 and "tools needs messages" in text
+    many = [TOOL | {"function": {"name": f"go{i}"}} for i in range(129)]
+    for tools, words in ((many, "tools holds 129 tools"), ([TOOL, TOOL], "two have the same name")):
+        for address in ("/tokenize", CHAT):
+            status, _, text = server.ask("POST", address, {"messages": [HELLO], "tools": tools})
+            assert status == 400 and words in text, (address, text)
 
 
 # -- fields of vLLM ----------------------------------------------------------------------------------------------------

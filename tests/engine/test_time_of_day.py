@@ -39,6 +39,8 @@ def test_a_clock_that_is_set_meanwhile_is_said(loaded, monkeypatch, tmp_path, ca
     assert Trace.load(tmp_path / "run.jsonl").clock_drift == pytest.approx(-3.0, abs=0.05)
     assert main(["trace", "info", str(tmp_path / "run.jsonl")]) == 0
     assert "the wall clock lost 3 s meanwhile" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert engine.trace.clock_drift is msgspec.UNSET, "it was set back"
 
 
 def test_a_clock_that_was_given_has_no_drift(loaded):

@@ -141,7 +141,7 @@ def model_folder(folder, **changes):
     ],
 )
 def test_sizes_of_a_configuration_are_compared_with_the_weights(tmp_path, peak, field, value, monkeypatch):
-    monkeypatch.setattr("mlx_lm.utils.load", lambda *a, **k: pytest.fail("the model is built"))
+    monkeypatch.setattr("mlx_lm.utils.load_model", lambda *a, **k: pytest.fail("the model is built"))
     name = "num_hidden_layers" if field == "text_config" else field
     with pytest.raises(ValueError, match=rf"config\.json: {name} is .* they are not of one model"):
         load_model(model_folder(tmp_path / "m", **{field: value}))

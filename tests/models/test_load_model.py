@@ -277,12 +277,12 @@ def test_code_that_comes_with_a_folder_is_never_run(tmp_path):
 def test_code_is_not_run_by_an_mlx_lm_that_would_trust_it(tmp_path, monkeypatch):
     import mlx_lm.utils
 
-    load, config, marker = mlx_lm.utils.load, tiny_config("llama"), tmp_path / "ran"
+    load, config, marker = mlx_lm.utils.load_model, tiny_config("llama"), tmp_path / "ran"
     folder = write_folder(tmp_path / "folder", config | {"model_file": "mine.py"}, random_model(config))
     (folder / "mine.py").write_text(CODE.format(str(marker)))
     monkeypatch.setattr(
         mlx_lm.utils,
-        "load",
+        "load_model",
         lambda *args, trust_remote_code=True, **kw: load(*args, trust_remote_code=trust_remote_code, **kw),
     )
     with pytest.raises(ValueError, match="needs Python code that comes with the model"):

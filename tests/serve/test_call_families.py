@@ -352,6 +352,9 @@ def test_a_form_that_a_prompt_describes_is_used(variable, letters):
         '<tool_call>\n{"name": "go", "arguments": {"choice": "a", "flag": true}}\n</tool_call>\n'
         '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
     )
+    hidden = decode_body(json.dumps(body | {"chat_template_kwargs": {variable: 0}}).encode(), ChatRequest)
+    with pytest.raises(ValueError, match=f"chat_template_kwargs.*{variable}"):
+        render_conversation(hidden.messages, hidden, tokenizer, tool_dicts(hidden.tools))
     for choice, answer in {"required": text, "auto": "abc\n" + text}.items():
         matcher = LLMatcher(letters, form.grammar(FUNCTIONS, choice, tokenizer, parallel=True), log_level=0)
         ids = [*tokenizer.encode(answer), 1]
@@ -374,7 +377,7 @@ def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
         tokenizer = MarkedTokenizer(special, BEHIND_AN_END)
         vocabulary = make_tokenizer(vocabulary_of(replace(make_letter_llama(), tokenizer=tokenizer)))
         grammar = form.grammar(FUNCTIONS, "auto", tokenizer, parallel=True)
-        for answer in ("abc", "abc<|sep|>", "abc<|sep|>\n", "abc" + text):
+        for answer in ("abc", "abc<|sep|>", "abc<|sep|>\n", "abc<|sep|>\n \n", "abc<|sep|> ", "abc" + text):
             ids = [*tokenizer.encode(answer), 1]
             assert LLMatcher(vocabulary, grammar, log_level=0).validate_tokens(ids) == len(ids), (special, answer)
             content, calls = parsed(form, [tokenizer.decode([i]) for i in ids[:-1]])
@@ -383,6 +386,21 @@ def test_a_call_may_begin_with_the_text_that_ends_a_message(letters):
     ends.eos_token_ids, ends.decode = {7}, lambda ids: "<|sep|>"
     with pytest.raises(ValueError, match="also ends an answer"):
         CallForm.of(ends, TOOLS)
+
+
+@pytest.mark.parametrize("family", ["tags", "own quotes", "numbered"])
+def test_text_between_calls_is_the_same_however_it_is_cut(family):
+    tokenizer = make_letter_llama(FAMILIES[family]).tokenizer
+    form, call = CallForm.of(tokenizer, TOOLS), written(tokenizer, [("go", {"choice": "a", "flag": True})])
+    for before, between, after, content in (
+        ("a b\n", "\n\n", "\n", "a b\n"),
+        ("", " \n", "\n\nIt  is\n\n- a\n", "\n\nIt  is\n\n- a"),
+        ("", " x y\n", " \n z\n", " x y \n z"),
+    ):
+        answer = before + call + between + call + after
+        for parts in ([answer], list(answer), [*re.split(r"(\s)", answer), ""]):
+            read = parsed(form, parts)
+            assert read[0] == content and len(read[1]) == 2, (parts, read)
 
 
 def test_tools_may_be_described_by_the_messages():
@@ -419,6 +437,34 @@ def test_words_of_python_may_be_written_for_null_alone(letters):
         assert [(n, json.loads(a)) for n, a in parsed(form, list(text))[1]] == calls
 
 
+@pytest.mark.parametrize("key", ["k", "x y", "ключ", "a.b", "1", "$ref", "None", "a|b", "a b-c/d"])
+def test_keys_without_quotes_are_any_words(key, letters):
+    """In an object in the model's own quotes, after Gemma 4."""
+    form = CallForm.of(make_letter_llama(FAMILIES["own quotes"]).tokenizer, TOOLS)
+    inner = {"type": "object", "properties": {key: {"type": "string"}}, "required": [key]}
+    schema = {"type": "object", "properties": {"o": inner}, "required": ["o"], "additionalProperties": False}
+    assert form.unserved(schema) == []
+    for arguments in ({"o": {key: "v"}}, {"o": {key: f"{{{key}:1,True}}"}}):
+        text = f"<|tool_call>call:go{{o:{{{key}:<|q|>{arguments['o'][key]}<|q|>}}}}<tool_call|>"
+        matcher = LLMatcher(
+            letters, form.grammar([Function("go", parameters=schema)], "required", LetterTokenizer(), parallel=True)
+        )
+        if set(text) <= set(TEXTS):
+            ids = [*LetterTokenizer().encode(text), 1]
+            assert matcher.validate_tokens(ids) == len(ids)
+        parser = MessageParser(form, functions=[Function("go", parameters=schema)])
+        calls = parser.feed(text, final=True)["tool_calls"]
+        assert json.loads(calls[0]["function"]["arguments"]) == arguments
+
+
+@pytest.mark.parametrize("key", ["", " k", "a,b", "a:b", "a{b", 'q"q', "a]", "a\nb"])
+def test_keys_that_cannot_be_spelled_are_named(key):
+    form = CallForm.of(make_letter_llama(FAMILIES["own quotes"]).tokenizer, TOOLS)
+    inner = {"type": "object", "properties": {key: {"type": "string"}, "z": {"type": "null"}}}
+    lost = form.unserved({"type": "object", "properties": {"o": inner}})
+    assert [one.because for one in lost] == ["calls of this model cannot spell this name"]
+
+
 SPECIAL = {
     "tags": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     "tags, a line each": ["<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>"],
@@ -447,6 +493,15 @@ class MarkedTokenizer(LetterTokenizer):
 
     def decode(self, ids):
         return "".join(self.special[i - len(TEXTS)] if i >= len(TEXTS) else TEXTS[i] for i in ids)
+
+
+def test_a_token_for_calls_tells_their_form_too():
+    """As in LFM 2.5, whose template has no words around tools."""
+    template = NO_CALLS.replace("<|tool_list_start|>", "").replace("<|tool_list_end|>", "")
+    form = CallForm.of(MarkedTokenizer(["<|tool_call_start|>"], template), TOOLS)
+    assert (form.mark, form.opening) == ("<|tool_call_start|>", "[")
+    with pytest.raises(ValueError, match="leaves out the calls"):
+        CallForm.of(MarkedTokenizer(["<|other|>"], template), TOOLS)
 
 
 @pytest.mark.parametrize("family", SPECIAL)
@@ -567,3 +622,15 @@ def test_mutated_schemas_are_served_or_refused_by_name(server):
         assert status == 200 or json.loads(text)["error"]["message"]
         statuses.append(status)
     assert statuses.count(200) > len(statuses) // 20
+
+
+def test_a_wrap_that_is_opened_is_closed(letters):
+    """Else the reader would look for its end in the arguments that follow."""
+    tokenizer = make_letter_llama(FAMILIES["wrapped strings"]).tokenizer
+    form = CallForm.of(tokenizer, TOOLS)
+    begin, end = form.pairs.wrap
+    text = written(tokenizer, [("go", {"text": "zz", "choice": "a", "flag": True})])
+    matcher = LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=True), log_level=0)
+    for value, is_allowed in {"zz": True, f"{begin}zz{end}": True, f"{begin}zz": False}.items():
+        ids = [*tokenizer.encode(text.replace("zz", value)), 1]
+        assert (matcher.deep_copy().validate_tokens(ids) == len(ids)) is is_allowed, value

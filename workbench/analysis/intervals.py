@@ -96,12 +96,13 @@ def widened(
     Args:
         intervals: The intervals.
         values: The values of the simulation without draws.
-        others: Those of the other one. Times move by the ratio of the two, counts to the other value.
+        others: Those of the other one. Times move by the ratio of the two, counts and
+            what is zero to the other value.
     """
     wider = dict(intervals)
     for name, known in intervals.items():
         if math.isfinite(other := others.get(name, math.nan)):
-            moved = other if name in COUNTS else known.value * other / (values[name] or 1.0)
+            moved = known.value * other / values[name] if values[name] and name not in COUNTS else other
             wider[name] = Interval(known.value, min(known.low, moved), max(known.high, moved))
     return wider
 

@@ -114,7 +114,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         for name, value in pairs:
-            if made[name] != value:
+            if repr(made[name]) != repr(value):  # 1 and true are equal
                 raise TwoValuesError(name, f"an object has two values of {name[:100]!r}")
     return made
 

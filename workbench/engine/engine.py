@@ -310,8 +310,8 @@ class Engine(Shortcuts):
         """The record of every step so far, or of the newest ``keep_steps`` or ``keep_bytes``; always on."""
         trace = self._step.trace
         drift = round(time.time() - self._created - self._clock(), 2)
-        if drift and self._given_clock is None:  # the wall clock was set, or the machine slept
-            trace.clock_drift = drift
+        if self._given_clock is None:  # there is a drift if the wall clock was set, or the machine slept
+            trace.clock_drift = drift or msgspec.UNSET
         return trace
 
     @property

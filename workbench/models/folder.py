@@ -105,16 +105,26 @@ def why_not_loaded(problem: BaseException, location: str) -> str:
             f"{location}/config.json: {found[1]} missing, which mlx-lm's {architecture} needs: take the file from the "
             "model's repository again, or write them as in a model of this kind that loads"
         )
-    reason = f"{type(problem).__name__}: {problem}"
-    reason = (
-        reason.rstrip(".") if len(reason) <= SHOWN else f"{reason[:SHOWN]}..."
-    )  # mlx-lm names every weight that is missing
     if isinstance(problem, SystemExit):
         model_type = read_config(location)["model_type"]
         hint = f"Its module of model_type {model_type!r} needs a package that is missing, and has printed its name"
     else:
         hint = "The config.json and the weights must be those of one model, as its authors or mlx_lm.convert wrote them"
-    return f"mlx-lm cannot load the folder {location!r}: {reason}. {hint}"
+    return f"mlx-lm cannot load the folder {location!r}: {_shortened(problem)}. {hint}"
+
+
+def why_no_tokenizer(problem: BaseException, location: str) -> str:
+    """The message for a folder whose weights were read, and whose tokenizer transformers cannot load."""
+    return (
+        f"the tokenizer of the folder {location!r} cannot be loaded: {_shortened(problem)}. Take tokenizer.json and "
+        "tokenizer_config.json from the model's repository again"
+    )
+
+
+def _shortened(problem: BaseException) -> str:
+    """A library's message, which may name every weight that is missing."""
+    reason = f"{type(problem).__name__}: {problem}"
+    return reason.rstrip(".") if len(reason) <= SHOWN else f"{reason[:SHOWN]}..."
 
 
 def read_config(location: str) -> dict[str, Any]:

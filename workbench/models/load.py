@@ -26,6 +26,7 @@ from workbench.models.folder import (
     needs_own_code,
     read_config,
     text_field,
+    why_no_tokenizer,
     why_not_loaded,
 )
 from workbench.models.gguf.file import MAGIC, GGUFFile
@@ -346,7 +347,8 @@ def _gguf_dtype(file: GGUFFile) -> mx.Dtype:
 
 
 def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
-    from mlx_lm.utils import load as mlx_lm_load
+    from mlx_lm.utils import load_model as load_weights
+    from mlx_lm.utils import load_tokenizer
 
     from workbench.models.dequantise import dequantise
 
@@ -360,17 +362,17 @@ def _load_with_mlx_lm(name: str, wanted: _Wanted) -> LoadedModel:
     findings = {"config.json": keys.findings} | judge_side_files(Path(location), ignored, source)
     if group is not None:
         check_heads_divide(name, file, group.size())
+    model = None
     try:
-        # mlx-lm declares no overload for return_config.
-        model, tokenizer, config = mlx_lm_load(  # type: ignore[misc]
-            location, lazy=True, return_config=True, trust_remote_code=False,
-            model_config=keys.changes,
-            # If it is left out, transformers asks on standard input whether to run the model's code.
-            tokenizer_config={"trust_remote_code": False},
-        )  # fmt: skip
+        model, config = load_weights(Path(location), lazy=True, model_config=keys.changes, trust_remote_code=False)
+        # If it is left out, transformers asks on standard input whether to run the model's code.
+        options = {"trust_remote_code": False}
+        tokenizer = load_tokenizer(Path(location), options, eos_token_ids=config.get("eos_token_id"))
     except (Exception, SystemExit) as problem:  # many kinds; mlx-lm ends the process if an architecture lacks a package
         if "trust_remote_code" in str(problem):
             raise ValueError(needs_own_code(name, location)) from None
+        if model is not None:
+            raise ValueError(why_no_tokenizer(problem, location)) from problem
         words = why_not_loaded(problem, location)
         raise ValueError(why_weights_are_not_read(location, words) or words) from problem
     check_numbers(location, model)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from workbench.base.outside_files import read_json
 from workbench.base.text import shown
 from workbench.models.folder import read_config
 
@@ -16,10 +17,20 @@ _INSTEAD = "use weights of 16 bits, a conversion to MLX (mlx_lm.convert -q), or 
 _BECAUSE = {
     "gptq": "GPTQ packs weights along the inputs, and only AWQ's packing along the outputs is read",
     "awq": "of AWQ, 4 bits in groups of 32, 64 or 128 are read",
-    "fp8": "blocks of 8 bits with scales are read by some architectures, and this is none of them",
+    "fp8": "blocks of 8 bits with scales are read by some architectures, and not by this one",
     "compressed-tensors": "of this format, nvfp4-pack-quantized and mxfp4-pack-quantized are read",
     "modelopt": "of this tool, NVFP4 is read",
 }
+_READ: tuple[tuple[str, Mapping[str, Sequence[Any]]], ...] = (
+    ("awq", {"bits": (4, None), "group_size": (32, 64, 128, None)}),
+    ("bitnet", {}),
+    ("mxfp4", {}),
+    ("mxfp8", {}),
+    ("fp8", {"scale_fmt": ("ue8m0",), "weight_block_size": ([32, 32],)}),
+    ("compressed-tensors", {"format": ("nvfp4-pack-quantized", "mxfp4-pack-quantized")}),
+    ("modelopt", {"quant_algo": ("NVFP4",)}),
+)
+"""Quantisations that mlx-lm reads, with the values of their settings."""
 _DETAILS = ("bits", "w_bit", "group_size", "version", "format", "quant_algo", "load_in_4bit", "load_in_8bit")
 
 
@@ -31,15 +42,16 @@ def why_weights_are_not_read(location: str, words: str) -> str | None:
         words: mlx-lm's message.
     """
     config, place = read_config(location), "config.json"
-    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    text = config.get("text_config")
+    found = config.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config")) or None
     if found is None and (other := Path(location) / "hf_quant_config.json").is_file():
-        found, place = json.loads(other.read_text("utf-8")), other.name
+        found, place = read_json(other), other.name
     if not isinstance(found, Mapping) or config.get("quantization"):
         return None
     method = found.get("quant_method", "modelopt" if place != "config.json" else None)
     settings = {**found, **(found["quantization"] if isinstance(found.get("quantization"), dict) else {})}
-    if method == "awq" and settings.get("bits", 4) == 4 and settings.get("group_size", 128) in (32, 64, 128):
-        return None  # which is read: the problem is another
+    if any(method == name and all(settings.get(key) in some for key, some in values.items()) for name, values in _READ):
+        return None  # the problem is another
     details = ", ".join(f"{key} {shown(settings[key])}" for key in _DETAILS if settings.get(key))
     named = f"quantization_config with quant_method {shown(method)}" + (f" ({details})" if details else "")
     because = _BECAUSE.get(str(method), "its packed weights are not read")
@@ -60,9 +72,8 @@ def check_numbers(location: str, model: nn.Module) -> None:
         if "scales" in module or isinstance(module, BitLinear):
             continue
         for name, value in module.items():
-            is_weight = isinstance(value, mx.array) and not name.startswith(
-                "_"
-            )  # such are MLX's names of no parameters
+            # A name with an underscore in front is not that of a parameter in MLX.
+            is_weight = isinstance(value, mx.array) and not name.startswith("_")
             if is_weight and not mx.issubdtype(value.dtype, mx.inexact):
                 kind = str(value.dtype).removeprefix("mlx.core.")
                 raise ValueError(

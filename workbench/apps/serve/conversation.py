@@ -95,8 +95,14 @@ def render_conversation(
             "message, the second begins a new one"
         )
 
+    variables = given(tokenizer, tools)
+    if twice := sorted(variables.keys() & kwargs.keys()):
+        raise ValueError(
+            f"chat_template_kwargs: {twice[0]} is the variable in which the template gets tools: leave it out"
+        )
+    variables |= kwargs
+
     def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        variables = {**given(tokenizer, tools), **kwargs}
         return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **variables)
 
     if options.continue_final_message:

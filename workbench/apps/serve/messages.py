@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from workbench.base.outside_files import TwoValuesError, json_value
+
 
 def _number(literal: str) -> float | str:
     """A number of a call; one that no double holds stays the text that the model wrote."""
@@ -65,11 +67,15 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """The call in the form that chat templates expect: the arguments as an object.
 
         Raises:
-            ValueError: The arguments are not a JSON object.
+            ValueError: The arguments are not a JSON object, or have two values of one name.
         """
+        text = self.function.arguments or "{}"
         try:
-            arguments = _ARGUMENTS.decode(self.function.arguments or "{}")
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            arguments = _ARGUMENTS.decode(text)
+            json_value(text)  # refuses two values of one name
+        except TwoValuesError as problem:
+            raise ValueError(f"messages: the arguments of a call of {self.function.name[:40]!r}: {problem}") from None
+        except (ValueError, RecursionError):  # all that msgspec raises, and depths that only the second reader refuses
             raise ValueError(
                 f"messages: the arguments of a call of {self.function.name[:40]!r} are not a JSON object"
             ) from None

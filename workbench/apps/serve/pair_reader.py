@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from workbench.apps.serve.call_parts import Pairs, match
-from workbench.apps.serve.pair_rules import PYTHON_WORDS
+from workbench.apps.serve.pair_rules import OWN_KEY, PYTHON_WORDS
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _KIND_OF_WORD = {"true": "boolean", "false": "boolean", "null": "null"}
+_KEY = re.compile(rf"([{{,]\s*)({OWN_KEY}):")
+_WORD = re.compile(r"(?<=[\[:,])(True|False|None)\b")
 _SCALAR = re.compile(r"[-+.0-9a-zA-Z]*")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
@@ -192,6 +194,6 @@ def as_json(text: str, quote: str) -> str:
         if index % 2:
             parts[index] = json.dumps(part, ensure_ascii=False)
         else:
-            part = re.sub(r"([{,]\s*)([a-zA-Z_][a-zA-Z0-9_-]*):", r'\1"\2":', part)
-            parts[index] = re.sub(r"(?<=[\[:,])(True|False|None)\b(?!\")", lambda found: PYTHON_WORDS[found[0]], part)
+            part = _KEY.sub(lambda found: f"{found[1]}{json.dumps(found[2], ensure_ascii=False)}:", part)
+            parts[index] = _WORD.sub(lambda found: PYTHON_WORDS[found[0]], part)
     return "".join(parts)

@@ -25,6 +25,8 @@ _LIKE = {
 _BEGINS_LIKE_A_NUMBER = r"[-+0-9](.|\n)*"
 _JSON_WORDS: dict[str, tuple[str, ...]] = {"null": ("null",), "boolean": ("true", "false"), "number": ()}
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+OWN_KEY = r'[^\s{}\[\],:"](?:[^{}\[\],:"\n]*[^\s{}\[\],:"])?'
+"""A key without quotes in an object whose strings stand between other texts."""
 _NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "allOf"}
 _WHOLE = {"anyOf", "oneOf", "allOf", "enum", "const", "patternProperties", "minProperties", "maxProperties"}
 """Words that constrain an object as a whole."""
@@ -100,7 +102,8 @@ class PairRules:
         pairs = {}
         for name, each in properties.items():
             below = f"{place}/properties/{quote(name.replace('~', '~0').replace('/', '~1'), safe='$')}"
-            if any(opened in name for opened in (self._pairs.string_open, self._pairs.other_open)):
+            is_spelled = place == "#" or re.fullmatch(OWN_KEY, name)
+            if not is_spelled or any(opened in name for opened in (self._pairs.string_open, self._pairs.other_open)):
                 self._drop(f"{place}/properties", name, "calls of this model cannot spell this name")
                 continue
             pairs[name] = self._rule(f"{json.dumps(name)} {self._value(each, below)}")

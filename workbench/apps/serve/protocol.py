@@ -213,15 +213,12 @@ class ChatRequest(SamplingFields, kw_only=True):
         """The form of calls in the answer to a prompt; None if there are none.
 
         Raises:
-            ValueError: A choice without tools, too many tools, or tools that the template does not show.
+            ValueError: A choice without tools, or tools that the template does not show; see also `tool_dicts`.
         """
         if not self.tools:
             if self.tool_choice not in (None, "none", "auto"):
                 raise ValueError("tool_choice needs tools")
             return None
-        _check_size("tools", self.tools, MAX_TOOLS, "tools")
-        if len({tool.function.name for tool in self.tools}) < len(self.tools):
-            raise ValueError("tools: two have the same name")
         if tokenizer is None:
             raise ValueError("tools need a tokenizer, and the model came without one")
         kind = ChannelForm if has_channels(tokenizer) else CallForm
@@ -304,12 +301,21 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, str(problem), param=problem.name) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise ApiError(400, f"the body is not valid: {problem}", param=_field_in(str(problem))) from None
+    except ValueError as problem:
+        raise ApiError(400, str(problem)) from None
 
 
 def tool_dicts(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    """Tools as chat templates expect them; None without."""
+    """Tools as chat templates expect them; None without.
+
+    Raises:
+        ValueError: There are too many, or two have the same name.
+    """
     if not tools:
         return None
+    _check_size("tools", tools, MAX_TOOLS, "tools")
+    if len({tool.function.name for tool in tools}) < len(tools):
+        raise ValueError("tools: two have the same name")
     return [{"function": msgspec.to_builtins(tool.function), "type": tool.type} for tool in tools]
 
 

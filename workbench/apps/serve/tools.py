@@ -135,6 +135,7 @@ class MessageParser:
     num_calls: int = 0
     functions: Sequence[Function] = ()
     _rest: str = ""
+    _blank: str = field(default="", init=False)
     _state: str = field(default="", init=False)
     _depth: int = field(default=0, init=False)
     _in_string: bool = field(default=False, init=False)
@@ -183,8 +184,12 @@ class MessageParser:
         if self.form is None or self.form.leads:
             self._add("content", self._take(len(self._rest)), added)
             return None
-        if final and self.form.answer_end and self._rest.rstrip().endswith(self.form.answer_end):
-            self._rest = self._rest.rstrip().removesuffix(self.form.answer_end)
+        if self.form.answer_end and self.form.mark not in self._rest:
+            before, found, after = self._rest.rpartition(self.form.answer_end)
+            if found and not after.strip():  # the answer ends here, or a call begins
+                self._add("content", before, added)
+                self._rest = "" if final else found + after
+                return None
         return "name" if self._until(self.form.mark, "content", added, final) else None
 
     def _name(self, added: dict[str, Any], final: bool) -> str | None:
@@ -203,7 +208,7 @@ class MessageParser:
         function = {"name": name[0], "arguments": "{}" if empty >= 0 else ""}
         call = {"index": self.num_calls, "id": self.form.new_id(name[0], rest[: max(between, 0)]), "type": "function"}
         added.setdefault("tool_calls", []).append({**call, "function": function})
-        self.num_calls += 1
+        self.num_calls, self._blank = self.num_calls + 1, ""
         if empty >= 0:
             return "content" if self.form.gap is not None else "next"
         self._depth, self._in_string = 0, False
@@ -277,7 +282,11 @@ class MessageParser:
         return False
 
     def _add(self, name: str, text: str, added: dict[str, Any]) -> None:
-        if text and (self.num_calls == 0 or text.strip()):
+        if self.num_calls:  # white space around calls is theirs
+            text = self._blank + text
+            self._blank = text[len(text.rstrip()) :]
+            text = text.rstrip()
+        if text:
             added[name] = added.get(name, "") + text
 
     def _take(self, length: int) -> str:

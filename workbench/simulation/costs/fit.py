@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add, truediv
@@ -193,14 +194,15 @@ def _usual(steps: StepCosts, ratios: Sequence[float], late: Collection[int]) -> 
 
     Their kind costs more than the model knows, such as a batch of a size for which a machine has no fast kernel.
     """
-    kinds: dict[tuple[float, bool], list[int]] = {}
-    for i, (sequences, prefill, _, _) in enumerate(steps.features):
-        kinds.setdefault((sequences, prefill > 0), []).append(i)
+    kinds = [(sequences, prefill > 0) for sequences, prefill, _, _ in steps.features]
+    lateness: dict[tuple[float, bool], list[float]] = {}
+    for kind, ratio in sorted(zip(kinds, ratios)):
+        lateness.setdefault(kind, []).append(ratio)
     usual = []
     for i in late:
-        sequences, prefill, _, _ = steps.features[i]
-        others = [ratios[j] for j in kinds[sequences, prefill > 0] if j != i]
-        if len(others) >= 2 and median(others) >= ratios[i] - math.log(2):
+        like_it = lateness[kinds[i]]
+        num_others, num_as_late = len(like_it) - 1, len(like_it) - 1 - bisect_left(like_it, ratios[i] - math.log(2))
+        if num_others >= 2 and 2 * num_as_late > num_others:
             usual.append(i)
     return usual
 
