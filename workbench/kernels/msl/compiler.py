@@ -59,7 +59,7 @@ _WARNING_FLAGS = (
     "-Werror=sometimes-uninitialized", "-Werror=return-type", "-ferror-limit=20",
     "-fno-caret-diagnostics", "-fno-color-diagnostics",
 )  # fmt: skip
-# Metal narrows a float to half by itself, and to bfloat by a cast only; clang has the type of another name behind "aka".
+# Metal narrows a float to half by itself, to bfloat by a cast only. Clang has the type of another name behind "aka".
 _NARROWED = re.compile(
     r"warning: (?=implicit conversion loses .* to (?:'[^']*' \(aka )?'[^']*\b(?:bfloat\w*|__bf16)\b)"
 )
