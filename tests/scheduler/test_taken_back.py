@@ -21,7 +21,7 @@ def test_a_block_that_an_earlier_step_computes_stays_findable(config, requests, 
 
 @pytest.mark.parametrize("length, cap, num_blocks, withdrawn, found", [(14, 8, 13, [3], 8), (11, 5, 12, [1, 3], 4)])
 def test_a_block_of_the_chunk_itself_is_withdrawn(length, cap, num_blocks, withdrawn, found):
-    """VLLM keeps it, and a request that resumes reads KV that nobody computed. The second chunk begins within a block."""
+    """VLLM keeps it, and a request that resumes reads KV that nobody computed; a chunk may begin within a block."""
     config = {"enable_prefix_caching": True, "policy": "priority", "long_prefill_token_threshold": cap}
     config |= {"block_size": 2, "num_blocks": num_blocks, "max_num_seqs": 3, "max_num_batched_tokens": 16}
     requests = [
