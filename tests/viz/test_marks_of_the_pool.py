@@ -76,7 +76,9 @@ def test_pool(drawn, name, width):
             for block in range(1, facts.num_blocks)
             if moment.pool_state(block) != "free"
         ]
-        assert page.table("pool")["rows"] == expected
+        table = page.table("pool")
+        assert table["rows"] == expected
+        assert table["caption"] == f"Blocks that are not free at step {facts.records[step].step}"
 
 
 def check_counts(page, marks, facts, moment, width):
