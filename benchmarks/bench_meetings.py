@@ -128,7 +128,8 @@ def main() -> None:
     options = parser.parse_args()
     path = RESULTS / "meetings.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    facts: dict[str, Any] = {name: known.get(name, {}) for name in ("pairs", "faults", "planted")}
+    facts: dict[str, Any] = {"pairs": [], "faults": {}, "planted": {}}
+    facts |= {name: known[name] for name in (*facts, "note") if name in known}
     if options.what == "pairs":
         facts["pairs"] = pairs(options.workloads)
         save("meetings", facts)

@@ -71,7 +71,7 @@ def section(pair: dict[str, Any]) -> str:
     static = pair["surface"]
     lines = [f"## {pair['a']} to {pair['b']}", ""]
     lines.append(
-        f"{pair['workloads']:,} workloads in {pair['seconds']:.0f} s, {pair['different']} differ ({share:.1%}). "
+        f"{pair['workloads']:,} workloads in {pair['seconds']:.0f} s, {pair['different']:,} differ ({share:.1%}). "
         f"Without a run: {static['changed']} signatures, fields and bases changed, {static['added']} names are new, "
         f"{static['removed']} gone, {static['moved']} moved."
     )

@@ -1,5 +1,6 @@
 """A certificate tells a faithful simulator from one with an error of one token in one feature, and says where."""
 
+import io
 import json
 import random
 import sys
@@ -9,7 +10,9 @@ import pytest
 
 from workbench import certify
 from workbench.analysis.certify.features import FEATURES, draw
+from workbench.analysis.certify.judgement import Row
 from workbench.analysis.certify.neutral import judge, neutral_workload, read_schedule, simulated_workload, steps_of
+from workbench.analysis.certify.speak import speak
 from workbench.apps.cli import main
 from workbench.simulation.simulate import simulate
 from workbench.trace import Trace
@@ -94,6 +97,15 @@ def test_empty_steps_behind_the_end_do_not_raise_the_share():
     assert not row.certified
 
 
+def test_steps_behind_the_end_count_as_long_as_something_runs():
+    row, chunk = Row("chunked prefill"), {"id": "a", "start": 0, "num_tokens": 1}
+    runs, idle = {"chunks": [chunk]}, {"chunks": []}
+    row.add({"id": "w"}, [runs], [runs, idle, runs, idle, idle])
+    assert (row.scores["steps"].equal, row.scores["steps"].of) == (2, 3)  # two chunks of one, and a pause
+    row.add({"id": "w"}, [runs, runs], [runs])
+    assert (row.scores["steps"].equal, row.scores["steps"].of) == (3, 5)
+
+
 def test_what_ends_a_row_is_told_beside_its_first_difference():
     answers = iter([{"steps": []}, {"steps": None}])
     made = certify(lambda workload: next(answers), workloads=3, seed=1, features=["chunked prefill"])
@@ -107,6 +119,27 @@ def test_a_driven_scheduler_refuses_what_it_does_not_have(monkeypatch):
     plain, priority, adapters = made.rows
     assert plain.num_workloads == 2 and not plain.unsupported
     assert priority.unsupported == ["no priority"] * 2 and adapters.unsupported == ["no adapters"] * 2
+
+
+@pytest.mark.parametrize(
+    "setting, value, feature",
+    [
+        ("long_prefill_token_threshold", 4, "caps"),
+        ("max_num_scheduled_tokens", 4, "caps"),
+        ("max_num_active_seqs", 1, "caps"),
+        ("watermark", 0.1, "pools"),
+        ("scheduler_reserve_full_isl", False, "pools"),
+        ("kv_cache_groups", [{"kind": "sliding_window", "sliding_window": 8}], "groups"),
+        ("enable_chunked_prefill", False, "unchunked"),
+    ],
+)
+def test_each_setting_needs_its_feature(setting, value, feature, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "hunt")
+    requests = [{"id": "a", "prompt": {"len": 3}, "max_tokens": 2}]
+    workloads = [neutral_workload("w", {"config": config, "requests": requests}) for config in ({}, {setting: value})]
+    speak("planted:bare", io.StringIO("".join(json.dumps(each) + "\n" for each in workloads)))
+    plain, needing = map(json.loads, capfd.readouterr().out.splitlines())
+    assert len(plain["steps"]) == 2 and needing["unsupported"] == f"no {feature}"
 
 
 @pytest.mark.parametrize(

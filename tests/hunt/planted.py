@@ -58,6 +58,12 @@ def older(config):
     return made
 
 
+def bare(config):
+    """Says that it has a prefix cache, and nothing else."""
+    return OwnScheduler(config)
+
+
+bare.features = ("caching",)
 older.features = ("caching", "caps", "pools")
 generous.features = forgetful.features = endless.features = ("caching", "caps", "pools")
 hoarding.features = ("caching", "priority", "caps", "pools")

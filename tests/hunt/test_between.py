@@ -9,7 +9,9 @@ import pytest
 
 import workbench
 from workbench.analysis.hunt.between import compare_schedulers
-from workbench.analysis.hunt.between.differ import KINDS, consequence, difference
+from workbench.analysis.hunt.between.differ import KINDS, Difference, consequence, difference
+from workbench.analysis.hunt.between.place import Decided, Line
+from workbench.analysis.hunt.between.search import Apart, Comparison
 from workbench.analysis.hunt.between.sides import place_of
 from workbench.analysis.hunt.between.surface import compare
 from workbench.apps.cli import main
@@ -217,6 +219,21 @@ def test_what_a_difference_of_blocks_alone_leads_to():
     assert consequence(*runs, {}) == ""
     runs[1]["steps"] = [loud, step(finished={"a": "length"}), step()]
     assert consequence(*runs, {}) == ""  # the first difference is not of blocks alone
+
+
+def test_cases_of_one_place_are_told_as_one():
+    """With all that they lead to, and the workload that showed it first."""
+    line = Line("scheduler.py", "Scheduler.schedule", 7, "pass")
+    one, other = (
+        Apart(Difference("block order", 0, ""), {"config": {}, "requests": requests}, Decided([], [line]), *numbers)
+        for requests, *numbers in (([{}], 3, 40, 9.0, Counter(admission=2)), ([{}, {}], 2, 8, 1.5, Counter(finish=1)))
+    )
+    comparison = Comparison.__new__(Comparison)
+    comparison.found = [other, one]
+    comparison._merge()
+    (told,) = comparison.found
+    assert told is one and (told.num_seen, told.num_workloads, told.seconds) == (5, 8, 1.5)
+    assert told.leads_to == {"admission": 2, "finish": 1}
 
 
 def test_two_runs_that_wait_forever_may_be_given_up_in_different_steps():

@@ -3,6 +3,8 @@
 import pytest
 from msl_runs import fault_of, ramp, run, skip_without_compiler
 
+from workbench.kernels.msl.compiler import syntax_errors
+
 skip_without_compiler()
 
 # name: (words of the message, "source" or "header", line, source and header with the fault, and without).
@@ -99,6 +101,14 @@ REJECTED = {
         ("bfloat b = bfloat(x[i]);\nb = 2.0f * b;\ny[i] = float(b);", ""),
         ("bfloat b = bfloat(x[i]);\nhalf h = x[i];  // to half, Metal needs no cast\nb = bfloat(2.0f * h);\n"
          "y[i] = float(b);", "")),
+    "float narrowed to a bfloat of another name": (
+        "loses floating-point precision", "source", 3,
+        ("using T = bfloat;\nT b = x[i];\ny[i] = float(b);", ""),
+        ("using T = half;\nT b = x[i];\ny[i] = float(b);", "")),
+    "float narrowed to a bfloat of a template": (
+        "loses floating-point precision", "source", 2,
+        ("Held<bfloat>::T b = x[i];\ny[i] = float(b);", "template <typename V> struct Held { using T = V; };"),
+        ("Held<half>::T b = x[i];\ny[i] = float(b);", "template <typename V> struct Held { using T = V; };")),
     "double": (
         "double", "source", 2,
         ("double d = x[i];\ny[i] = float(d);", ""),
@@ -210,6 +220,20 @@ def test_rejected_at_its_line_and_its_neighbour_accepted(name):
     quoted = (faulty_header if file == "header" else "THREAD\n" + faulty).split("\n")[line - 1].strip()
     assert f"    {quoted}" in str(error)
     run(good, header=good_header, **few)
+
+
+def test_narrowing_is_named_beside_other_errors():
+    error = fault_of("bfloat b = x[i];\nhalf h = x[i];\ny[i] = float(b) + h + missing;")
+    assert [line for line in str(error).splitlines() if line.startswith("k.source")] == [
+        "k.source:2: implicit conversion loses floating-point precision: 'const device float' to 'thread bfloat'",
+        "k.source:4: use of undeclared identifier 'missing'",
+    ]
+
+
+def test_syntax_errors_have_the_narrowing_that_metal_rejects():
+    kernel = "kernel void k(__global float* y, float x) {{ {} b = x; y[0] = b; }}"
+    assert "error: implicit conversion loses" in syntax_errors(kernel.format("__bf16"))
+    assert not syntax_errors(kernel.format("_Float16"))
 
 
 def test_comments_and_strings_are_not_code():

@@ -5,12 +5,14 @@ tensors, computed here once more in float64.
 """
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from painted import LIGHT, Marks, grouped, mixed
 
-from workbench import Engine, EngineConfig
+from workbench import Engine, EngineConfig, simulate
+from workbench.viz.attention_weights import weights_facts
 from workbench.viz.feed import Feed
 
 PROMPTS = {"long": list(range(5, 40)), "short": [40, 41, 42], "late": list(range(60, 72))}
@@ -201,6 +203,17 @@ def attention_of(layer, row):
         products = keys[: position + 1, head * keys.shape[1] // len(query)] @ query[head] * layer.softmax_scale
         weights[head, : position + 1] = softmax(products)
     return weights, layer.request_ids[seq], position
+
+
+def test_a_token_that_the_trace_does_not_have_is_blank():
+    """A trace of lengths alone has no prompt; a tokenizer would refuse the number."""
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 3}, "max_tokens": 2}]})
+    unknown = trace[:0]
+    layer = SimpleNamespace(layer=0, step=0, request_ids=["a"], cu_seqlens_q=[0, 3], seqused_k=[3])
+    layer.weights = lambda row: np.full((1, 3), 1 / 3)
+    decoded = []
+    facts = weights_facts(layer, 2, unknown, lambda tokens: decoded.append(tokens) or "w")
+    assert facts["tokens"] == ["", "", ""] and decoded == []
 
 
 def test_attention_weights_are_those_of_the_row(taken, deno_page):

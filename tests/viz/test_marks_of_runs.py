@@ -534,6 +534,9 @@ def test_requests_that_still_wait_for_their_first_token(deno_page):
     longest = trace[-1].end - min(trace.requests[who].arrival_time for who in ("r2", "r4"))
     (waits,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "without" in words]
     assert waits.startswith("2 without a first token for up to ") and near(waits.split("up to ")[1], seconds(longest))
+    (left,) = [record.time for record in trace if "r3" in record.aborted]
+    until = "view.panel('incident').withoutToken(0, 1e9).find(({ request }) => request.id === 'r3').at"
+    assert deno_page(until) == pytest.approx(left, abs=1e-6)
 
 
 def test_two_runs_stand_on_the_axis_of_all_panels(deno_page):

@@ -26,6 +26,11 @@ def place_of(moment, groups, block):
     return None
 
 
+def next_evicted(moment):
+    """The cached block that is first in the queue of free blocks; None without one."""
+    return next((block for block in moment.queue if block in moment.cached), None)
+
+
 class Picture:
     """The places of the picture by its definition."""
 
@@ -59,18 +64,21 @@ def test_pool(drawn, name, width):
         check_cells(marks, facts, moment, picture)
         check_groups(marks, facts, moment, picture, width)
         check_hits(page, facts, moment, picture)
+        following = next_evicted(moment)
         expected = [
             [
                 block,
-                NAMES[moment.pool_state(block)],
+                "cached, evicted next" if block == following else NAMES[moment.pool_state(block)],
                 moment.holders.get(block, ["–"])[0],
                 len(moment.holders.get(block, [])),
-                moment.changed.get(block, -1) - facts.records[0].step if block in moment.changed else -1,
+                moment.changed.get(block, "–"),
             ]
             for block in range(1, facts.num_blocks)
             if moment.pool_state(block) != "free"
         ]
-        assert page.table("pool")["rows"] == expected
+        table = page.table("pool")
+        assert table["rows"] == expected
+        assert table["caption"] == f"Blocks that are not free at step {facts.records[step].step}"
 
 
 def check_counts(page, marks, facts, moment, width):
@@ -135,7 +143,7 @@ def check_cells(marks, facts, moment, picture):
             expected["frames"].add((round(x + 0.5, 3), round(y + 0.5, 3)))
     assert {"hatched": hatched, "counts": counts, "dots": dots, "frames": frames} == expected
     triangles = [path for colour, path in marks.filled() if colour == LIGHT.cursor]
-    following = next((block for block in moment.queue if block in moment.cached), None)
+    following = next_evicted(moment)
     if following is None or cell < 5:
         assert not triangles
     else:
@@ -179,7 +187,7 @@ def check_groups(marks, facts, moment, picture, width):
 def check_hits(page, facts, moment, picture):
     blocks = {1, facts.num_blocks - 1, *list(moment.cached)[:2], *list(moment.holders)[:3], *list(moment.holders)[-2:]}
     blocks |= {block for block, names in moment.holders.items() if len(names) > 1}
-    following = next((block for block in moment.queue if block in moment.cached), None)
+    following = next_evicted(moment)
     for block in {*blocks, following or 1}:
         x, y = picture.xy(block)
         state, lines = moment.pool_state(block), page.hit("pool", x + 0.3 * picture.cell, y + 0.7 * picture.cell)

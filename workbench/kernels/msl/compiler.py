@@ -59,8 +59,10 @@ _WARNING_FLAGS = (
     "-Werror=sometimes-uninitialized", "-Werror=return-type", "-ferror-limit=20",
     "-fno-caret-diagnostics", "-fno-color-diagnostics",
 )  # fmt: skip
-# Metal narrows a float to half by itself, and to bfloat by a cast only.
-_NARROWED = re.compile(r"warning: (implicit conversion loses .* to '[^']*(?:bfloat|__bf16).*)")
+# Metal narrows a float to half by itself, to bfloat by a cast only. Clang has the type of another name behind "aka".
+_NARROWED = re.compile(
+    r"warning: (?=implicit conversion loses .* to (?:'[^']*' \(aka )?'[^']*\b(?:bfloat\w*|__bf16)\b)"
+)
 # The thread sanitizer's pass puts a call in front of every load and store; runtime/hooks.cpp defines the functions.
 _CHECK_FLAGS = (
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
@@ -231,16 +233,17 @@ def compile_kernel(
     base = (*_LANGUAGE_FLAGS, *_machine_flags(), *_WARNING_FLAGS)
     flags = (*base, *_CODE_FLAGS, *_UNROLL_FLAGS, *MATH_MODES[math_mode], *(_CHECK_FLAGS if checks else ()))
     folder = cached("msl")
-    library = folder / f"{_key(compiler, *flags, text)}.so"
+    library = folder / f"{_key(compiler, *flags, _NARROWED.pattern, text)}.so"
     if found := kept(library):
         return found
     make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as scratch:
         unit, kernel_object, linked = (Path(scratch) / name for name in ("kernel.cl", "kernel.o", "kernel.so"))
         unit.write_text(text)
-        done = _run([*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)])
-        if narrowed := [line for line in done.stderr.splitlines() if _NARROWED.search(line)]:
-            raise CompilerFailed("\n".join(line.replace("warning:", "error:", 1) for line in narrowed))
+        command = [*compiler.kernel_command, *base, "-fsyntax-only", "-Xclang", "-ast-dump", str(unit)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if errors := _errors(done):
+            raise CompilerFailed(errors)
         examine(done.stdout)
         _run([*compiler.kernel_command, *flags, "-c", str(unit), "-o", str(kernel_object)])
         objects = [str(path) for path in _runtime_objects(compiler, folder)]
@@ -258,7 +261,13 @@ def syntax_errors(text: str) -> str:
     compiler = find_compiler()
     command = [*compiler.kernel_command, *_LANGUAGE_FLAGS, *_machine_flags(), *_WARNING_FLAGS, "-fsyntax-only", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
-    return done.stderr.strip() if done.returncode else ""
+    return _errors(done)
+
+
+def _errors(done: subprocess.CompletedProcess[str]) -> str:
+    """Clang's messages if it or Metal rejects the text; "" if both accept it."""
+    messages = _NARROWED.sub("error: ", done.stderr)
+    return messages.strip() if done.returncode or messages != done.stderr else ""
 
 
 def _key(compiler: Compiler, *parts: str) -> str:
@@ -283,8 +292,7 @@ def _runtime_object(source: Path, target: Path, compiler: Compiler, flags: Seque
         return keep(made, target)
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise CompilerFailed(done.stderr.strip())
-    return done

@@ -65,7 +65,7 @@ def in_metal_words(text: str) -> str:
     text = re.sub(r" ?__private(?=[\s']|$)(?=')", "", text)  # the variable's own space, which Metal does not write
     text = re.sub("|".join(_METAL_WORDS), lambda word: _METAL_WORDS[word[0]], text)
     text = re.sub(r"typeof\(([^()]*)\)", r"\1", text)
-    text = re.sub(r"('[^']*') \(aka (?:\1|'[^']*__bf16')\)", r"\1", text)
+    text = re.sub(r"('[^']*') \(aka \1\)", r"\1", text.replace("__bf16", "bfloat"))
     text = re.sub(r" \[-W[^\]]*\]$", "", text)
     return re.sub(r"(\w+) __attribute__\(\(ext_vector_type\((\d)\)\)\)", r"\1\2", text)
 

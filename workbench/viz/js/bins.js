@@ -10,6 +10,18 @@ export function percentile(sorted, percent) {
   return low + (high - low) * (place - index);
 }
 
+/** Number of requests that arrive in each of `count` equal stretches of time. */
+export function arrivalsIn(store, from, to, count) {
+  const arrivals = new Array(count).fill(0), width = (to - from) / count;
+  for (const { arrival_time: time } of store.requests) {
+    if (time >= from && time <= to) arrivals[stretchOf(time, from, width, count)]++;
+  }
+  return arrivals;
+}
+
+/** The stretch that a moment is in; the end belongs to the last one. */
+const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((time - from) / width));
+
 /**
  * Load, latencies and blocks from one time to another, in seconds since the start of the trace.
  * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
@@ -17,12 +29,11 @@ export function percentile(sorted, percent) {
  */
 export function binned(store, from, to, count) {
   const width = (to - from) / count, bins = Array.from({ length: count }, empty), whole = empty();
-  const at = (time) => Math.min(count - 1, Math.floor((time - from) / width));
-  for (const { arrival_time: time } of store.requests) {
-    if (time < from || time > to) continue;
-    whole.arrivals++;
-    bins[at(time)].arrivals++;
-  }
+  const at = (time) => stretchOf(time, from, width, count);
+  arrivalsIn(store, from, to, count).forEach((number, i) => {
+    bins[i].arrivals = number;
+    whole.arrivals += number;
+  });
   const ends = store.column("end").subarray(0, store.numSteps), pool = Math.max(1, store.pool.size - 1);
   for (let step = upperBound(ends, from); step < store.numSteps && store.value("time", step) < to; step++) {
     const kv = 1 - store.value("free_blocks", step) / pool, waiting = store.value("num_waiting", step);

@@ -1,7 +1,7 @@
 // A recording as an incident: load, latencies, KV blocks, queue and stalls on one axis of time; above them the whole
 // run, in which a drag chooses a part; below them the slow requests with their causes, and the properties they share.
 
-import { binned, percentile } from "./bins.js";
+import { arrivalsIn, binned, percentile } from "./bins.js";
 import {
   counted,
   formatNumber,
@@ -208,11 +208,7 @@ export class IncidentPanel extends CanvasPanel {
   drawWhole(context) {
     const { colours } = this.theme, axis = this.scale(false), base = WHOLE - 6, top = 4;
     const count = Math.max(8, Math.floor((axis.x1 - axis.x0) / STRETCH)), wide = (axis.x1 - axis.x0) / count;
-    const arrivals = new Array(count).fill(0);
-    for (const { arrival_time: time } of this.store.requests) {
-      const bin = Math.floor(((time - axis.from) / (axis.to - axis.from)) * count);
-      if (bin >= 0 && bin <= count) arrivals[Math.min(bin, count - 1)]++;
-    }
+    const arrivals = arrivalsIn(this.store, axis.from, axis.to, count);
     const most = Math.max(1, ...arrivals);
     context.fillStyle = colours.decode;
     arrivals.forEach((n, i) => {

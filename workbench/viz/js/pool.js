@@ -67,7 +67,7 @@ export class PoolPanel extends CanvasPanel {
     this.drawCells(context);
     if (this.byGroup && cell >= 5) this.drawGroupMarks(context);
     this.drawChanged(context);
-    this.nextEvicted = this.findNextEvicted();
+    this.nextEvicted = nextEvicted(this.pool);
     if (this.nextEvicted > 0 && cell >= 5) this.drawNextEvicted(context);
     context.strokeStyle = colours.hairline;
     context.strokeRect(0.5, this.top - 0.5, wide, high + 1);
@@ -186,16 +186,6 @@ export class PoolPanel extends CanvasPanel {
     }
   }
 
-  /** The cached block that has been free for the longest time, -1 for none. */
-  findNextEvicted() {
-    const { state, freed } = this.pool;
-    let next = -1;
-    for (let block = 1; block < state.length; block++) {
-      if (state[block] === CACHED && (next < 0 || freed[block] < freed[next])) next = block;
-    }
-    return next;
-  }
-
   drawNextEvicted(context) {
     const [x, y] = this.xy(this.nextEvicted), size = this.cell * 0.6;
     context.fillStyle = this.theme.colours.cursor;
@@ -275,11 +265,13 @@ export class PoolPanel extends CanvasPanel {
   }
 
   tableData() {
-    const { store, cursor } = this, pool = store.pool.at(cursor.step), rows = [];
+    const { store, cursor } = this, pool = store.pool.at(cursor.step), rows = [], next = pool ? nextEvicted(pool) : -1;
     for (let block = 1; pool && block < pool.state.length && rows.length < TABLE_BLOCKS; block++) {
       if (pool.state[block] === FREE) continue;
       const owner = pool.owner[block] >= 0 ? plain(store.requests[pool.owner[block]].id) : "–";
-      rows.push([block, STATES[pool.state[block]], owner, pool.references[block], pool.changed[block]]);
+      const state = block === next ? "cached, evicted next" : STATES[pool.state[block]];
+      const changed = pool.changed[block] >= 0 ? store.label(pool.changed[block]) : "–";
+      rows.push([block, state, owner, pool.references[block], changed]);
     }
     return {
       caption: `Blocks that are not free at step ${store.label(cursor.step)}`,
@@ -287,6 +279,15 @@ export class PoolPanel extends CanvasPanel {
       rows,
     };
   }
+}
+
+/** The cached block that has been free for the longest time; -1 for none. */
+function nextEvicted({ state, freed }) {
+  let next = -1;
+  for (let block = 1; block < state.length; block++) {
+    if (state[block] === CACHED && (next < 0 || freed[block] < freed[next])) next = block;
+  }
+  return next;
 }
 
 /** The mark of a KV cache group in a cell: a bar for a window, a diamond for a state, nothing for full attention. */

@@ -135,8 +135,6 @@ def _chunks(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any
             return _who(a, b, one, other, bool(config.get("async_scheduling")))
         found = [side.get(one["id"]) for side in hits]
         return _how(one, other, found[0], found[1], bool(config.get("async_scheduling")))
-    if list(hits[0]) != list(hits[1]):
-        return Difference("admission", 0, f"A admits {_listed(hits[0])}; B admits {_listed(hits[1])}")
     return None
 
 
