@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workbench.analysis import tune as tuning
     from workbench.analysis import why as asking
     from workbench.engine import engine
+    from workbench.engine import kernel_run as kernels
     from workbench.engine import replay as replaying
     from workbench.simulation import simulate as simulating
     from workbench.simulation.costs import stalls as stalling
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         figure = figures.trace_figure
         fork = giving_trace(forking.fork)
         incident = looking.incident
+        kernel_run = kernels.of_trace
         keyframe_before = pool.keyframe_before
         metrics = giving_metrics(metrics_collector.metrics)
         pool_state = pool.pool_state

@@ -15,8 +15,8 @@ const KV_WIDTH = 92;
 
 /**
  * A request at a step: its `state`, the `chunk` that was scheduled, and why there was none, or no longer one; of its KV
- * how much is `computed` after the step (-1: nothing is kept), how much of that the prefix cache had (`cached`), and the
- * most that there will be (`total`). The picture, the hover and the table all show this.
+ * how much is `computed` after the step (-1: nothing is kept), how much of that the prefix cache had (`cached`), and
+ * the most that there will be (`total`). The picture, the hover and the table all show this.
  */
 function requestAt(store, step, request) {
   const state = store.stateOf(request, step),

@@ -20,7 +20,8 @@ export class Place {
     const first = this.shared === undefined;
     this.shared = written;
     this.later = null;
-    if (first && cursor.follow && request === null) return;
+    // Where the page begins is nobody's choice: told it, the host would lose a place that it has chosen meanwhile.
+    if (first && request === null && (cursor.follow || cursor.step === 0)) return;
     model.set("cursor", place);
     if (step !== null) model.set("step", step);
     model.save_changes();
