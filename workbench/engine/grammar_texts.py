@@ -294,7 +294,7 @@ class GrammarTexts:
     def _receive_use(self, text: GrammarText) -> str:
         state, answer = self._receive(text)
         if state == FAILED:
-            raise _Refused(f"structured_outputs: the grammar cannot be used: {first_line(answer)}")
+            raise _Refused(f"{_name(text)} cannot be used: {first_line(answer)}")
         return answer
 
     def _receive(self, text: GrammarText) -> tuple[bytes, str]:
@@ -321,8 +321,8 @@ class GrammarTexts:
         if text.spent_before is not None:
             if spent - text.spent_before > TRIED_SECONDS + MASK_SECONDS:
                 raise _Refused(
-                    "structured_outputs: the grammar cannot be used: the tokens that it allows take more than "
-                    f"{MASK_SECONDS:g} s to find; make it smaller, or less ambiguous"
+                    f"{_name(text)} cannot be used: the tokens that it allows take more than {MASK_SECONDS:g} s to "
+                    "find; make it smaller, or less ambiguous"
                 )
             return True
         if spent > COMPILE_SECONDS or clock > WAIT_SECONDS:
