@@ -20,7 +20,7 @@ export class Place {
     const first = this.shared === undefined;
     this.shared = written;
     this.later = null;
-    // Where the page begins is nobody's choice: told it, the host would lose a place that it has chosen meanwhile.
+    // Nobody has chosen the first step of a page: told it, the host would lose a place that it chose meanwhile.
     if (first && request === null && (cursor.follow || cursor.step === 0)) return;
     model.set("cursor", place);
     if (step !== null) model.set("step", step);
