@@ -74,21 +74,21 @@ class Server(NamedTuple):
     """A server whose options are told.
 
     Attributes:
-        source: The ``source`` of its recording.
+        is_sglang: Whether it is SGLang, and not vLLM.
         block_size: Tokens of its blocks.
     """
 
-    source: str = ""
+    is_sglang: bool = False
     block_size: int = 16
 
     @classmethod
     def of(cls, trace: Trace) -> Server:
         """The server of a recording; vLLM for runs of Workbench."""
-        return cls(trace.meta.source, int(trace.config.get("block_size") or 16))
+        return cls(trace.meta.is_of_sglang, int(trace.config.get("block_size") or 16))
 
     def flags(self, changes: Mapping[str, Any]) -> str:
         """The changed fields as its options; "" if it has none for them."""
-        if not self.source.startswith("sglang "):
+        if not self.is_sglang:
             return vllm_flags(changes)
         flags = [SGLANG_SWITCHES[name] for name, value in changes.items() if name in SGLANG_SWITCHES and not value]
         flags += [f"{SGLANG_FLAGS[name]} {changes[name]}" for name in changes if name in SGLANG_FLAGS]
@@ -98,7 +98,7 @@ class Server(NamedTuple):
 
     def command(self, changes: Mapping[str, Any]) -> str:
         """Its command line with the changed fields; "" if it has no option for them."""
-        start = "python -m sglang.launch_server --model-path" if self.source.startswith("sglang ") else "vllm serve"
+        start = "python -m sglang.launch_server --model-path" if self.is_sglang else "vllm serve"
         return f"{start} MODEL {flags}" if (flags := self.flags(changes)) else ""
 
 

@@ -53,7 +53,7 @@ class Playground {
       this.changed();
     });
     click("pin", () => this.togglePin());
-    click("duel", () => this.offerBets(at("bets").hidden));
+    click("duel", () => this.busy || this.offerBets(at("bets").hidden));
     at("bets").addEventListener("submit", (event) => {
       event.preventDefault();
       this.settle();
@@ -319,7 +319,7 @@ class Playground {
     at("bets").hidden = !shown;
     at("duel").setAttribute("aria-expanded", String(shown));
     if (shown) at("bets").reset();
-    else if (this.stale) this.run();
+    else if (this.stale) return this.run();
   }
 
   /** Run B, and say who has won and what the bets came to. */
@@ -329,8 +329,7 @@ class Playground {
       return this.fail("B is the same as A: change a setting or the policy first.");
     }
     this.stale = true;
-    this.offerBets(false);
-    while (this.running) await new Promise((resume) => setTimeout(resume, 20));
+    await this.offerBets(false);
     if (document.body.classList.contains("outdated")) return; // B could not run, and the page says why
     const facts = await this.ask({ command: "settle", measure });
     if (!facts) return;
