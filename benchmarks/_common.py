@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import socket
 import statistics
+import sys
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -92,6 +94,14 @@ def _busy_seconds() -> float | None:
 def _own_seconds() -> float:
     own = os.times()
     return own.user + own.system + own.children_user + own.children_system
+
+
+def chromium() -> str:
+    """Path of a Chromium, with or without windows; a script that lacks one ends."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+    if found := next(filter(None, map(shutil.which, names)), None):
+        return found
+    raise SystemExit(f"{Path(sys.argv[0]).stem} needs one of {', '.join(names)} on the PATH")
 
 
 def machine() -> dict[str, Any]:

@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import json
 import re
-import shutil
 import statistics
 import struct
 import subprocess
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _common import free_port, save
+from _common import chromium, free_port, save
 
 CLIENTS, BROWSERS, FOLLOWERS = 30, 3, 20
 BROWSER_FOLLOWERS = 2
@@ -197,10 +196,10 @@ async def clients_process(port: int, key: str) -> dict[str, Any]:
 
     async with async_playwright() as driver:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        chromium = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        browser = await driver.chromium.launch(executable_path=chromium(), args=arguments)
         pages = []
         for number in range(BROWSERS):
-            page = await chromium.new_page(viewport={"width": 1280, "height": 800})
+            page = await browser.new_page(viewport={"width": 1280, "height": 800})
             await page.goto(f"http://127.0.0.1:{port}/#{'follow' if number < BROWSER_FOLLOWERS else 'story'}")
             await page.wait_for_selector(".wb-root", timeout=120_000)
             pages.append(page)
@@ -239,7 +238,7 @@ async def clients_process(port: int, key: str) -> dict[str, Any]:
             if heard and all(place == [last % FEW, num_steps] for place in places[:BROWSER_FOLLOWERS]):
                 break
             await asyncio.sleep(0.1)
-        await chromium.close()
+        await browser.close()
         for task in listening:
             task.cancel()
         for client in clients:
@@ -285,8 +284,7 @@ def main() -> None:
     if options.engine:
         print(json.dumps(engine_process(options.steps, with_class=options.engine == "class")))
         return
-    if shutil.which("chromium") is None:
-        raise SystemExit("bench_class needs chromium on the PATH")
+    chromium()  # the script ends here if there is none
     rounds = []
     for _ in range(options.rounds):
         arms: dict[str, Any] = {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import socket
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _common import save
+from _common import chromium, save
 from playwright.sync_api import Page, sync_playwright
 
 from workbench import simulate
@@ -294,12 +293,10 @@ def main() -> None:
     parser.add_argument("--skip-engine", action="store_true", help="leave out the part that needs the bundled model")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/dashboard.json")
     options = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("bench_dashboard needs chromium on the PATH")
+    program = chromium()
     results: dict[str, Any] = {}
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
         results["browser"] = browser.version
         for name, measure in (
             ("live_64_requests_16384_blocks", lambda: live_updates(browser, options.seconds)),

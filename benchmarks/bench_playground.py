@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
-from _common import save
+from _common import chromium, save
 from playwright.sync_api import Page, sync_playwright
 
 from workbench.apps.playground import server, site
@@ -98,16 +97,14 @@ def main() -> None:
     )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/playground.json")
     options = parser.parse_args()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("bench_playground needs chromium on the PATH")
+    program = chromium()
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         sizes = site.build(Path(name))
         results: dict[str, Any] = {"download_bytes": sum(sizes.values()), "files": sizes}
         service = server.make_server(Path(name))
         threading.Thread(target=service.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{service.server_port}/"
-        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
         results["browser"] = browser.version
         cold, warm = [], []
         for _ in range(options.runs):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -125,15 +124,13 @@ def main() -> None:
     if options.arm:
         run_arm(options.arm)
         return
-    from _common import before_arm, save, summarise
+    from _common import before_arm, chromium, save, summarise
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("bench_watched needs chromium on the PATH")
+    program = chromium()
     runs: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=program, args=CHROMIUM_ARGUMENTS)
         for repeat in range(options.repeats):
             # The order changes with each repeat, so that no arm always follows the same one.
             for arm in ARMS[repeat % len(ARMS) :] + ARMS[: repeat % len(ARMS)]:

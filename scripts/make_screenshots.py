@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from browsers import CHROMIUM_PROGRAM, missing
 from playwright.sync_api import Browser, Locator, sync_playwright
 
 from workbench import Engine
@@ -116,11 +117,10 @@ def take_live(browser: Browser) -> None:
 
 def main() -> None:
     """Take the screenshots named on the command line, or all of them."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        raise SystemExit("make_screenshots needs chromium on the PATH")
+    if absent := missing("chromium"):
+        raise SystemExit(absent)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=shutil.which(CHROMIUM_PROGRAM), args=ARGUMENTS)
         take(browser, set(sys.argv[1:]))
         browser.close()
 

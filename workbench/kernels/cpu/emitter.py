@@ -44,9 +44,6 @@ class Emitter:
     middle = 0
     """Subtracted from the codes of weights before they are multiplied."""
 
-    ahead = 4096
-    """Bytes between the weights in use and those being fetched."""
-
     activations: Activations = "float32"
 
     def __init__(self, builder: ir.IRBuilder, form: Format, rows: int, vectors: int) -> None:
@@ -140,6 +137,15 @@ class Emitter:
         if totals is not outs:
             for total, out in zip(totals, outs):
                 builder.store(builder.load(total), out, align=4)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes between the weights in use and those being fetched; 0 leaves all fetching to the processor.
+
+        A processor with AVX-512 (Zen 4) fetches a stream by itself: a row is up to 12 % faster without instructions,
+        4 rows, with more work between two lines, up to 20 % slower.
+        """
+        return 0 if LANES == 16 and self.rows == 1 else 4096
 
     # -- columns -------------------------------------------------------------------------------------------------
 
@@ -311,6 +317,8 @@ class Emitter:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=1)
 
     def _prefetch(self, at: ir.Value) -> None:
+        if not self.ahead:
+            return
         builder = self.builder
         pointer = BYTE.as_pointer()
         function_type = ir.FunctionType(ir.VoidType(), [pointer, WORD, WORD, WORD])
