@@ -40,7 +40,7 @@ def test_every_setting_runs_and_is_remembered(capsys, monkeypatch, tmp_path):
         return run(command, env=env, **options)
 
     monkeypatch.setattr(kernel_bench.subprocess, "run", spied)
-    assert main(["kernel", "bench", "--layers", "2", "--rounds", "1"]) == 0
+    assert main(["kernel", "bench", "--layers", "1", "--rounds", "1"]) == 0
     assert environments == [None, "500", "2000"]
     text = capsys.readouterr().out
     assert all(part in text for part in ("two writes", "one write", f"{VARIABLE}=2000", "on a CPU"))
