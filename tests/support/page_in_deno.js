@@ -337,7 +337,7 @@ Object.assign(globalThis, {
 Object.defineProperty(globalThis, "location", { value: { hash: "", href: "" }, writable: true });
 Object.defineProperty(globalThis, "history", { value: { replaceState() {} }, writable: true });
 
-/** Draw what waits for a frame. What plays asks for the next one until its time is over: it has to be stopped before. */
+/** Draw what waits for a frame. A film or run that plays asks for frames until its time is over: stop it before. */
 page.frame = () => {
   for (let drawn = 0; page.frames.length; drawn++) {
     if (drawn === 1000) throw new Error("every frame asks for another: stop what is playing");
