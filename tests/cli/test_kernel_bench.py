@@ -6,6 +6,7 @@ import pytest
 
 from workbench.apps.cli import kernel_bench, main
 from workbench.apps.cli.kernel_bench import VARIABLE, WRITES, advice, recommended, remembered_advice, table
+from workbench.base.cache_folder import cached, make_folder
 
 
 def measured(default, many, some=None):
@@ -31,7 +32,10 @@ def test_a_setting_is_recommended_only_if_it_is_faster(default, many, chosen):
 
 def test_every_setting_runs_and_is_remembered(capsys, monkeypatch, tmp_path):
     """Each in another process: MLX reads the variable once."""
+    compiled = cached("compiled")
+    make_folder(compiled)
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    (tmp_path / "compiled").symlink_to(compiled)
     assert remembered_advice() == ""
     environments, run = [], kernel_bench.subprocess.run
 
