@@ -176,6 +176,18 @@ def feature_lines(root: Path, entered: dict[str, set[int]]) -> dict[str, dict[in
     return found
 
 
+def check_features(found: dict[str, dict[int, list[str]]]) -> None:
+    """Exit with a message if more lines of a plain step name a feature than are allowed."""
+    number = sum(map(len, found.values()))
+    if number > MAX_FEATURE_LINES:
+        most = max(found, key=lambda file: len(found[file]))
+        sys.exit(
+            f"{number} lines of code of a plain step name an optional feature, allowed are {MAX_FEATURE_LINES}; {most} "
+            "has most of them: see scripts/measure_structure.py --verbose, and make them a link of scheduler/chain.py "
+            "or a part of engine/stages.py"
+        )
+
+
 def import_graph(root: Path, *, type_only: bool) -> dict[str, set[str]]:
     """The modules of the package and their imports from it, those for types alone included when asked.
 
@@ -307,12 +319,14 @@ def main() -> None:
     os.environ["WORKBENCH_DEVICE"] = "cpu"
     entered, way = step_path(root)
     of_files = {file: set().union(*functions.values()) for file, functions in sorted(entered.items())}
+    of_features = feature_lines(root, of_files)
+    if options.check:
+        check_features(of_features)
     room = root / "workbench" / "scheduler"
     rules = options.rules or [path for path in room.glob("*.py") if path.stem not in NOT_VLLMS_RULES]
     loops, type_loops = (circles(import_graph(root, type_only=type_only)) for type_only in (False, True))
     twice = repeated_places(root)
     modules, module_lines = loaded_by_scheduler(root)
-    of_features = feature_lines(root, of_files)
     drafts, groups = rooms_that_name(root, DRAFT_WORDS), rooms_that_name(root, GROUP_WORDS)
     num_files, num_lines = len(of_files), sum(map(len, of_files.values()))
     table: Table = {
@@ -356,14 +370,6 @@ def main() -> None:
         for words, rooms in ((DRAFT_WORDS, drafts), (GROUP_WORDS, groups)):
             print(f"  {', '.join(words)}: " + ", ".join(f"{name} ({count})" for name, count in rooms.items()))
     if options.check:
-        num_feature_lines = table["lines of code of a step that name an optional feature"]
-        if num_feature_lines > MAX_FEATURE_LINES:
-            most = max(of_features, key=lambda file: len(of_features[file]))
-            sys.exit(
-                f"{num_feature_lines} lines of code of a plain step name an optional feature, allowed are "
-                f"{MAX_FEATURE_LINES}; {most} has most of them: see scripts/measure_structure.py --verbose, and make "
-                "them a link of scheduler/chain.py or a part of engine/stages.py"
-            )
         if num_files > MAX_FILES or num_lines > MAX_LINES:
             sys.exit(
                 f"a step enters {num_files} files and {num_lines} lines, allowed are {MAX_FILES} and {MAX_LINES}: "

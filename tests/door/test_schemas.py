@@ -2,6 +2,7 @@
 
 import json
 import random
+from decimal import Decimal
 
 import jsonschema
 import pytest
@@ -110,6 +111,16 @@ def scattered(draw, schema):
         definitions["deeper"] = {"anyOf": [parts["deep"]]}
         made["allOf"] = [*made.get("allOf", []), {"$ref": "#/$defs/deep"}]
     return {**made, "$defs": definitions} if definitions else made
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "inside"), [("exclusiveMaximum", 10**17 + 50, 10**17), ("exclusiveMinimum", -(10**17) - 50, 0)]
+)
+def test_an_excluded_integer_that_is_the_shortest_text_of_a_double_is_not_allowed(tokenizer, word, value, inside):
+    """The double itself is inside: 100000000000000048."""
+    schema = {"type": "number", word: value}
+    assert int(float(value)) != value == Decimal(repr(float(value)))
+    assert allows(tokenizer, schema, str(inside)) and not allows(tokenizer, schema, str(value))
 
 
 @pytest.mark.parametrize("scatters", [False, True])

@@ -84,9 +84,9 @@ def test_a_row_has_the_same_bits_in_every_batch(runner, seed):
     np.testing.assert_array_equal(runs.logits((found, (length - 2) // SIZE * SIZE, length))[0], whole)
 
 
-def test_without_it_a_row_that_is_computed_alone_differs_in_its_last_bits():
+def test_without_it_a_row_that_is_computed_alone_differs_in_its_last_bits(smollm2):
     """The control: a chunk of one row is computed as a decode is, whose sums have another order."""
-    runner, differ = runner_of(load_model("smollm2")), 0
+    runner, differ = runner_of(smollm2), 0
     for seed in range(2):
         runs = Runs(runner, 100 + seed)
         request = runs.request(LONGEST)

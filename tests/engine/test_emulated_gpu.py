@@ -6,6 +6,7 @@ Each test runs in another process, because MLX has one default device per proces
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,24 +124,28 @@ print(Engine("smollm2", device="cpu", num_blocks=64).device)        # one that c
     assert lines[11:] == ["gpu True", "FieldError", "cpu"]
 
 
-@pytest.mark.parametrize("kernels", ["wrong", "broken"])
-def test_a_kernel_that_is_wrong_only_there_gives_way_and_the_record_says_why(kernels):
-    right, wrong = (
-        run(
-            """
+@cache
+def tokens_and_facts(kernels):
+    """Facts about an engine, and its tokens."""
+    facts, got = run(
+        """
 with Engine(model(), num_blocks=64, max_num_batched_tokens=40) as engine:
     got, facts = tokens(engine), engine.trace.meta.model
     print([facts["runs_on"], facts.get("attention_fallback_reason"), {step.kernel.backend for step in engine.trace}])
     print(got)
 """,
-            kind,
-        )
-        for kind in ("emulated", kernels)
+        kernels,
     )
-    words, reason, backends = eval(wrong[0])
+    return eval(facts), got
+
+
+@pytest.mark.parametrize("kernels", ["wrong", "broken"])
+def test_a_kernel_that_is_wrong_only_there_gives_way_and_the_record_says_why(kernels):
+    (words, reason, backends), got = tokens_and_facts(kernels)
+    (_, no_reason, _), right = tokens_and_facts("emulated")
     assert backends == {"gather"} and words.startswith("MLX operations over gathered context on Apple M3")
     assert reason and words.endswith(f"not the Metal kernel: {reason}")
-    assert wrong[1] == right[1] and eval(right[0])[1] is None
+    assert got == right and no_reason is None
 
 
 def test_shadow_beside_the_gpu():

@@ -14,7 +14,6 @@ from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import Segment, pack
 from workbench.kernels.attention import paged_varlen_attention
 from workbench.kernels.attention.stored import SCALE_BYTES, STORED_DTYPES, from_stored, to_stored
-from workbench.models.load import load_model
 
 NARROW = ("float16", "bfloat16", "int8_per_token_head")
 ELEMENTS = {"float16": "float16", "bfloat16": "bfloat16", "int8_per_token_head": "int8"}
@@ -24,11 +23,6 @@ NUM_TOKENS, BLOCK_SIZE = examples(600), 16
 FIRST = 2 * NUM_TOKENS // 3 - 1
 TABLE = np.random.default_rng(0).permutation(np.arange(1, 40)).tolist()
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    return load_model("smollm2")
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_a_narrow_pool_has_its_own_bound_and_no_false_alarm(llama, kv_cache_dtyp
 
 
 @pytest.mark.skipif(bool(why_no_int8()), reason=why_no_int8())
-def test_activations_of_8_bits_make_no_false_alarm():
+def test_activations_of_8_bits_make_no_false_alarm(smollm2):
     """A last bit of an input changes its codes, and after some layers many numbers."""
     from workbench.models.load import load_model
 
@@ -122,8 +122,7 @@ def test_activations_of_8_bits_make_no_false_alarm():
     for record in list(trace)[4:9:4]:
         replayed = trace.replay(record.step, loaded)
         assert not replayed.wrong and not replayed.other_tokens, replayed
-    exact = load_model("smollm2")
-    assert all(parting.recorded_gap is None for parting in trace.replay(record.step, exact).partings)
+    assert all(parting.recorded_gap is None for parting in trace.replay(record.step, smollm2).partings)
 
 
 @pytest.mark.parametrize(

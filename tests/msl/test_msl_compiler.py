@@ -130,6 +130,30 @@ def test_a_kernel_is_compiled_once(empty_cache, monkeypatch):
     assert sorted(path.suffix for path in empty_cache.iterdir()) == [".o"] * RUNTIME_FILES + [".so"] * 4
 
 
+def test_the_library_of_a_launch_is_not_looked_for_again(monkeypatch):
+    looked_for, kept = [], compiler.kept
+    monkeypatch.setattr(compiler, "kept", lambda path: looked_for.append(path) or kept(path))
+    kernel = msl.metal_kernel(
+        name="k", input_names=["x"], output_names=["y"], source="uint i = thread_position_in_grid.x;\ny[i] = 2 * x[i];"
+    )
+
+    def launch(x, **options):
+        (y,) = kernel(
+            inputs=[x], grid=(x.size, 1, 1), threadgroup=(8, 1, 1), output_shapes=[x.shape], output_dtypes=[x.dtype],
+            **options,
+        )  # fmt: skip
+        np.testing.assert_array_equal(np.array(y), 2 * np.array(x))
+        return len(looked_for)
+
+    first = launch(mx.arange(16.0))
+    assert first > 0 and launch(mx.arange(32.0)) == first
+    dtype = launch(mx.arange(16))  # other code
+    assert dtype > first
+    assert launch(mx.arange(16.0), checks=False) > dtype
+    number = len(looked_for)
+    assert launch(mx.arange(16)) == launch(mx.arange(16.0)) == number
+
+
 def test_a_kernel_that_does_not_compile_leaves_nothing_behind(empty_cache):
     fault_of("y[i] = x[j];")
     assert list(empty_cache.iterdir()) == []

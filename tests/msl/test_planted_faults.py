@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from kernel_answers import RIGHT
 from msl_runs import skip_without_compiler
+from tiers import examples
 
 from workbench import msl
 from workbench.apps.course.puzzle_list import PUZZLES
@@ -153,11 +154,15 @@ def test_planted_faults_are_shown_at_their_events_threads_and_lines():
     assert Counter(rule for _, rule, _ in FAULTS) == {
         "one off": 144, "lost barrier": 6, "weaker barrier": 6, "stale read": 6
     }  # fmt: skip
+    one_off = [fault for fault in FAULTS if fault[1] == "one off"]
+    every = len(one_off) // examples(len(one_off)) | 1  # odd, because up and down take turns
+    chosen = one_off[::every] + [fault for fault in FAULTS if fault[1] != "one off"]
+    assert {name for name, *_ in chosen} == set(PUZZLES)
     shown, problems = Counter(), []
-    for name, rule, body in FAULTS:
+    for name, rule, body in chosen:
         try:
             shown[check(name, body)] += 1
         except AssertionError as wrong:
             problems.append(f"{rule} in {name}, line {traceback.extract_tb(wrong.__traceback__)[-1].lineno}: {body}")
     assert not problems, "\n".join(problems)
-    assert shown.total() - shown[""] == 141 and set(shown) == {"", *KINDS}
+    assert (shown.total(), shown.total() - shown[""]) in ((162, 141), (47, 44)) and set(shown) == {"", *KINDS}

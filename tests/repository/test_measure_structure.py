@@ -74,7 +74,7 @@ def test_a_planted_line_of_a_feature_fails_by_name(tmp_path):
     assert text.count(place) == 1
     path.write_text(text.replace(place, place + "        assert request.grammar is None\n" * script.MAX_FEATURE_LINES))
     command = [sys.executable, str(tmp_path / "scripts" / "measure_structure.py"), "--check"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "WORKBENCH_PREFLIGHT": "remembered"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "lines of code of a plain step name an optional feature" in done.stderr

@@ -1,5 +1,6 @@
 """A plain step needs no optional feature: importing any of their modules may raise."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -52,8 +53,8 @@ with Engine("smollm2", EngineConfig(max_num_batched_tokens=64, num_blocks=64, {f
 
 def run(program, **values):
     program = HOOK.format(optional=OPTIONAL_MODULES, program=program.format(**{"fields": "", "request": "", **values}))
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command, environment = [sys.executable, "-c", program], {**os.environ, "WORKBENCH_PREFLIGHT": "remembered"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("program", [SCHEDULER, ENGINE], ids=["scheduler", "engine"])

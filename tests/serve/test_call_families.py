@@ -4,6 +4,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from functools import cache
 
 import jsonschema
 import msgspec
@@ -103,11 +104,16 @@ def test_what_a_template_writes_is_allowed_and_read_back(family, letters):
     form = CallForm.of(tokenizer, TOOLS)
     assert form.more is not None
 
-    def accepts(text, choice="required", parallel=True):
+    @cache
+    def matcher_of(choice, parallel):
         grammar = form.grammar(FUNCTIONS, choice, tokenizer, parallel=parallel)
-        matcher, ids = LLMatcher(letters, grammar, log_level=0), [*tokenizer.encode(text), 1]
+        matcher = LLMatcher(letters, grammar, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
-        return matcher.validate_tokens(ids) == len(ids)
+        return matcher
+
+    def accepts(text, choice="required", parallel=True):
+        ids = [*tokenizer.encode(text), 1]
+        return matcher_of(choice, parallel).deep_copy().validate_tokens(ids) == len(ids)
 
     for count in [1, 1, 2, 3] * examples(3):
         calls = [rng.choice([("go", drawn(rng, family)), ("stop", {})]) for _ in range(count)]
@@ -219,9 +225,12 @@ def walked(matcher, rng, tokenizer=None):
 def test_random_texts_of_a_grammar_are_calls_with_valid_arguments(family, letters):
     tokenizer, rng = make_letter_llama(FAMILIES[family]).tokenizer, random.Random(f"walk {family}")
     form, finished = CallForm.of(tokenizer, TOOLS), 0
+    matchers = {
+        parallel: LLMatcher(letters, form.grammar(FUNCTIONS, "required", tokenizer, parallel=parallel), log_level=0)
+        for parallel in (True, False)
+    }
     for parallel in [True, False] * examples(15):
-        grammar = form.grammar(FUNCTIONS, "required", tokenizer, parallel=parallel)
-        ids = walked(LLMatcher(letters, grammar, log_level=0), rng)
+        ids = walked(matchers[parallel].deep_copy(), rng)
         if ids is None:
             continue
         finished += 1

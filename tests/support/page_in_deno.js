@@ -337,9 +337,12 @@ Object.assign(globalThis, {
 Object.defineProperty(globalThis, "location", { value: { hash: "", href: "" }, writable: true });
 Object.defineProperty(globalThis, "history", { value: { replaceState() {} }, writable: true });
 
-/** Draw what waits for a frame. */
+/** Draw what waits for a frame. A film or run that plays asks for frames until its time is over: stop it before. */
 page.frame = () => {
-  while (page.frames.length) page.frames.shift()(page.now);
+  for (let drawn = 0; page.frames.length; drawn++) {
+    if (drawn === 1000) throw new Error("every frame asks for another: stop what is playing");
+    page.frames.shift()(page.now);
+  }
 };
 
 const fromBase64 = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);

@@ -560,5 +560,7 @@ def test_a_film_is_not_covered_by_a_card(deno_page):
     page("(view.inspector.pin({ kind: 'request', request: 1 }), page.frame())")
     page("(view.film.show(), view.film.playing = false, page.frame())")  # a playing film has always a next frame
     assert page("[view.inspector.element.hidden, view.film.open]") == [True, True]
-    page("(view.inspector.pin({ kind: 'request', request: 1 }), view.cursor.seek(3), page.frame())")
+    page("(view.inspector.pin({ kind: 'request', request: 1 }), view.cursor.seek(3), page.frames.shift()(page.now))")
+    assert page("view.film.playing"), "the film of the other step begins"
+    page("(view.film.playing = false, page.frame())")
     assert page("[view.inspector.element.hidden, view.film.open]") == [False, True], "a card that is asked for stays"

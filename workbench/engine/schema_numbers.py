@@ -63,7 +63,7 @@ def with_kept_bounds(schema: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
             if is_open and kind == "integer":
                 value, is_open = value + (1 if is_lower else -1), False
             moved = _moved(value, step)
-            if is_open and moved == value:
+            if is_open and value in (moved, Decimal(repr(moved))):
                 moved = math.nextafter(moved, step)
             del kept[word]
             name = "minimum" if is_lower else "maximum"

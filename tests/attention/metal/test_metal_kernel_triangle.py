@@ -67,7 +67,7 @@ def test_random(seed):
         assert_close(kernels.attend(*batch.inputs, batch.options, kv_split=case.kv_split), expected, case.dtype)
 
 
-@pytest.mark.repeats(step=3)
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
 def test_sizes_and_reaches(kind, seed):

@@ -86,6 +86,7 @@ class MetalKernel:
             )
         options = dict(self.compile_options or {})
         self._math_mode = options.get("math_mode", "safe")
+        self._libraries: dict[tuple[KernelText, bool], Path] = {}
         if options.keys() - {"math_mode"} or self._math_mode not in MATH_MODES:
             raise ValueError(
                 f"compile_options is {options!r}: the only option is 'math_mode', one of {tuple(MATH_MODES)}"
@@ -302,6 +303,12 @@ class MetalKernel:
         return _EndedLaunch(library, bindings, finished, error)
 
     def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
+        """The library of a text; one that was launched before is loaded, and not looked for again."""
+        if (text, checks) not in self._libraries:
+            self._libraries[text, checks] = self._compiled(text, texts, checks)
+        return self._libraries[text, checks]
+
+    def _compiled(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
         def reject(findings: list[Finding]) -> None:
             if findings:
                 raise compile_error(self.name, findings, texts_by_file(texts))
