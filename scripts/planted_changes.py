@@ -3,8 +3,8 @@
     python scripts/planted_changes.py draw ENVIRONMENT --out planted.json      # once, before anything is measured
     python scripts/planted_changes.py measure ENVIRONMENT planted.json --seconds 60 --out results.json
 
-``draw --without OTHER.json`` leaves out the functions that other draws have changed, while there are others. ENVIRONMENT is
-what `workbench hunt --between` takes: an environment or a folder with vLLM. The rule: a function of
+``draw --without OTHER.json`` leaves out the functions that other draws have changed, while there are others.
+ENVIRONMENT is what `workbench hunt --between` takes: an environment or a folder with vLLM. The rule: a function of
 FILES that random workloads reach gets one change, and one more for every 80 of its lines; a change is one that
 ``scripts/hunt_mutants.py`` makes, on a line that they reach and that holds the whole changed node. They are drawn with
 a fixed seed. A change that leaves the schedules of 1,000 random workloads equal is the same scheduler as far as anybody

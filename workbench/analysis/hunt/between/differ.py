@@ -83,7 +83,7 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str
 
 
 def _told_by_both(one: Step, other: Step) -> tuple[Step, Step]:
-    """What both sides tell of a step: a field that one of them leaves out, here or always, is not compared."""
+    """The fields of a step that both sides tell; one that either leaves out, here or always, is not compared."""
     shared = [name for name in one if one[name] is not None and other.get(name) is not None]
     chunks = [*one["chunks"], *other["chunks"]]
     known = set.intersection(*map(set, chunks)) if chunks else set()
