@@ -106,7 +106,7 @@ def pairs(workloads: int) -> list[dict[str, Any]]:
     """Distinct pairs and triples after so many workloads of our scheduler."""
     rows = []
     for guided in (False, True):
-        search = Search(find_target("workbench"), None, workloads, 0, changes=guided)
+        search = Search(find_target("workbench"), None, workloads, 0, guided=True, changes=guided)
         began = time.process_time()
         search.run()
         seconds = time.process_time() - began

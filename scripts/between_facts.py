@@ -27,8 +27,8 @@ random workloads, with the numbers of the lines of the newer release that decide
 scheduler decides as the older one does with the older text of these lines; otherwise they are the first ones that ran
 on one side only. A difference that is frequent in these workloads need not be so in yours: they use every feature, in
 tiny pools. `python scripts/between_facts.py FOLDER ...` writes the tables; the smallest workload of each difference is
-in `benchmarks/results/between.json`, for `workbench simulate` too. Two cores were busy with other work, at loads of 4
-to 10. [The sources of 0.32 and 0.33](#032-to-033-read-in-the-sources) were also read by hand.
+in `benchmarks/results/between.json`, for `workbench simulate` too. Two cores were busy with other work, at loads of 7
+to 13. [The sources of 0.32 and 0.33](#032-to-033-read-in-the-sources) were also read by hand.
 """
 
 

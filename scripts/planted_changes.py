@@ -3,6 +3,7 @@
     python scripts/planted_changes.py draw ENVIRONMENT --out planted.json      # once, before anything is measured
     python scripts/planted_changes.py measure ENVIRONMENT planted.json --seconds 60 --out results.json
 
+``draw --without OTHER.json`` leaves out the functions that other draws have changed, while there are others.
 ENVIRONMENT is what `workbench hunt --between` takes: an environment or a folder with vLLM. The rule: a function of
 FILES that random workloads reach gets one change, and one more for every 80 of its lines; a change is one that
 ``scripts/hunt_mutants.py`` makes, on a line that they reach and that holds the whole changed node. They are drawn with
@@ -124,8 +125,8 @@ def text_with(lines: list[str], planted: Planted) -> list[str]:
     ]
 
 
-def draw(environment: str, python: str, seed: int, number: int) -> dict[str, Any]:
-    """The changes that are to be measured."""
+def draw(environment: str, python: str, seed: int, number: int, used: set[tuple[str, str]]) -> dict[str, Any]:
+    """The changes that are to be measured, in functions that have none yet as far as there are enough."""
     side = _asked(place_of(environment), python)
     source = Source(side.roots)
     rng = random.Random(seed)
@@ -142,6 +143,7 @@ def draw(environment: str, python: str, seed: int, number: int) -> dict[str, Any
                 candidates.setdefault((each.file, each.function), []).append(each)
     slots = [key for key in candidates for _ in range(1 + len(source.functions(key[0])[key[1]][1]) // LINES_PER_CHANGE)]
     rng.shuffle(slots)
+    slots.sort(key=lambda key: key in used)
     chosen: list[Planted] = []
     unchanged: list[Planted] = []
     for key in slots:
@@ -254,6 +256,7 @@ def main() -> None:
         if name == "draw":
             action.add_argument("--seed", type=int, default=SEED)
             action.add_argument("--changes", type=int, default=NUM_CHANGES)
+            action.add_argument("--without", type=Path, nargs="*", default=[], help="changes of other draws")
         else:
             action.add_argument("planted", type=Path)
             action.add_argument("--seconds", type=float, default=60.0)
@@ -261,7 +264,9 @@ def main() -> None:
         action.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if options.action == "draw":
-        drawn = draw(options.environment, options.python, options.seed, options.changes)
+        others = [each for path in options.without for each in json.loads(path.read_text())["changes"]]
+        used = {(each["file"], each["function"]) for each in others}
+        drawn = draw(options.environment, options.python, options.seed, options.changes, used)
         options.out.write_text(json.dumps(drawn, indent=1) + "\n", encoding="utf-8")
     else:
         planted = json.loads(options.planted.read_text())

@@ -11,7 +11,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/inference-sim/inference-sim/sim"
 	"github.com/inference-sim/inference-sim/sim/kv"
@@ -20,20 +22,36 @@ import (
 
 const ticks = 1000 // of a step
 
+// The settings that it has. A setting that is not here is not passed over: the schedule would be that of another workload.
+// Among them: its adapters wait for a load, and not for one of max_loras places; it does not reserve whole prompts.
+var known = map[string]bool{"num_blocks": true, "block_size": true, "max_num_seqs": true, "max_num_batched_tokens": true,
+	"max_model_len": true, "long_prefill_token_threshold": true, "policy": true, "enable_prefix_caching": true}
+
+// The settings of which it has one value.
+var same = map[string]any{"enable_chunked_prefill": true, "async_scheduling": false}
+
+var fields = map[string]bool{"id": true, "prompt_token_ids": true, "output_token_ids": true, "max_tokens": true,
+	"arrival_step": true, "arrival_time": true, "abort_step": true, "priority": true}
+
 type given struct {
-	ID      string         `json:"id"`
-	Config  map[string]any `json:"config"`
-	Request []struct {
-		ID       string        `json:"id"`
-		Prompt   []sim.TokenID `json:"prompt_token_ids"`
-		Output   []sim.TokenID `json:"output_token_ids"`
-		Arrival  int64         `json:"arrival_step"`
-		Abort    *int64        `json:"abort_step"`
-		Priority int           `json:"priority"`
-		Salt     string        `json:"cache_salt"`
-		Adapter  string        `json:"adapter"`
-		Grammar  any           `json:"grammar"`
-	} `json:"requests"`
+	ID      string           `json:"id"`
+	Config  map[string]any   `json:"config"`
+	Request []map[string]any `json:"requests"`
+}
+
+type request struct {
+	ID       string        `json:"id"`
+	Prompt   []sim.TokenID `json:"prompt_token_ids"`
+	Output   []sim.TokenID `json:"output_token_ids"`
+	Arrival  int64         `json:"arrival_step"`
+	Abort    *int64        `json:"abort_step"`
+	Priority int           `json:"priority"`
+}
+
+func read(listed []map[string]any) (requests []request, problem error) {
+	text, _ := json.Marshal(listed)
+	problem = json.Unmarshal(text, &requests)
+	return requests, problem
 }
 
 type chunk struct {
@@ -118,15 +136,21 @@ func number(config map[string]any, name string, otherwise int64) int64 {
 
 func answer(asked given) (told map[string]any) {
 	config := asked.Config
-	// Its adapters wait for a load, and not for one of max_loras places: another feature.
-	for _, name := range []string{"num_speculative_tokens", "async_scheduling", "kv_cache_groups", "max_loras",
-		"long_prefill_token_threshold_adaptive", "max_num_scheduled_tokens", "max_num_active_seqs", "watermark"} {
-		if value, ok := config[name]; ok && value != false {
+	for _, name := range slices.Sorted(maps.Keys(config)) {
+		if value := config[name]; !known[name] && value != same[name] {
 			return map[string]any{"unsupported": "no " + name}
 		}
 	}
-	if config["enable_chunked_prefill"] == false {
-		return map[string]any{"unsupported": "prompts are always cut into chunks"}
+	for _, one := range asked.Request {
+		for _, name := range slices.Sorted(maps.Keys(one)) {
+			if !fields[name] {
+				return map[string]any{"unsupported": "no " + name + " of a request"}
+			}
+		}
+	}
+	requests, problem := read(asked.Request)
+	if problem != nil {
+		return map[string]any{"unsupported": problem.Error()}
 	}
 	defer func() {
 		if problem := recover(); problem != nil {
@@ -147,7 +171,7 @@ func answer(asked given) (told map[string]any) {
 	if config["policy"] == "priority" {
 		settings.Scheduler, settings.PreemptionPolicy = "priority-fcfs", "priority"
 	}
-	for _, one := range asked.Request {
+	for _, one := range requests {
 		settings.SLOPriorityOverrides[fmt.Sprint("class", one.Priority)] = -one.Priority
 	}
 	run, err := sim.NewSimulator(settings, cache, kept)
@@ -163,10 +187,7 @@ func answer(asked given) (told map[string]any) {
 		cache.released = nil // by its end, not by a preemption
 		return nil
 	}
-	for _, one := range asked.Request {
-		if one.Salt != "" || one.Grammar != nil {
-			return map[string]any{"unsupported": "no cache_salt and no grammar"}
-		}
+	for _, one := range requests {
 		made := &sim.Request{ID: one.ID, InputTokens: one.Prompt, OutputTokens: one.Output, State: sim.StateQueued,
 			ArrivalTime: one.Arrival * ticks, SLOClass: fmt.Sprint("class", one.Priority), MaxOutputLen: len(one.Output)}
 		if one.Abort != nil {

@@ -18,7 +18,15 @@ for name in ("config", "execution_time_predictor", "scheduler.utils.memory_plann
 sys.modules["vidur.logger"] = SimpleNamespace(init_logger=lambda name: MagicMock())  # type: ignore[assignment]
 from importlib import import_module  # noqa: E402
 
-NEEDED = {"block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "watermark"}
+KNOWN = {"block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "watermark"}
+"""The settings that it has. Any other one is refused: it would be the schedule of another workload."""
+
+SAME = {"enable_prefix_caching": False, "policy": "fcfs", "async_scheduling": False}
+"""The settings of which it has one value; each scheduler adds what it does with prompts."""
+
+FIELDS = {"id", "prompt_token_ids", "output_token_ids", "max_tokens", "arrival_step", "arrival_time"}
+"""The fields of a request that it has."""
+
 MOST_STEPS = 2000
 
 
@@ -35,8 +43,9 @@ def vllm(workload: dict[str, Any]) -> dict[str, Any]:
 def schedule(workload: dict[str, Any], module: str, name: str) -> dict[str, Any]:
     """The schedule of a workload through one of Vidur's replica schedulers."""
     config = workload["config"]
-    lacks = [key for key, value in config.items() if key not in NEEDED and value not in (False, "fcfs")]
-    lacks += [key for request in workload["requests"] for key in ("abort_step", "grammar") if key in request]
+    same = SAME | {"enable_chunked_prefill": module == "sarathi"}
+    lacks = [key for key, value in config.items() if key not in KNOWN and (key not in same or value != same[key])]
+    lacks += [f"{key} of a request" for request in workload["requests"] for key in request if key not in FIELDS]
     if lacks:
         return {"unsupported": f"no {lacks[0]}"}
     parts = import_module(f"vidur.scheduler.replica_scheduler.{module}_replica_scheduler")

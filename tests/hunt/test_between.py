@@ -193,6 +193,37 @@ def test_the_kind_of_a_difference(kind, config, a, b):
     assert difference(runs[0], runs[0], config) is None
 
 
+@pytest.mark.parametrize("value", ["absent", None])
+@pytest.mark.parametrize("name", ["cached", "free_blocks", "blocks", "finished", "preempted", "hits"])
+def test_a_field_that_one_side_leaves_out_is_not_compared(name, value):
+    """Neither always nor now and then; what both tell still is, in that step and in the next one."""
+    full = step(cached=[1, 2], preempted=["b"], finished={"a": "length"})
+    less = {key: each for key, each in full.items() if key != name} | ({} if value else {name: None})
+    told, silent = ({"steps": [one, other, one], "end": "done"} for one, other in ((full, full), (full, less)))
+    for pair in ((told, silent), (silent, told)):
+        assert difference(*pair, {}) is None and consequence(*pair, {}) == ""
+    longer = {**full, "chunks": [{**CHUNK, "num_tokens": 5}]}
+    assert difference(silent, {"steps": [full, longer, full], "end": "done"}, {}).kind == "chunk size"
+    later = {"steps": [full, full, step(preempted=["b"], finished={"a": "length"}, cached=[1])], "end": "done"}
+    assert (difference(silent, later, {}).kind, difference(silent, later, {}).step) == ("prefix hit", 2)
+
+
+def test_a_part_of_a_field_that_one_side_leaves_out_is_not_compared():
+    def run(*steps):
+        return {"steps": steps, "end": "done"}
+
+    few = {key: each for key, each in CHUNK.items() if key != "num_drafts"}
+    assert difference(run(step(chunks=[{**CHUNK, "num_drafts": 2}])), run(step(chunks=[few])), {}) is None
+    found = difference(run(step(chunks=[few])), run(step(chunks=[{**CHUNK, "num_tokens": 5}])), {})
+    assert found.kind == "chunk size"
+    assert difference(run(step(blocks={})), run(step()), {}) is None
+    found = difference(run(step()), run(step(blocks={"a": [[1, 2], [3]]})), {})  # a group more
+    assert (found.kind, found.message) == ("block count", "a has 1 block table in A, 2 in B")
+    config = {"kv_cache_groups": [{"kind": "mamba"}]}  # which has no draft model's group
+    tables = [step(blocks={"a": [[1, 2], last]}) for last in ([3], [4])]
+    assert difference(run(tables[0]), run(tables[1]), config).kind == "block order"
+
+
 @pytest.mark.parametrize(
     "kind, ends",
     [("refusal", ("done", "refused: no")), ("crash", ("crash: here", "done")), ("progress", ("stuck", "done"))],

@@ -15,7 +15,7 @@ from workbench.analysis.hunt.drive import Plan, PlannedChunk, live_request
 from workbench.analysis.hunt.plain_laws import CheckOrder
 from workbench.analysis.hunt.progress import UNSERVABLE, obstacle
 from workbench.analysis.hunt.search import shape
-from workbench.analysis.hunt.workloads import FEATURES, WORKLOAD_BYTES, make_workload
+from workbench.analysis.hunt.workloads import FEATURES, PAGES, SPARE_TOKENS, WORKLOAD_BYTES, length_of, make_workload
 from workbench.apps.cli import main
 from workbench.trace import Trace
 
@@ -63,6 +63,21 @@ def test_workloads_have_adapters_for_schedulers_that_have_them():
     assert {workload["config"]["max_loras"] for workload in has} == {1, 2}
     without = [name for name in FEATURES if name != "adapters"]
     assert not any("max_loras" in make_workload(each, without)["config"] for each in drawn)
+
+
+def test_a_scheduler_of_pages_gets_limits_that_it_takes():
+    """Whole pages in a budget, and a little room beside each request; some replies outgrow the pool together."""
+    rng, outgrown = random.Random(4), 0
+    for _ in range(300):
+        made = make_workload(rng.randbytes(WORKLOAD_BYTES), ("caching", PAGES))
+        config, block = made["config"], made["config"]["block_size"]
+        sizes = [length_of(request["prompt"]) + request["max_tokens"] for request in made["requests"]]
+        assert config["max_num_batched_tokens"] % block == 0
+        assert config["max_model_len"] >= max(sizes) + SPARE_TOKENS
+        room = (config["num_blocks"] - 1) * block
+        assert room >= max(sizes) + SPARE_TOKENS + block
+        outgrown += sum(sorted(sizes)[-config["max_num_seqs"] :]) > room and block < 8
+    assert outgrown > 30
 
 
 def test_the_folder_of_a_finding(tmp_path, capsys):

@@ -1,6 +1,9 @@
 """SGLang's own scheduler behind the hunt's protocol: what it does is drawn right, keeps the laws, and a fault shows."""
 
 import importlib.util
+import random
+import traceback
+from contextlib import suppress
 
 import pytest
 
@@ -8,8 +11,10 @@ if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed here: make test-sglang", allow_module_level=True)
 
 from workbench.analysis.hunt.records import record_run
+from workbench.analysis.hunt.schedule import schedule_of
 from workbench.analysis.hunt.sglang import SGLangScheduler
-from workbench.analysis.hunt.target import Target, find_target
+from workbench.analysis.hunt.target import Refused, Target, find_target
+from workbench.analysis.hunt.workloads import WORKLOAD_BYTES, make_workload
 from workbench.trace import Trace
 
 NAME = "workbench.analysis.hunt.sglang:SGLangScheduler"
@@ -75,6 +80,70 @@ def test_a_page_that_is_given_out_twice_is_found():
 
     fault = Target("planted", "", GivesOutTwice, ("caching",), allows=()).run(workload())
     assert fault is not None and fault.law == "blocks"
+
+
+def _leaky(place):
+    """SGLang's scheduler, which loses the pages that it frees in one place."""
+
+    class Leaks(SGLangScheduler):
+        def __init__(self, config):
+            super().__init__(config)
+            allocator = self.scheduler.token_to_kv_pool_allocator
+
+            def losing(work):
+                def run(*args, **more):
+                    kept, allocator.free_segment = allocator.free_segment, lambda *args, **more: None
+                    try:
+                        return work(*args, **more)
+                    finally:
+                        allocator.free_segment = kept
+
+                return run
+
+            if place in ("_insert_cache", "evict"):
+                cache = self.scheduler.tree_cache
+                setattr(cache, place, losing(getattr(cache, place)))
+                self.patched = None
+                return
+            module = {"release_req": self._parts.batch, "process_pending_chunked_abort": self._parts.scheduler}[place]
+            self.patched = (module, module.release_kv_cache)
+            release = losing(module.release_kv_cache)
+
+            def only_there(request, *args, **more):
+                callers = {frame.name for frame in traceback.extract_stack(limit=4)}
+                return (release if place in callers else self.patched[1])(request, *args, **more)
+
+            module.release_kv_cache = only_there
+
+        def close(self):
+            if self.patched:
+                self.patched[0].release_kv_cache = self.patched[1]
+
+    return Leaks
+
+
+@pytest.mark.parametrize("place", ["release_req", "process_pending_chunked_abort", "_insert_cache", "evict"])
+def test_random_workloads_meet_a_leak_wherever_pages_are_freed(place):
+    """Of a retracted request, of one aborted in mid-prompt, of a prompt that another one has cached, of the cache."""
+    right, rng = find_target(NAME), random.Random(1)
+    fault, leaky = None, Target("planted", "", _leaky(place), right.features, allows=SGLangScheduler.allows)
+    for _ in range(150):
+        given = make_workload(rng.randbytes(WORKLOAD_BYTES), right.features)
+        with suppress(Refused):
+            fault = leaky.run(given)
+        if fault is not None:
+            assert fault.law in ("blocks", "crash") and right.run(given) is None, fault  # or the pool is short at once
+            return
+    pytest.fail("no workload met it")
+
+
+def test_few_random_workloads_are_refused_and_requests_are_retracted():
+    target, rng, ends, retracted = find_target(NAME), random.Random(2), [], 0
+    for _ in range(60):
+        steps, end = schedule_of(target, make_workload(rng.randbytes(WORKLOAD_BYTES), target.features))
+        ends.append(end)
+        retracted += any(step["preempted"] for step in steps)
+    assert ends.count("done") > 40 and retracted
 
 
 def test_more_than_the_pool_holds_is_refused_as_sglang_does():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import closing
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -19,8 +19,12 @@ from workbench.analysis.certify.program import Program
 from workbench.analysis.hunt.schedule import sentence
 from workbench.base.field_checks import integer, number
 from workbench.base.on_demand import find
+from workbench.base.text import counted, printable
 
 __all__ = ["Certificate", "certify"]
+
+MOST_REASONS = 3
+"""Reasons of a feature that is not supported, the most frequent ones."""
 
 
 @dataclass
@@ -54,16 +58,17 @@ class Certificate:
                 firsts.append(f"{row.feature}: {place}: {row.first.message}")
             if row.problem:  # it ends the row, whatever was answered before
                 firsts.append(f"{row.feature}: {row.problem}")
-            elif row.first is None and row.unsupported:
-                firsts.append(f"{row.feature}: not supported: {row.unsupported[0]}")
+            for reason, count in Counter(row.unsupported).most_common(MOST_REASONS):
+                firsts.append(f"{row.feature}: not supported: {printable(reason)} ({counted(count, 'workload')})")
         num_certified = sum(row.certified for row in self.rows)
         verdict = "certified" if self.certified else f"not certified: {num_certified} of {len(self.rows)} features are"
+        if num_lacking := sum(row.verdict == "not supported" for row in self.rows):
+            verdict += f", {num_lacking} not supported"
         return "\n".join([*table, *firsts, f"{self.program}: {verdict} (seed {self.seed})"])
 
     def _cells(self, row: Row) -> list[str]:
         count = f"{row.num_workloads} of {row.num_workloads + len(row.unsupported)}"
-        verdict = "equal" if row.certified else "differs" if row.first else "no answer"
-        return [row.feature, count, *(str(row.scores[part]) for part in PARTS), verdict]
+        return [row.feature, count, *(str(row.scores[part]) for part in PARTS), row.verdict]
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
@@ -78,9 +83,11 @@ class Certificate:
                 {
                     "feature": row.feature,
                     "certified": row.certified,
+                    "verdict": row.verdict,
                     "workloads": row.num_workloads,
                     **{part: [row.scores[part].equal, row.scores[part].of] for part in PARTS},
                     "unsupported": len(row.unsupported),
+                    "reasons": dict(Counter(row.unsupported).most_common(MOST_REASONS)),
                     "problem": row.problem,
                     "first": None
                     if row.first is None
@@ -132,10 +139,15 @@ def certify(
         raise ValueError(f"features names {unknown[0]!r}; the features are {', '.join(known)}")
     chosen = [feature for feature in FEATURES if features is None or feature.name in features]
     seed = secrets.randbits(31) if seed is None else integer("seed", seed, 0)
-    with closing(Program(program, timeout)) as asked:
-        made = Certificate(asked.name, [], seed)
+    asked, left = Program(program, timeout), ""
+    made = Certificate(asked.name, [], seed)
+    try:
         for feature in chosen:
             made.rows.append(_row(asked, feature, workloads, random.Random(f"{seed} {feature.name}")))
+    finally:
+        left = asked.close()
+    for row in made.rows:  # no answer is known to be that of its workload
+        row.problem = row.problem or left
     if out is not None:
         _write(Path(out), made)
     return made
@@ -149,7 +161,7 @@ def _row(program: Program, feature: Feature, count: int, rng: random.Random) -> 
         except Unsupported as problem:
             row.unsupported.append(str(problem))
             continue
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             row.problem = f"{problem}" if isinstance(problem, ValueError) else f"{type(problem).__name__}: {problem}"
             return row
         row.add(workload, steps_of(trace), told)

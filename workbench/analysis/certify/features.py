@@ -31,6 +31,7 @@ class Feature:
         needs: Features that they must use, of `workbench.analysis.hunt.search.shape`.
         happens: Tells whether the judge's schedule shows it.
         preempts: Requests are preempted, or none are; None if that is left open.
+        settings: Its workloads have at least one of these settings; empty for no matter which.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Feature:
     needs: frozenset[str] = frozenset()
     happens: Callable[[Steps], bool] = lambda steps: True
     preempts: bool | None = False
+    settings: frozenset[str] = frozenset()
 
 
 def _hits(steps: Steps) -> bool:
@@ -52,7 +54,12 @@ FEATURES = (
     Feature("chunked prefill"),
     Feature("chunk caps", ("caps",), frozenset({"caps"})),
     Feature("preemption", preempts=True),
-    Feature("admission reserve", ("pools",), preempts=None),
+    Feature(
+        "admission reserve",
+        ("pools",),
+        preempts=None,
+        settings=frozenset({"watermark", "scheduler_reserve_full_isl"}),
+    ),
     Feature("prefix caching", ("caching",), frozenset({"caching"}), _hits),
     Feature("prefix caching with preemption", ("caching",), frozenset({"caching"}), _hits, preempts=True),
     Feature("priority", ("priority",), frozenset({"priority"}), preempts=None),
@@ -98,7 +105,9 @@ def draw(feature: Feature, count: int, rng: random.Random) -> Iterator[tuple[dic
         if drawn == count:
             return
         workload = make_workload(rng.randbytes(WORKLOAD_BYTES), feature.draws)
-        if not feature.needs <= shape(workload):
+        if not feature.needs <= shape(workload) or (
+            feature.settings and not feature.settings & set(workload["config"])
+        ):
             continue
         made = neutral_workload(f"{feature.name} {drawn}", workload)
         try:

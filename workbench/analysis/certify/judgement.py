@@ -71,6 +71,15 @@ class Row:
         is_answered = self.num_workloads > 0 and self.num_workloads >= len(self.unsupported)
         return is_answered and self.first is None and not self.problem
 
+    @property
+    def verdict(self) -> str:
+        """The last column of the table."""
+        if self.certified:
+            return "equal"
+        if self.first is not None:
+            return "differs"
+        return "not supported" if self.unsupported and not self.problem else "no answer"
+
     def add(self, workload: dict[str, Any], truth: Sequence[Mapping[str, Any]], told: list[dict[str, Any]]) -> None:
         """Compare the schedules of a workload. Empty steps behind its end make a difference, and no share."""
         self.num_workloads += 1

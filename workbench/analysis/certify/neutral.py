@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.field_checks import MAX_INT32, integer, json_object
+from workbench.base.text import shown
 from workbench.simulation.simulate import simulate
 from workbench.simulation.workload import made_up_token, read_workload
 from workbench.trace import StepRecord, Trace
 
 VERSION = 1
 """Version of the files and of the protocol."""
+
+MOST_STEPS = 10_000
+"""Steps of the longest schedule that is read; no workload of a certificate takes more than a few hundred."""
 
 ASPECTS = ("chunks", "hits", "preempted", "finished", "blocks")
 """The aspects of a step, from the one that every schedule has to those that a simulator may leave out."""
@@ -103,20 +107,39 @@ def read_schedule(answer: Any) -> list[dict[str, Any]]:
         raise Unsupported(str(fields["unsupported"]))
     steps = fields.get("steps")
     if not isinstance(steps, list):
-        raise ValueError(f'answer.steps must be a list of steps, got {steps!r}; or answer {{"unsupported": reason}}')
+        raise ValueError(
+            f'answer.steps must be a list of steps, got {shown(steps)}; or answer {{"unsupported": reason}}'
+        )
+    if len(steps) > MOST_STEPS:
+        raise ValueError(f"answer.steps has {len(steps):,} steps; a schedule has at most {MOST_STEPS:,}")
     for index, step in enumerate(steps):
-        place = f"answer.steps[{index}]"
-        told = json_object(place, step)
-        if not isinstance(told.get("chunks"), list):
-            raise ValueError(f"{place}.chunks must be a list of chunks, got {told.get('chunks')!r}")
-        for number, chunk in enumerate(told["chunks"]):
-            where = f"{place}.chunks[{number}]"
-            one = json_object(where, chunk)
-            if not isinstance(one.get("id"), str):
-                raise ValueError(f"{where}.id must be the id of a request, got {one.get('id')!r}")
-            integer(f"{where}.start", one.get("start"), 0, MAX_INT32)
-            integer(f"{where}.num_tokens", one.get("num_tokens"), 0, MAX_INT32)
-        for name, kind in (("hits", dict), ("blocks", dict), ("preempted", list), ("finished", list)):
-            if name in told and not isinstance(told[name], kind):
-                raise ValueError(f"{place}.{name} must be a {kind.__name__}, got {told[name]!r}")
+        _check_step(f"answer.steps[{index}]", step)
     return steps
+
+
+def _check_step(place: str, step: Any) -> None:
+    """Check a step, so that nothing behind this door has to."""
+    told = json_object(place, step)
+    for number, chunk in enumerate(_of_kind(f"{place}.chunks", told.get("chunks"), list, "list of chunks")):
+        where = f"{place}.chunks[{number}]"
+        one = json_object(where, chunk)
+        _of_kind(f"{where}.id", one.get("id"), str, "request's id")
+        integer(f"{where}.start", one.get("start"), 0, MAX_INT32)
+        integer(f"{where}.num_tokens", one.get("num_tokens"), 0, MAX_INT32)
+        integer(f"{where}.num_drafts", one.get("num_drafts", 0), 0, MAX_INT32)
+    for name in ("preempted", "finished"):
+        for number, each in enumerate(_of_kind(f"{place}.{name}", told.get(name, []), list, "list of ids")):
+            _of_kind(f"{place}.{name}[{number}]", each, str, "request's id")
+    for key, hit in _of_kind(f"{place}.hits", told.get("hits", {}), dict, "dict of tokens by id").items():
+        integer(f"{place}.hits[{key!r}]", hit, 0, MAX_INT32)
+    for key, tables in _of_kind(f"{place}.blocks", told.get("blocks", {}), dict, "dict of tables by id").items():
+        for number, table in enumerate(_of_kind(f"{place}.blocks[{key!r}]", tables, list, "list of block tables")):
+            where = f"{place}.blocks[{key!r}][{number}]"
+            for slot, block in enumerate(_of_kind(where, table, list, "list of blocks")):
+                integer(f"{where}[{slot}]", block, 0, MAX_INT32)
+
+
+def _of_kind(name: str, value: Any, kind: type, words: str) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {words}, got {shown(value)}")
+    return value

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from workbench.analysis.certify.neutral import judge, simulated_workload, steps_of
 from workbench.analysis.hunt.search import shape
 from workbench.analysis.hunt.workloads import FEATURES
+from workbench.simulation.workload import read_workload
 
 
 def speak(scheduler: str, lines: TextIO = sys.stdin) -> None:
@@ -34,12 +35,17 @@ def speak(scheduler: str, lines: TextIO = sys.stdin) -> None:
 def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
     from workbench.analysis.hunt.schedule import schedule_of
 
-    if target is None:
-        return {"id": workload["id"], "steps": steps_of(judge(workload))}
+    try:
+        simulated = simulated_workload(workload)
+        read_workload(simulated)
+        if target is None:
+            return {"id": workload["id"], "steps": steps_of(judge(workload))}
+    except (ValueError, RuntimeError) as problem:  # a setting that nobody knows, or a workload that nobody can serve
+        return {"id": workload["id"], "unsupported": str(problem)}
     if unknown := sorted(_needs(workload) - set(target.features)):
         return {"id": workload["id"], "unsupported": f"no {', '.join(unknown)}"}
     dropped: set[str] = set()
-    steps, end = schedule_of(target, simulated_workload(workload), dropped=dropped)
+    steps, end = schedule_of(target, simulated, dropped=dropped)
     if end.startswith("refused"):
         return {"id": workload["id"], "unsupported": end}
     if lacking := dropped & set(workload["config"]):

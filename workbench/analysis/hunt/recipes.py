@@ -169,6 +169,24 @@ def _few_prompts_again(draw: Draw, index: int, config: dict[str, Any], request: 
     request["arrival_step"] = 2 * index
 
 
+def _overcommitted(draw: Draw, config: dict[str, Any]) -> None:
+    config |= {"block_size": draw.pick(1, 1, 2, 4), "max_num_batched_tokens": draw.pick(8, 4, 16, 64)}
+    config |= {"max_num_seqs": draw.pick(4, 3), "max_model_len": 128}
+
+
+def _replies_outgrow_the_pool(draw: Draw, index: int, config: dict[str, Any], request: dict[str, Any]) -> None:
+    """Short prompts with long replies are admitted on credit, and the first of them is aborted in mid-prompt or not."""
+    length = (
+        draw.pick(2, 1, 3, config["block_size"]) if index else draw.pick(2, 5, 3 * config["max_num_batched_tokens"])
+    )
+    request |= {"prompt": {"len": length, "seed": draw.pick(f"u{index}", "A")}, "max_tokens": draw.upto(24, 12)}
+    _without(request, "abort_step", "arrival_step", "priority")
+    if arrival := draw.pick(0, 0, 1, 2) * index:
+        request["arrival_step"] = arrival
+    if length > config["max_num_batched_tokens"] and (abort := draw.pick(1, 2, 3, 0)):
+        request |= {"abort_step": abort, "max_tokens": 1}
+
+
 RECIPES = (
     Recipe(
         frozenset({"priority", "caching", "pools"}),
@@ -195,6 +213,12 @@ RECIPES = (
         _evicts,
         _few_prompts_again,
         lambda draw, one: draw.pick(0, 1, 2, 4, 8, one // 2, one),
+    ),
+    Recipe(
+        frozenset({"pages"}),
+        _overcommitted,
+        _replies_outgrow_the_pool,
+        lambda draw, one: draw.pick(one // 2, one // 3, 8, one),
     ),
 )
 """Every recipe."""

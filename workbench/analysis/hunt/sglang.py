@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from workbench.analysis.hunt.drive import LiveRequest, Plan, PlannedChunk
+from workbench.analysis.hunt.workloads import PAGES
 
 OFF = (
     "enable_hisparse",
@@ -99,18 +100,26 @@ def _sglang() -> SimpleNamespace:
     return SimpleNamespace(torch=import_module("torch"), folder=folder, **parts)
 
 
+RESERVED = 0.1
+"""Share of SGLang's usual reserve for the outputs of running requests. With all of it none is ever retracted here."""
+
+
 class SGLangScheduler:
     """SGLang's Scheduler with a made-up worker; its pages are blocks."""
 
-    features = ("caching",)
-    # Prompts come first, a part of each output is reserved, and prompts are cut into whole pages. After a step, pages
-    # of a running request are replaced by those of the cache with the same content: its block table does not only grow.
+    features = ("caching", PAGES)
+    # Prompts come first, a part of each output is reserved, and prompts are cut into whole pages. The request with the
+    # fewest output tokens is retracted, and queues behind the others. After a step, pages of a running request are
+    # replaced by those of the cache with the same content: its block table does not only grow.
     allows = (
         "a running request is skipped",
         "a step is wasted",
         "a request waits without need",
         "a chunk is cut without need",
         "a block holds something else than it is used for",
+        "the wrong request is preempted",
+        "a request is overtaken",
+        "the queue is out of order",
     )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -132,6 +141,7 @@ class SGLangScheduler:
             max_prefill_tokens=budget,
             max_running_requests=seats,
             pp_max_micro_batch_size=seats,
+            schedule_conservativeness=RESERVED,
         )
         ranks = parts.context.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
         parts.context.publish(args, role="scheduler", ranks=ranks)
@@ -210,16 +220,13 @@ class SGLangScheduler:
             eos_token_ids=set(),
             vocab_size=2**31,
             disagg_mode=self.scheduler.disaggregation_mode,
+            cache_salt=request.cache_salt or None,
         )
         made.tokenizer = None
         self.scheduler.init_req_max_new_tokens(made)
         # SGLang refuses longer prompts (`max_req_input_len`), and shortens answers that the pool cannot hold.
-        if (
-            request.cache_salt
-            or len(request.token_ids) > self.scheduler.max_req_len - 5
-            or options.max_new_tokens < request.max_tokens
-        ):
-            raise ValueError("a request has a salt, or more tokens than SGLang takes with this pool")
+        if len(request.token_ids) > self.scheduler.max_req_len - 5 or options.max_new_tokens < request.max_tokens:
+            raise ValueError("a request has more tokens than SGLang takes with this pool")
         self._requests[request.request_id] = made
         self.scheduler._add_request_to_queue(made)
 

@@ -40,6 +40,12 @@ FEATURES = (
 """Features of schedulers. ``too_large``: it accepts requests that its whole pool cannot hold. ``loads``: KV of a prompt
 may come from elsewhere."""
 
+PAGES = "pages"
+"""A limit that a scheduler may name beside its features: a budget of whole blocks, and for each request a few tokens
+of ``max_model_len`` and a block of the pool more than it needs."""
+
+SPARE_TOKENS = 6
+
 
 class Bytes:
     """Choices made by bytes, one each; behind the last byte all are 0."""
@@ -65,7 +71,7 @@ def make_workload(choices: bytes, features: Collection[str]) -> dict[str, Any]:
 
     Args:
         choices: WORKLOAD_BYTES of them: those of the configuration, then those of each request.
-        features: The features of the scheduler, of FEATURES.
+        features: The features of the scheduler, of FEATURES, and PAGES.
     """
     draw = Bytes(choices[:CONFIG_BYTES])
     num_requests = draw.upto(MAX_REQUESTS, 1)
@@ -89,6 +95,8 @@ def make_workload(choices: bytes, features: Collection[str]) -> dict[str, Any]:
         made["eviction"] = draw.pick(*EVICTIONS)
     if "adapters" in features and draw.chance(0.1):
         _add_adapters(draw, made, listed, rest)
+    if PAGES in features:
+        _fit_pages(made, listed)
     defaults = {"long_prefill_token_threshold": 0, "num_speculative_tokens": 0, "policy": "fcfs", "watermark": 0.0}
     defaults["eviction"] = "lru"
     return {
@@ -242,6 +250,15 @@ def _add_adapters(draw: Bytes, config: dict[str, Any], requests: list[dict[str, 
     for request, own in zip(requests, rest):
         if adapter := own.pick("", "a", "b", "c"):
             request["adapter"] = adapter
+
+
+def _fit_pages(config: dict[str, Any], requests: list[dict[str, Any]]) -> None:
+    """Raise the limits that a scheduler of pages would refuse, by as little as it takes."""
+    block = config["block_size"]
+    needed = SPARE_TOKENS + max(length_of(request["prompt"]) + request["max_tokens"] for request in requests)
+    config["max_num_batched_tokens"] += -config["max_num_batched_tokens"] % block
+    config["max_model_len"] = max(config["max_model_len"], needed)
+    config["num_blocks"] = max(config["num_blocks"], 2 + -(-needed // block))
 
 
 def _prompt(index: int, length: int, shared: int) -> dict[str, Any]:

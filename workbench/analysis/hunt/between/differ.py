@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from workbench.base.text import counted
 
+Step = Mapping[str, Any]
+
 KINDS = {
     "refusal": "one side refuses the workload",
     "crash": "one side ends in an exception",
@@ -73,11 +75,24 @@ def consequence(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str,
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Difference]:
     """The difference of each step that has one, and that of the ends."""
-    for index, (one, other) in enumerate(zip(a["steps"], b["steps"])):
-        if one != other:
-            yield _of_steps(index, (a, b), config)
+    for index, pair in enumerate(zip(a["steps"], b["steps"])):
+        if pair[0] != pair[1] and (each := _of_steps(index, _told_by_both(*pair), (a, b), config)) is not None:
+            yield each
     if (found := _of_ends(a, b)) is not None:
         yield found
+
+
+def _told_by_both(one: Step, other: Step) -> tuple[Step, Step]:
+    """The fields of a step that both sides tell; one that either leaves out, here or always, is not compared."""
+    shared = [name for name in one if one[name] is not None and other.get(name) is not None]
+    chunks = [*one["chunks"], *other["chunks"]]
+    known = set.intersection(*map(set, chunks)) if chunks else set()
+    sides = []
+    for step in (one, other):
+        told = {"hits": {}, "preempted": [], "finished": {}, "blocks": {}} | {name: step[name] for name in shared}
+        told["chunks"] = [{name: value for name, value in chunk.items() if name in known} for chunk in step["chunks"]]
+        sides.append(told)
+    return sides[0], sides[1]
 
 
 def _of_ends(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference | None:
@@ -92,8 +107,10 @@ def _of_ends(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference | None:
     return Difference("progress", step, f"A takes {counted(len(a['steps']), 'step')}, B {len(b['steps'])}")
 
 
-def _of_steps(index: int, sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: Mapping[str, Any]) -> Difference:
-    a, b = (side["steps"][index] for side in sides)
+def _of_steps(
+    index: int, pair: tuple[Step, Step], sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: Mapping[str, Any]
+) -> Difference | None:
+    a, b = pair
     for look in (_preemptions, _chunks, _tables):
         if (found := look(a, b, config)) is not None:
             return found._replace(step=index)
@@ -106,13 +123,14 @@ def _of_steps(index: int, sides: tuple[Mapping[str, Any], Mapping[str, Any]], co
         ]
         told = [", ".join(f"{name} ({why})" for name, why in side["finished"].items()) or "nobody" for side in (a, b)]
         return Difference("finish", index, f"A ends {told[0]}; B ends {told[1]}", names[0] if names else "")
-    if a["free_blocks"] != b["free_blocks"]:
+    if a.get("free_blocks") != b.get("free_blocks"):
         message = f"A has {counted(a['free_blocks'], 'free block')}, B {b['free_blocks']}"
         return Difference("blocks freed", index, message, is_quiet=True)
-    alone = [sorted(set(one["cached"]) - set(other["cached"])) for one, other in ((a, b), (b, a))]
-    message = (
-        f"blocks that can be found in the prefix cache: {_blocks(alone[0])} only in A, {_blocks(alone[1])} only in B"
-    )
+    known = [set(side.get("cached", ())) for side in (a, b)]
+    if known[0] == known[1]:
+        return None  # they differ in what one of them leaves out
+    alone = [_blocks(sorted(known[side] - known[1 - side])) for side in (0, 1)]
+    message = f"blocks that can be found in the prefix cache: {alone[0]} only in A, {alone[1]} only in B"
     return Difference("prefix hit", index, message, is_quiet=True)
 
 
@@ -166,7 +184,7 @@ def _how(one: Any, other: Any, hit: int | None, other_hit: int | None, is_async:
         ("start", "asynchronous placeholders" if is_async else "chunk size", "starts at"),
         ("num_drafts", "drafts", "drafts:"),
     ):
-        if one[field] != other[field]:
+        if one.get(field) != other.get(field):  # not told by both: equal
             told = f"the chunk of {name}, {words} {one[field]} in A, {other[field]} in B"
             return Difference(kind, 0, told, name)
     told = f"the chunk of {name}, tokens: {one['num_tokens']} in A, {other['num_tokens']} in B"
@@ -174,15 +192,17 @@ def _how(one: Any, other: Any, hit: int | None, other_hit: int | None, is_async:
 
 
 def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any]) -> Difference | None:
-    groups = config.get("kv_cache_groups") or [{"kind": "full_attention"}]
+    groups = [*(config.get("kv_cache_groups") or ())]
     for name, tables in a["blocks"].items():
-        for index, (one, other) in enumerate(zip(tables, b["blocks"][name])):
+        others = b["blocks"].get(name, tables)
+        for index, (one, other) in enumerate(zip(tables, others)):
+            group = groups[index] if index < len(groups) else {"kind": "full_attention"}
             if one == other:
                 continue
             message = f"the table of {name} in group {index}: {_blocks(one)} in A, {_blocks(other)} in B"
-            size = groups[index].get("block_size") or config.get("block_size", 16)
+            size = group.get("block_size") or config.get("block_size", 16)
             place = next((i for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
-            if groups[index]["kind"] == "mamba":
+            if group["kind"] == "mamba":
                 kind = "state"
             elif [not block for block in one[: len(other)]] != [not block for block in other[: len(one)]]:
                 kind = "window"
@@ -191,6 +211,9 @@ def _tables(a: Mapping[str, Any], b: Mapping[str, Any], config: Mapping[str, Any
             else:
                 kind = "block order" if len(one) == len(other) else "block count"
             return Difference(kind, 0, message, name, is_quiet=True)
+        if len(tables) != len(others):
+            message = f"{name} has {counted(len(tables), 'block table')} in A, {len(others)} in B"
+            return Difference("block count", 0, message, name, is_quiet=True)
     return None
 
 

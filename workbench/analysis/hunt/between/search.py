@@ -14,7 +14,7 @@ from workbench.analysis.hunt.between.place import MOST_LINES, Decided, Line, Sou
 from workbench.analysis.hunt.between.sides import Asked
 from workbench.analysis.hunt.search import Limited, shape
 from workbench.analysis.hunt.shrink import shrink
-from workbench.analysis.hunt.workloads import FEATURES, WORKLOAD_BYTES, make_workload
+from workbench.analysis.hunt.workloads import FEATURES, PAGES, WORKLOAD_BYTES, make_workload
 
 BATCH = 50
 """Workloads that the two sides are asked for at once."""
@@ -88,6 +88,7 @@ class Comparison(Limited):
         self.started = time.monotonic()
         self._sources = Source(self.a.roots), Source(self.b.roots)
         self.features = [name for name in FEATURES if name in self.a.features and name in self.b.features]
+        self.features += [PAGES] if PAGES in {*self.a.features, *self.b.features} else []
         self._asks: dict[str, bool] = {}
 
     def run(self) -> list[Apart]:
