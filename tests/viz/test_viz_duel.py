@@ -156,6 +156,7 @@ def test_what_is_no_duel_is_refused():
     empty = [run(1, False)[:0]]
     with pytest.raises(ValueError, match="measure must be"):
         outcome(empty, empty, "beauty")
+    assert changes_of_fleets(empty, empty) == "", "no request, and nothing to measure"
     with pytest.raises(ValueError, match="different requests, such as 'r0'"):
         outcome([run(1, False)], [run(2, False)], "median time to first token")
     with pytest.raises(ValueError, match="no median time to first token yet"):
