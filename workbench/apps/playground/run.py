@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from workbench.config import EngineConfig
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
-from workbench.trace.readings.metrics_collector import merge_metrics, metrics
-from workbench.viz.duel import busiest, hit_rate
 
 MAX_STEPS = 20_000
 """Maximum number of steps of a simulation in the page."""
@@ -54,13 +51,6 @@ class Run:
     def of(self, request: str) -> Trace:
         """The trace of the replica that a request went to; the first one for an unknown request."""
         return next((trace for trace in self.traces if request in trace.requests), self.traces[0])
-
-    def summary(self) -> dict[str, Any]:
-        """The numbers of the run that the page shows."""
-        parts = {f"replica {index}": (metrics(trace), 0.0) for index, trace in enumerate(self.traces)}
-        found = merge_metrics(parts) if self.is_fleet else metrics(self.traces[0])
-        of_fleet = {"replicas": len(self.traces), "hit_rate": hit_rate(self.traces), "busiest": busiest(self.traces)}
-        return asdict(found.summary) | of_fleet
 
 
 def run_of_fleet(

@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from pprint import pformat
 from typing import Any, NamedTuple
@@ -30,7 +31,8 @@ from workbench.simulation.simulate import next_token, simulate, simulate_request
 from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
-from workbench.viz.duel import changes_of_fleets, measure_words, outcome
+from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.viz.duel import busiest, changes_of_fleets, hit_rate, measure_words, outcome
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -188,7 +190,7 @@ class Session:
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs."""
         first, other = self._on_display()
-        return Answer(json.dumps({"summary": first.summary(), "other": other and other.summary()}))
+        return Answer(json.dumps({"summary": _summary(*first.traces), "other": other and _summary(*other.traces)}))
 
     def _do_explain(self, request: str) -> Answer:
         """Say why a request of the newest run took as long as it did."""
@@ -264,6 +266,14 @@ class _Notes(logging.Handler):
         problem = record.exc_info[1] if record.exc_info else None
         why = "".join(traceback.format_exception_only(problem)).strip() if problem else ""
         self.texts.append(f"{record.getMessage()}{f' ({why})' if why else ''}")
+
+
+def _summary(*traces: Trace) -> dict[str, Any]:
+    """The numbers of a run that the page shows; of a fleet those of all replicas."""
+    found = [metrics(trace) for trace in traces]
+    whole = found[0] if len(found) == 1 else merge_metrics({str(i): (each, 0.0) for i, each in enumerate(found)})
+    of_fleet = {"replicas": len(traces), "hit_rate": hit_rate(traces), "busiest": busiest(traces)}
+    return asdict(whole.summary) | of_fleet
 
 
 def read_workload_text(text: str) -> dict[str, Any]:

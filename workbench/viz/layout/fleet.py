@@ -36,7 +36,7 @@ class ReplicaRow:
     Attributes:
         name: Its name.
         num_requests: Requests that it got.
-        parts: What it ran and held, in `BINS` equal parts of the time.
+        parts: Requests and blocks in `BINS` equal parts of the time.
         way: From and to of the request that was asked for, in seconds; None if no step of this replica ran it.
     """
 

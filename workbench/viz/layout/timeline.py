@@ -50,7 +50,7 @@ class StepBars:
 
 @dataclass(frozen=True)
 class TimelineMarks:
-    """What a timeline marks.
+    """The marks of a timeline.
 
     Attributes:
         bars: The bars.

@@ -26,13 +26,15 @@ const COLUMNS = [
   ["output tokens/s", (s) => s.unit === "s" ? s.output_throughput?.toFixed(1) ?? "–" : "–"],
   ["budget used", (s) => percent(s.mean_budget_use), "budget"],
   ["from the cache", (s) => count(s.num_cached_tokens), "prefix caching"],
-  ["hit rate", (s) => percent(s.hit_rate), "prefix caching"],
   ["preemptions", (s) => count(s.num_preemptions), "preemption"],
   ["recomputed", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
-/** @type {typeof COLUMNS} Columns of fleets. */
-const OF_FLEETS = [["busiest replica", (s) => percent(s.busiest)]];
+/** @type {typeof COLUMNS} Columns that fleets have beside these. */
+const OF_FLEETS = [
+  ["hit rate", (s) => percent(s.hit_rate), "prefix caching"],
+  ["busiest replica", (s) => percent(s.busiest)],
+];
 
 /** Fill an element with the table of one run or two. */
 export function showNumbers(element, { summary, other, end, pinned }) {
