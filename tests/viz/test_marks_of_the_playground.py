@@ -25,7 +25,7 @@ FOLDER = Path(session.__file__).with_name("page")
 
 
 STUBS = """
-const explained = (words, term, more, field) => words;
+const explained = (words, term) => ((globalThis.page.terms ??= {})[words] = term, words);
 const meaningOf = (words) => words;
 globalThis.getComputedStyle = () => ({ fontFamily: "sans", getPropertyValue: (name) => name });
 """
@@ -119,6 +119,9 @@ def test_the_numbers_of_fleets_have_their_hit_rate_and_the_busiest_replica(page)
         shares = sum(cached.values()) / sum(prompts), max(counts) / sum(counts)
         assert all(row[-2:] == [f"{100 * share:.0f} %" for share in shares] for row in rows)
         assert rows[0][1] == grouped(sum(map(len, traces)))
+    terms = page("page.terms")
+    assert terms["hit rate"] == "prefix caching" and terms["preemptions"] == "preemption", "their titles explain them"
+    assert not {"duration", "busiest replica"} & terms.keys()
 
 
 def rounds(cell, wanted):
