@@ -48,7 +48,7 @@ def with_playground(markdown: str, name: str) -> str:
     """
     if name not in LIVE or not runtime.is_fetched():
         return markdown
-    title, hint, _ = PRESETS[LIVE[name]]
+    title, hint, *_ = PRESETS[LIVE[name]]
     up = "" if name == "index.md" else "../" * (name.count("/") + 1)
     frame = FRAME.format(title=title, hint=hint, address=f"{up}playground/app/#preset={LIVE[name]}")
     return after_definition(markdown, frame)

@@ -77,6 +77,7 @@ BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
     f"tests/viz/test_marks_{name}.py"
     for name in ("of_batches", "of_steps", "of_the_pool", "of_words", "of_runs", "in_pictures", "in_answers")
 )
+DATA = "tests/viz/test_marks_as_data.py"
 INSIDE, PLAYING = "tests/viz/test_marks_inside_a_step.py", "tests/viz/test_marks_of_the_playground.py"
 PANELS = (
     Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", STEPS, RUNS)),
@@ -103,17 +104,18 @@ PANELS = (
     Panel("arrivals", (f"{PLAY}arrivals.js",), (PLAYING,)),
     Panel("packed batch", ("viz/svg.py:packed_batch _ribbons _sequences _new_rows _describe", "viz/layout/packed_batch.py"), (PICTURES,)),
     Panel("attention mask", ("viz/svg.py:mask _span", "viz/layout/mask.py"), ("tests/viz/test_viz_static.py", PICTURES)),
-    Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows filled"), (PICTURES,)),
-    Panel("timeline", ("viz/svg.py:timeline step_ticks", "viz/layout/timeline.py"), (PICTURES, "tests/viz/test_viz_static.py")),
-    Panel("KV pool", ("viz/svg.py:pool", "viz/layout/pool.py:pool_image pool_columns"), (PICTURES,)),
+    Panel("block tables", ("viz/svg.py:block_tables", "viz/layout/pool.py:block_table_rows filled cells"), (PICTURES, DATA)),
+    Panel("timeline", ("viz/svg.py:timeline step_ticks", "viz/layout/timeline.py"), (PICTURES, "tests/viz/test_viz_static.py", DATA)),
+    Panel("KV pool", ("viz/svg.py:pool", "viz/layout/pool.py:pool_image pool_columns pool_spans"), (PICTURES, DATA)),
     Panel("tables of a notebook", ("viz/reprs.py:step_html _chunks_table _span events_table trace_html _requests_table",), (PICTURES,)),
-    Panel("Bokeh figure", ("viz/figures.py:metrics_figure",), (f"{PICTURES}::test_bokeh_figure",)),
-    Panel("fleet page", ("viz/fleet_rows.py:fleet_svg _binned _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS)),
+    Panel("Bokeh figure", ("viz/figures.py:metrics_figure token_columns latency_columns",), (f"{PICTURES}::test_bokeh_figure",)),
+    Panel("fleet page", ("viz/layout/fleet.py", "viz/fleet_rows.py:fleet_svg _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS, DATA)),
     Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
     Panel("inside a step", ("viz/phases.py", "viz/visible_step.py"), (INSIDE, "tests/viz/test_viz_control.py")),
     Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
     Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
+    Panel("duel", ("viz/duel.py",), ("tests/viz/test_viz_duel.py",)),
     Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS, PICTURES)),
 )  # fmt: skip
 

@@ -10,13 +10,15 @@ from statistics import median_high
 import pytest
 from viz_traces import random_trace
 
-from workbench import simulate
+from workbench import simulate, simulate_fleet
+from workbench.analysis.explain import explain
 from workbench.apps.playground.presets import POLICIES, PRESETS
 from workbench.apps.playground.session import Session, python_cell, read_policy
 from workbench.apps.playground.site import package_archive
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.readings.compare import compare
-from workbench.viz.duel import MEASURES
+from workbench.viz.duel import FLEET_ONLY, MEASURES, measure_words, outcome
 from workbench.viz.layout.packet import decode_packet
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,11 @@ def test_what_the_hints_of_presets_promise():
     assert shortest["ttft"]["mean"] < summary("own-policy")["ttft"]["mean"]
     assert summary("agents", {"num_blocks": 96})["num_cached_tokens"] < summary("agents")["num_cached_tokens"]
     assert summary("bursts", {"max_num_seqs": 24})["queue"]["mean"] < summary("bursts")["queue"]["mean"]
+    session, rates = Session(), {}
+    for router in ("round_robin", "sticky", "cache_aware"):
+        run_fleet(session, router)
+        rates[router] = ask(session, "numbers")[0]["summary"]["hit_rate"]
+    assert rates["cache_aware"] < rates["round_robin"] < 0.6 * rates["sticky"]
 
 
 VALUES = {
@@ -77,12 +84,12 @@ def test_a_duel_is_settled_by_the_measured_runs():
     run(session)
     assert ask(session, "settle", measure="median time to first token")[0]["error"].startswith("a duel needs two runs")
     measures = ask(session, "pin")[0]["measures"]
-    assert measures == list(MEASURES)
+    assert measures == [list(each) for each in measure_words()]
     run(session, config={"max_num_batched_tokens": 16})
     workload = PRESETS["chunked"].workload
     runs = [simulate(workload), simulate(workload, config={"max_num_batched_tokens": 16})]
     winners = set()
-    for measure in measures:
+    for measure in VALUES:
         facts, answer = ask(session, "settle", measure=measure)
         a, b = (VALUES[measure](each) for each in runs)
         assert facts["winner"] == ("neither" if abs(a - b) <= 0.01 * max(a, b) else "A" if a < b else "B"), measure
@@ -90,6 +97,100 @@ def test_a_duel_is_settled_by_the_measured_runs():
         winners.add(facts["winner"])
     assert len(winners) > 1
     assert "measure" in ask(session, "settle", measure="luck")[0]["error"]
+
+
+def run_fleet(session, router, replicas=4, **values):
+    workload = json.dumps(PRESETS["fleet"].workload)
+    return ask(session, "run", workload=workload, replicas=replicas, router=router, **values)
+
+
+def test_two_routers_duel_over_the_same_arrivals():
+    session = Session()
+    run_fleet(session, "round_robin")
+    assert dict(ask(session, "pin")[0]["measures"]).keys() == MEASURES.keys()
+    facts, answer = run_fleet(session, "sticky")
+    a, b = (
+        simulate_fleet(PRESETS["fleet"].workload, replicas=4, router=router).traces
+        for router in ("round_robin", "sticky")
+    )
+    assert facts["replicas"] == [len(trace.requests) for trace in b] and answer.other is None
+    assert sorted(facts["requests"]) == sorted(request["id"] for request in PRESETS["fleet"].workload["requests"])
+    for side in ("A", "now"):
+        assert [f"{side}, replica {number}<" in facts["fleet"] for number in range(5)] == [True] * 4 + [False]
+    settled = {measure: ask(session, "settle", measure=measure)[0] for measure in MEASURES}
+    assert {measure: (each["winner"], each["told"]) for measure, each in settled.items()} == {
+        measure: outcome(a, b, measure) for measure in MEASURES
+    }
+    assert settled["hit rate of prompt tokens"]["winner"] == "B" and settled[FLEET_ONLY]["winner"] == "neither"
+    numbers = ask(session, "numbers")[0]
+    for name, side in (("summary", a), ("other", b)):
+        chunks = [(trace, step, chunk) for trace in side for step in trace for chunk in step.chunks]
+        shown = numbers[name]
+        assert shown["num_steps"] == sum(map(len, side)) and shown["replicas"] == 4
+        assert shown["num_output_tokens"] == sum(chunk.sampled is not None for _, _, chunk in chunks)
+        assert shown["busiest"] == max(len(trace.requests) for trace in side) / 80
+        first = {chunk.request_id: chunk.num_cached_tokens for _, _, chunk in reversed(chunks)}
+        prompts = sum(info.num_prompt_tokens for trace in side for info in trace.requests.values())
+        assert shown["hit_rate"] == sum(first.values()) / prompts
+
+
+def test_the_replica_with_the_most_requests_is_drawn_and_any_other_can_be():
+    session = Session()
+    facts, answer = run_fleet(session, "least_loaded")
+    traces = simulate_fleet(PRESETS["fleet"].workload, replicas=4, router="least_loaded").traces
+    most = max(len(trace.requests) for trace in traces)
+    assert len(traces[facts["replica"]].requests) == most
+    for replica, trace in enumerate(traces):
+        facts, answer = ask(session, "look", replica=replica)
+        assert facts["replica"] == replica
+        assert decode_packet(answer.packet)[1]["decode_tokens"].tolist() == [step.num_decode_tokens for step in trace]
+    assert "replica must be" in ask(session, "look", replica=4)[0]["error"]
+    request = next(iter(traces[2].requests))
+    model = CostModel.from_dict(PRESETS["fleet"].workload["cost_model"])
+    assert ask(session, "explain", request=request)[0]["text"] == repr(explain(traces[2], request, model))
+    facts, answer = run(session)
+    assert "fleet" not in facts and decode_packet(answer.packet)[0]["num_steps"] == facts["num_steps"]
+
+
+def test_a_fleet_and_a_single_replica_are_compared():
+    session = Session()
+    run_fleet(session, "round_robin", replicas=1)
+    ask(session, "pin")
+    facts, answer = run_fleet(session, "round_robin", replicas=2)
+    assert facts["verdict"].startswith("mean time to first token ") and answer.other is None
+    facts, answer = run_fleet(session, "round_robin", replicas=1)
+    assert answer.packet and answer.other and "fleet" not in facts, "A is on display again"
+    facts, _ = run(session, "bursts")
+    run_fleet(session, "round_robin")
+    ask(session, "pin")
+    assert "different requests" in ask(session, "run", workload=json.dumps(PRESETS["bursts"].workload))[0]["verdict"]
+
+
+def test_what_is_not_a_fleet_is_refused():
+    session = Session()
+    policy = POLICIES["Aging"]
+    for values, words in (
+        ({"router": "fastest"}, "router must be one of round_robin"),
+        ({"router": "sticky", "replicas": 17}, "replicas must be"),
+        ({"router": "sticky", "policy": policy}, "a policy in Python runs on one replica"),
+        ({"router": "prefix", "config": {"enable_prefix_caching": False}}, "enable_prefix_caching must be True"),
+    ):
+        assert words in run_fleet(session, **values)[0]["error"]
+    assert "error" not in run_fleet(session, "sticky", replicas=1, policy=policy)[0]
+
+
+def test_the_cell_of_a_fleet_makes_the_fleet_of_the_page():
+    names = {}
+    exec(python_cell(PRESETS["fleet"].workload, {"max_num_seqs": 4}, "", 3, "prefix"), names)
+    facts, _ = run_fleet(Session(), "prefix", replicas=3, config={"max_num_seqs": 4})
+    assert [len(trace.requests) for trace in names["run"].traces] == facts["replicas"]
+
+
+def test_generated_requests_are_served_by_a_fleet():
+    generated = {"num_requests": 9, "prompt": 30, "output": 4, "arrivals": {"process": "evenly", "rate": 50}}
+    workload = {"generate": generated, "cost_model": {"fixed": 0.01}}
+    facts, _ = ask(Session(), "run", workload=json.dumps(workload), replicas=3, router="round_robin")
+    assert facts["replicas"] == [3, 3, 3]
 
 
 def test_a_run_is_pinned_and_compared():
@@ -262,11 +363,13 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 sys.path.insert(0, sys.argv[1])
 import json
+from workbench.analysis.explain import explain
 from workbench.apps.playground.presets import PRESETS
 from workbench.apps.playground.session import Session
 session = Session()
 for preset in PRESETS.values():
-    answer = session.handle(json.dumps({"command": "run", "workload": json.dumps(preset.workload)}))
+    fleet = {"replicas": preset.replicas, "router": "cache_aware"}
+    answer = session.handle(json.dumps({"command": "run", "workload": json.dumps(preset.workload), **fleet}))
     assert answer.packet or answer.other, answer.facts
     session.handle('{"command": "pin"}')
 request = json.loads(answer.facts)["requests"][0]

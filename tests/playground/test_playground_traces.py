@@ -11,6 +11,7 @@ import vllm_traces
 from pyodide_node import run_in_pyodide
 
 from workbench import simulate
+from workbench.apps.playground.presets import PRESETS
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet
 
@@ -63,6 +64,39 @@ def test_traces_and_packets_are_the_same_bytes_in_pyodide(tmp_path):
     expected = [made_here(workload, tmp_path, as_vllm) for workload, as_vllm in workloads]
     differ = [i for i, (here, there) in enumerate(zip(expected, found["digests"], strict=True)) if here != there]
     assert not differ, f"{len(differ)} of {len(workloads)} workloads differ, the first is number {differ[0]}"
+
+
+FLEETS = """
+import hashlib, json
+from workbench.apps.playground.session import Session
+from workbench.viz.duel import MEASURES
+
+def duel(workload, routers):
+    session = Session()
+    run = {"command": "run", "workload": json.dumps(workload), "replicas": 4}
+    answers = []
+    for router in routers:
+        answers.append(session.handle(json.dumps({**run, "router": router})))
+        session.handle('{"command": "pin"}') if len(answers) == 1 else None
+    told = [json.loads(session.handle(json.dumps({"command": "settle", "measure": name})).facts) for name in MEASURES]
+    facts = [json.loads(answer.facts) for answer in answers]
+    packets = [hashlib.sha256(answer.packet).hexdigest() for answer in answers]
+    return packets, [each["fleet"] for each in facts], [(each["winner"], each["told"]) for each in told]
+
+json.dumps([duel(*each) for each in json.loads(given)])
+"""
+
+
+def test_duels_of_routers_end_alike_in_pyodide(tmp_path):
+    workload = PRESETS["fleet"].workload
+    duels = [(workload, ["round_robin", router]) for router in ("sticky", "prefix", "cache_aware")]
+    names = {"given": json.dumps(duels)}
+    *lines, _ = FLEETS.strip().splitlines()
+    exec("\n".join(lines), names)
+    found = run_in_pyodide(FLEETS, duels, tmp_path)
+    assert found == json.loads(json.dumps([names["duel"](*each) for each in duels]))
+    winners = {winner for _, _, told in found for winner, _ in told}
+    assert winners == {"A", "B", "neither"}
 
 
 def test_the_comparison_sees_a_different_trace(tmp_path):

@@ -9,6 +9,7 @@ import time
 import browsers
 import pytest
 from answer_in_clicks import Reader
+from PIL import Image
 
 INK = """(view.panel('timeline').canvas.getContext('2d').getImageData(0, 0, view.panel('timeline').canvas.width,
 view.panel('timeline').canvas.height).data.reduce((set, byte, i, all) => i % 4 ? set :
@@ -43,3 +44,33 @@ def test_the_first_picture_and_a_card(browser_of_debian, long_trace, tmp_path):
     reader.write(".wb-search input", "r39")
     reader.see(".wb-drawer h3", "r39", exact=True)
     assert reader.clicks == 2
+
+
+def test_a_legend_that_was_hidden_is_painted_again(browser_of_debian, long_trace, tmp_path):
+    """WebKit may forget what a hidden canvas showed: it still has its pixels, and the screen has none."""
+    long_trace.to_html(tmp_path / "trace.html")
+    reader = Reader(browser_of_debian)
+    browser_of_debian.resize(1100, 900)
+    browser_of_debian.goto(f"file://{tmp_path}/trace.html#story")
+    deadline = time.monotonic() + 60
+    while reader.view("view.store.numSteps") != len(long_trace):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+    def colours():
+        """The number of colours that the screen shows where the legend of the timeline is."""
+        place = reader.see("[data-panel=timeline] .wb-legend")
+        browser_of_debian.picture(tmp_path / "picture.png")
+        box = reader.view(
+            "(({ left, top, right, bottom }) => [left, top, right, bottom])"
+            "(view.panel('timeline').legend.element.getBoundingClientRect())"
+        )
+        with Image.open(tmp_path / "picture.png") as picture:
+            return place and len(picture.convert("RGB").crop(tuple(map(round, box))).getcolors(1 << 24))
+
+    before = colours()
+    assert before > 6
+    for view in ("scheduler", "all", "story"):
+        reader.view(f"(view.show('{view}'), true)")
+        time.sleep(0.5)  # every view is painted before the next
+    assert colours() > before / 2

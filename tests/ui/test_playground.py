@@ -13,11 +13,12 @@ from pyodide_node import need_pyodide
 from tab_stops import unreached
 from viz_traces import random_trace
 
-from workbench import simulate
+from workbench import simulate, simulate_fleet
 from workbench.analysis.fork import fork
 from workbench.apps.playground import server, site
 from workbench.apps.playground.presets import POLICIES, PRESETS
 from workbench.apps.playground.session import Session
+from workbench.viz.duel import outcome
 from workbench.viz.glossary import TERMS
 
 PATIENCE = 180_000
@@ -367,6 +368,39 @@ def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     assert "you were wrong" in page.text("verdict")
 
 
+def test_two_routers_duel(open_playground):
+    page = open_playground("#preset=fleet")
+    assert page.page.input_value("#replicas") == "4" and page.page.is_visible("#fleet")
+    page.page.click("#pin")
+    page.settle()
+    page.page.click("#duel")
+    page.page.select_option("#router", "sticky")
+    assert page.text("status") == "B waits for your bet"
+    page.page.select_option("#measure", "hit rate of prompt tokens")
+    page.page.check("#bets input[value=B]")
+    page.page.click("#bets button")
+    page.page.wait_for_function("() => document.getElementById('verdict').textContent.includes('Right so far')")
+    workload = PRESETS["fleet"].workload
+    a, b = (simulate_fleet(workload, replicas=4, router=router).traces for router in ("round_robin", "sticky"))
+    _, told = outcome(a, b, "hit rate of prompt tokens")
+    assert page.text("verdict") == f"{told} You bet on B: you were right. Right so far: 1 of 1."
+    rows = page.page.eval_on_selector_all("#rows text", "(all) => all.map((each) => each.textContent)")
+    assert {f"{side}, replica {i}" for side in ("A", "now") for i in range(4)} <= set(rows)
+    for replica in (0, 3):
+        page.page.select_option("#replica", str(replica))
+        page.settle()
+        assert page.decodes() == decodes_of(b[replica])
+    link = page.page.evaluate("async () => { await playground.share(); return location.hash; }")
+    other = open_playground(link)
+    assert other.page.input_value("#router") == "sticky" and other.text("verdict").startswith("mean time to first")
+    other.page.click("#pin")
+    other.settle()
+    other.page.eval_on_selector("#replicas", "(e) => { e.value = 1; e.dispatchEvent(new Event('input')); }")
+    other.settle()
+    assert other.page.is_hidden("#fleet") and other.page.is_disabled("#router")
+    assert other.decodes() == decodes_of(simulate(workload))
+
+
 @pytest.mark.repeats(of="test_axe_has_no_serious_finding")
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -391,8 +425,11 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
     assert axe_findings(page.page) == []
     page.type("text", "{")
     assert axe_findings(page.page) == [], "with an error"
-    page.page.select_option("#preset", "bursts")
+    page.page.select_option("#preset", "fleet")
+    page.page.select_option("#policy", "")
     page.settle()
+    assert axe_findings(page.page) == [], "with the rows of a fleet"
+    assert page.page.evaluate("document.scrollingElement.scrollWidth") <= width
     page.page.click("#python")
     page.page.wait_for_selector("#cell[open]")
     assert axe_findings(page.page) == [], "with the cell"

@@ -201,6 +201,10 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
                 (line,) = [d for d, _, stroke in paths if stroke == colour and inside(d, top)]
                 ys = [float(pair.split()[1]) for pair in line[1:].split("L")]
                 assert close(ys, [top + 56 * (1 - part[place]) for part in parts], 0.06)
+        boxes = [(r.get("fill"), float(r.get("x"))) for r in root.iter() if r.get("width") == "12"]
+        legend = {colour: [words for left, _, words in texts if left == x + 18] for colour, x in boxes}
+        assert legend[RUNNING] == ["running requests"] and legend[WAITING] == ["waiting"]
+        assert legend[KV] == ["KV blocks in use"] and legend[CACHED] == ["with those kept in the prefix cache"]
         frames = [r for r in root.iter() if r.get("stroke") == WAY]
         expected = []
         for row, (name, each) in enumerate(facts.items()):

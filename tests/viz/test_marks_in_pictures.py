@@ -319,6 +319,16 @@ def check_marks(drawing, facts, first, numbers, stalls):
     assert all(abs(left - x(number - 0.5)) < 0.06 for left, number in ticks) and ticks
 
 
+@pytest.mark.parametrize("count", [162, 163])
+def test_bars_of_more_than_four_pixels_have_gaps(count):
+    requests = [{"id": "a", "prompt": {"len": 9}, "max_tokens": 165}, {"id": "b", "prompt": {"len": 9}}]
+    records = list(simulate({"requests": requests}))[:count]
+    assert len(records) == count
+    wide = {place[2] for place, kind, _ in Drawing(svg.timeline(records)).rects if kind == "decode"}
+    assert wide == {round(SPACE / count - (count == 162), 1)}
+    assert svg.timeline([]) == ""
+
+
 def test_a_long_timeline_shows_means_of_equal_parts():
     requests = [
         {"id": f"r{i}", "prompt": {"len": 9 + i % 30}, "max_tokens": 20, "arrival_step": 9 * i} for i in range(90)

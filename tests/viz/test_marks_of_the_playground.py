@@ -14,7 +14,7 @@ from runs_to_draw import COSTS
 from test_marks_of_runs import pair, percentile
 from test_marks_of_steps import near, tokens
 
-from workbench import EngineConfig, simulate
+from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.apps.playground import session
 from workbench.apps.playground.presets import PRESETS
 
@@ -25,7 +25,7 @@ FOLDER = Path(session.__file__).with_name("page")
 
 
 STUBS = """
-const explained = (words, term, more, field) => words;
+const explained = (words, term) => ((globalThis.page.terms ??= {})[words] = term, words);
 const meaningOf = (words) => words;
 globalThis.getComputedStyle = () => ({ fontFamily: "sans", getPropertyValue: (name) => name });
 """
@@ -102,6 +102,26 @@ def test_the_numbers_of_the_playground(page, name):
     assert "can never" not in page(said, stuck | {"end": "done"}) and "20,000" not in page(
         said, stuck | {"end": "done"}
     )
+
+
+def test_the_numbers_of_fleets_have_their_hit_rate_and_the_busiest_replica(page):
+    traces = simulate_fleet(PRESETS["fleet"].workload, replicas=3, router="prefix").traces
+    chunks = [chunk for trace in traces for step in trace for chunk in step.chunks]
+    cached = {chunk.request_id: chunk.num_cached_tokens for chunk in reversed(chunks)}
+    counts = [len(trace.requests) for trace in traces]
+    prompts = [info.num_prompt_tokens for trace in traces for info in trace.requests.values()]
+    fleet = json.loads(json.dumps(session._summary(*traces)))
+    read = "element.querySelectorAll('tr').map((row) => row.children.map((cell) => cell.textContent))"
+    show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
+    for other in (None, fleet):
+        head, *rows = page(show, {"summary": fleet, "other": other, "end": "done", "pinned": True})
+        assert head[-2:] == ["hit rate", "busiest replica"]
+        shares = sum(cached.values()) / sum(prompts), max(counts) / sum(counts)
+        assert all(row[-2:] == [f"{100 * share:.0f} %" for share in shares] for row in rows)
+        assert rows[0][1] == grouped(sum(map(len, traces)))
+    terms = page("page.terms")
+    assert terms["hit rate"] == "prefix caching" and terms["preemptions"] == "preemption", "their titles explain them"
+    assert not {"duration", "busiest replica"} & terms.keys()
 
 
 def rounds(cell, wanted):

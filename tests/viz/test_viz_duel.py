@@ -1,17 +1,20 @@
 """A duel: the class bets on a run or another configuration of it, then the other is simulated and the score told."""
 
 import random
-from itertools import pairwise
-from statistics import median_high
+import re
+from itertools import combinations, pairwise
+from pathlib import Path
+from statistics import fmean, median_high
 
+import numpy as np
 import pytest
 from viz_traces import ReplayingController
 
-from workbench import simulate
+import workbench.viz
+from workbench import simulate, simulate_fleet
 from workbench.analysis.fork import fork
-from workbench.trace.readings.compare import compare
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import MEASURES, SIDES, outcome, question
+from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
 from workbench.viz.feed import Feed
 
 COSTS = {"fixed": 0.01, "per_prefill_token": 0.0004, "per_kv_token": 0.00001}
@@ -35,20 +38,56 @@ class Engine(ReplayingController):
         return fork(self.trace, at_step=at_step, **changes)
 
 
-def measured(trace, measure):
-    """The measure of a run, from its records."""
-    timed = trace[-1].end > 0
-    at = {}
-    for place, record in enumerate(trace):
-        for chunk in record.chunks:
-            if chunk.sampled is not None:
-                at.setdefault(chunk.request_id, []).append(record.end if timed else place)
+def measured(side, measure):
+    """The measure of a side, from the records of its traces."""
+    side = [trace for trace in side if len(trace)]
+    timed = side[0][-1].end > 0
+    infos = {who: info for trace in side for who, info in trace.requests.items()}
+    at, cached, got = {}, {}, {}
+    for number, trace in enumerate(side):
+        for place, record in enumerate(trace):
+            for chunk in record.chunks:
+                got[chunk.request_id] = number
+                cached.setdefault(chunk.request_id, chunk.num_cached_tokens)
+                if chunk.sampled is not None:
+                    at.setdefault(chunk.request_id, []).append(record.end if timed else place)
+    if measure == "hit rate of prompt tokens":
+        return sum(cached.values()) / sum(infos[who].num_prompt_tokens for who in cached)
+    if measure == FLEET_ONLY:
+        return max(list(got.values()).count(number) for number in got.values()) / len(got)
     if measure == "time until all are finished":
-        return trace[-1].end - trace[0].time if timed else len(trace)
+        ends, begins = [trace[-1].end for trace in side], [trace[0].time for trace in side]
+        return max(ends) - min(begins) if timed else max(map(len, side))
     if measure == "longest pause between two tokens":
         return max(b - a for steps in at.values() for a, b in pairwise(steps))
-    begin = {who: info.arrival_time if timed else info.arrival_step - 1 for who, info in trace.requests.items()}
-    return median_high(steps[0] - begin[who] for who, steps in at.items())
+    begin = {who: info.arrival_time if timed else info.arrival_step - 1 for who, info in infos.items()}
+    waits = [steps[0] - begin[who] for who, steps in at.items()]
+    if measure == "P99 of the time to first token":
+        return float(np.percentile(waits, 99))
+    return fmean(waits) if measure == "mean time to first token" else median_high(waits)
+
+
+def shown(value, measure, timed):
+    """A value as a class reads it."""
+    if measure in (FLEET_ONLY, "hit rate of prompt tokens"):
+        return f"{100 * value:.1f}%"
+    if not timed:
+        return f"{value:g} step{'s' * (value != 1)}"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def check(a, b, measure):
+    """The winner and both values of a duel are those of the records."""
+    winner, sentence = outcome(a, b, measure)
+    one, other = measured(a, measure), measured(b, measure)
+    near = abs(one - other) <= 0.01 * max(one, other)
+    first = one > other if measure == "hit rate of prompt tokens" else one < other
+    assert winner == ("neither" if near else "A" if first else "B"), (one, other)
+    assert ("Neither wins." if near else f"{winner} wins.") in sentence
+    told = re.search(": A (.*), B (.*?)\\. ", sentence).groups()
+    assert told == tuple(shown(value, measure, a[0][-1].end > 0) for value in (one, other))
+    assert sentence.lower().startswith(measure.lower())
+    return winner
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -57,13 +96,56 @@ def measured(trace, measure):
 def test_the_winner_is_the_one_with_the_shorter_measure(seed, timed, measure):
     a = run(seed, timed)
     for budget in (16, 64, 200):
-        b = run(seed, timed, budget)
-        winner, sentence = outcome(compare(a, b), measure)
-        one, other = measured(a, measure), measured(b, measure)
-        near = abs(one - other) <= 0.01 * max(one, other)
-        assert winner == ("neither" if near else "A" if one < other else "B"), (one, other)
-        assert ("Neither wins." if near else f"{winner} wins.") in sentence
-        assert sentence.lower().startswith(measure)
+        check([a], [run(seed, timed, budget)], measure)
+
+
+def fleet(router, timed=True, replicas=3):
+    """Conversations of four users whose turns share a beginning, over the replicas of a fleet."""
+    requests = [
+        {
+            "id": f"u{user}.{turn}",
+            "session": f"u{user}",
+            "prompt": {"parts": [{"len": 48, "seed": f"u{user} {part}"} for part in range(turn + 1)]},
+            "max_tokens": 3 + user,
+            ("arrival_time" if timed else "arrival_step"): 0.3 * turn + 0.04 * user if timed else 6 * turn + user,
+        }
+        for user in range(4)
+        for turn in range(4)
+    ]
+    costs = {"cost_model": COSTS} if timed else {}
+    workload = {"config": {"num_blocks": 200}, "requests": requests, **costs}
+    return simulate_fleet(workload, replicas=replicas, router=router).traces
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_duel_of_routers_is_decided_by_the_records_of_all_replicas(timed):
+    routers = ("round_robin", "least_loaded", "sticky", "cache_aware")
+    sides = {router: fleet(router, timed) for router in routers}
+    winners = {
+        (pair, measure): check(*(sides[router] for router in pair), measure)
+        for pair in combinations(routers, 2)
+        for measure in MEASURES
+    }
+    assert set(winners.values()) == set(SIDES)
+    assert winners[("round_robin", "sticky"), "hit rate of prompt tokens"] == "B", "more hits win"
+    one = fleet("round_robin", timed, 1)
+    check(one, sides["sticky"], "mean time to first token")
+    line = changes_of_fleets(sides["round_robin"], sides["sticky"])
+    for measure in ("mean time to first token", "hit rate of prompt tokens", FLEET_ONLY):
+        before, after = (shown(measured(sides[name], measure), measure, timed) for name in ("round_robin", "sticky"))
+        assert f"{measure} {before} -> {after}" in line
+
+
+def test_the_busiest_replica_is_offered_to_fleets_alone():
+    assert FLEET_ONLY not in dict(measure_words()) and list(dict(measure_words(2))) == list(MEASURES)
+    assert dict(measure_words())["hit rate of prompt tokens"] == "higher hit rate of prompt tokens"
+
+
+def test_the_form_of_a_live_duel_offers_these_measures():
+    source = (Path(workbench.viz.__file__).parent / "js/what_if.js").read_text()
+    offered = re.search(r"const MEASURES = \[(.*?)\];", source, re.DOTALL).group(1)
+    pairs = re.findall(r'\["(.*?)", "(.*?)"\]', offered)
+    assert [(name, f"{better} {name}") for name, better in pairs] == measure_words()
 
 
 def test_what_is_no_duel_is_refused():
@@ -71,9 +153,14 @@ def test_what_is_no_duel_is_refused():
         question({}, next(iter(MEASURES)))
     with pytest.raises(ValueError, match="measure must be"):
         question({"max_num_seqs": 2}, "beauty")
-    empty = compare(run(1, False)[:0], run(1, False)[:0])
+    empty = [run(1, False)[:0]]
+    with pytest.raises(ValueError, match="measure must be"):
+        outcome(empty, empty, "beauty")
+    assert changes_of_fleets(empty, empty) == "", "no request, and nothing to measure"
+    with pytest.raises(ValueError, match="different requests, such as 'r0'"):
+        outcome([run(1, False)], [run(2, False)], "median time to first token")
     with pytest.raises(ValueError, match="no median time to first token yet"):
-        outcome(empty, "median time to first token")
+        outcome(empty, empty, "median time to first token")
 
 
 @pytest.fixture

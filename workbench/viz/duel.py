@@ -1,52 +1,111 @@
-"""A duel of two configurations over the same arrivals: the class bets first, then one run is simulated and measured.
+"""A duel of two runs of the same arrivals: the class bets first, then one side is simulated and both are measured.
 
-A is the run itself, B the same requests under another configuration. Both are measured on the same clock, seconds
-where both have times and steps otherwise.
+A side is the trace of one engine, or the traces of a fleet's replicas. In a live duel A is the run itself, B the same
+requests under another configuration; in the playground the sides differ in a setting, a policy or a router. Both are
+measured on the same clock, seconds where both have times and steps otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from statistics import median_high
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, median_high
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.base.field_checks import choice
+from workbench.trace.readings.metrics import RequestMetrics, percent, percentile
+from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.trace import Trace
 from workbench.viz.layout.comparison import time_words
 
 if TYPE_CHECKING:
-    from workbench.trace.readings.compare import Comparison
+    from workbench.trace import RequestInfo
 
 SIDES = ("A", "B", "neither")
-"""The bets: this run, the other configuration, or both within TIE of each other."""
+"""The bets: this run, the other one, or both within TIE of each other."""
 
 TIE = 0.01
 """Relative difference up to which neither side wins."""
 
-
-def _first_tokens(found: Comparison) -> tuple[float | None, float | None]:
-    pairs = [(each.ttft_a, each.ttft_b) for each in found.requests]
-    values = [[value for value in side if value is not None] for side in zip(*pairs, strict=True)] or [[], []]
-    return tuple(median_high(side) if side else None for side in values)  # type: ignore[return-value]
+Side = Sequence[Trace]
+"""The traces of one side: one, or one for each replica of a fleet."""
 
 
-def _longest_pauses(found: Comparison) -> tuple[float | None, float | None]:
-    sides = ([each.a for each in found.requests], [each.b for each in found.requests])
-    pauses = [max((gap for each in side for gap in each.gaps(found.unit)), default=None) for side in sides]
-    return pauses[0], pauses[1]
+class Measure(NamedTuple):
+    """A value by which a duel is decided.
+
+    Attributes:
+        better: The word for the value that wins: "shorter", "lower" or "higher".
+        value: Its value for a side, in a unit of time; None if the side lacks it.
+        words: The value and its unit as text.
+    """
+
+    better: str
+    value: Callable[[Side, str], float | None]
+    words: Callable[[float, str], str] = time_words
 
 
-def _ends(found: Comparison) -> tuple[float | None, float | None]:
-    if found.unit == "steps":
-        return float(len(found.a)), float(len(found.b))
-    return found.a[-1].end - found.a[0].time, found.b[-1].end - found.b[0].time
+def _requests(side: Side) -> list[RequestMetrics]:
+    return [request for trace in side for request in metrics(trace).requests.values()]
 
 
-MEASURES: dict[str, Callable[[Comparison], tuple[float | None, float | None]]] = {
-    "median time to first token": _first_tokens,
-    "longest pause between two tokens": _longest_pauses,
-    "time until all are finished": _ends,
+def _of_first_tokens(statistic: Callable[[list[float]], float]) -> Callable[[Side, str], float | None]:
+    def value(side: Side, unit: str) -> float | None:
+        spans = [request.ttft for request in _requests(side) if request.ttft is not None]
+        times = [span.seconds if unit == "s" else float(span.steps) for span in spans]
+        known = sorted(time for time in times if time is not None)
+        return statistic(known) if known else None
+
+    return value
+
+
+def _longest_pause(side: Side, unit: str) -> float | None:
+    return max((gap for request in _requests(side) for gap in request.gaps(unit)), default=None)
+
+
+def _until_the_end(side: Side, unit: str) -> float | None:
+    runs = [trace for trace in side if len(trace)]
+    if not runs:
+        return None
+    if unit == "steps":
+        return float(max(map(len, runs)))
+    return max(trace[-1].end for trace in runs) - min(trace[0].time for trace in runs)
+
+
+def hit_rate(side: Side) -> float | None:
+    """The share of the prompt tokens that admitted requests found in prefix caches; None before any is admitted."""
+    admitted = [request for request in _requests(side) if request.first_scheduled_step is not None]
+    tokens = sum(request.num_prompt_tokens for request in admitted)
+    return sum(request.num_cached_tokens for request in admitted) / tokens if tokens else None
+
+
+def busiest(side: Side) -> float | None:
+    """The share of the requests that the replica with the most of them got; None without requests."""
+    counts = [len(trace.requests) for trace in side]
+    return max(counts) / sum(counts) if sum(counts) else None
+
+
+def _percent_words(value: float, _: str) -> str:
+    return percent(value)
+
+
+MEASURES = {
+    "median time to first token": Measure("shorter", _of_first_tokens(median_high)),
+    "mean time to first token": Measure("shorter", _of_first_tokens(fmean)),
+    "P99 of the time to first token": Measure("shorter", _of_first_tokens(lambda times: percentile(times, 99))),
+    "longest pause between two tokens": Measure("shorter", _longest_pause),
+    "time until all are finished": Measure("shorter", _until_the_end),
+    "hit rate of prompt tokens": Measure("higher", lambda side, _: hit_rate(side), _percent_words),
+    "share of requests at the busiest replica": Measure("lower", lambda side, _: busiest(side), _percent_words),
 }
-"""The measures of a duel, each a function that gives its value for A and for B."""
+"""The measures of a duel by name. The last one is for fleets: a single engine gets all requests."""
+
+FLEET_ONLY = "share of requests at the busiest replica"
+
+
+def measure_words(num_replicas: int = 1) -> list[tuple[str, str]]:
+    """The measures that are offered to sides of so many replicas, as (name, words with what wins)."""
+    offered = [name for name in MEASURES if num_replicas > 1 or name != FLEET_ONLY]
+    return [(name, f"{MEASURES[name].better} {name}") for name in offered]
 
 
 def question(changes: Mapping[str, Any], measure: str) -> str:
@@ -59,18 +118,58 @@ def question(changes: Mapping[str, Any], measure: str) -> str:
     if not changes:
         raise ValueError("a duel needs a setting that differs: move a slider first")
     what = ", ".join(f"{name} {value}" for name, value in changes.items())
-    return f"A is this run. B has the same requests with {what}. Which has the shorter {measure}?"
+    return f"A is this run. B has the same requests with {what}. Which has the {MEASURES[measure].better} {measure}?"
 
 
-def outcome(found: Comparison, measure: str) -> tuple[str, str]:
+def outcome(a: Side, b: Side, measure: str) -> tuple[str, str]:
     """The winner, one of SIDES, and the sentence with both values.
 
     Raises:
-        ValueError: A run lacks the measure, such as a time to first token before any token.
+        ValueError: There is no such measure, the sides have different requests, or a run lacks the measure, such as a
+            time to first token before any token.
     """
-    a, b = MEASURES[measure](found)
-    if a is None or b is None:
+    better, value, words = MEASURES[choice("measure", measure, tuple(MEASURES))]
+    unit = _unit(a, b)
+    of_a, of_b = value(a, unit), value(b, unit)
+    if of_a is None or of_b is None:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")
-    winner = "neither" if abs(a - b) <= TIE * max(a, b) else SIDES[b < a]
-    told = f"{measure}: A {time_words(a, found.unit)}, B {time_words(b, found.unit)}"
-    return winner, f"{told[0].upper()}{told[1:]}. {'Neither wins' if winner == 'neither' else f'{winner} wins'}."
+    is_tie = abs(of_a - of_b) <= TIE * max(of_a, of_b)
+    winner = "neither" if is_tie else SIDES[(of_b < of_a) != (better == "higher")]
+    told = f"{measure}: A {words(of_a, unit)}, B {words(of_b, unit)}"
+    return winner, f"{told[0].upper()}{told[1:]}. {'Neither wins' if is_tie else f'{winner} wins'}."
+
+
+def changes_of_fleets(a: Side, b: Side) -> str:
+    """Two runs of fleets in one line: the measures that a router changes.
+
+    Raises:
+        ValueError: The sides have different requests.
+    """
+    unit = _unit(a, b)
+    parts = []
+    for name in ("mean time to first token", "P99 of the time to first token", "hit rate of prompt tokens", FLEET_ONLY):
+        before, after = (MEASURES[name].value(side, unit) for side in (a, b))
+        if before is not None and after is not None:
+            parts.append(f"{name} {MEASURES[name].words(before, unit)} -> {MEASURES[name].words(after, unit)}")
+    return "; ".join(parts)
+
+
+def _differ(one: RequestInfo, other: RequestInfo) -> bool:
+    """Whether two prompts differ, as far as both are known."""
+    tokens = one.prompt_token_ids, other.prompt_token_ids
+    return all(tokens) and tokens[0] != tokens[1]
+
+
+def _unit(a: Side, b: Side) -> str:
+    """The unit in which both sides can be measured.
+
+    Raises:
+        ValueError: The sides have different requests.
+    """
+    requests = [{name: info for trace in side for name, info in trace.requests.items()} for side in (a, b)]
+    for name in sorted(requests[0].keys() | requests[1].keys()):
+        one, other = (side.get(name) for side in requests)
+        if one is None or other is None or one.num_prompt_tokens != other.num_prompt_tokens or _differ(one, other):
+            raise ValueError(f"the sides have different requests, such as {name!r}: a duel needs the same arrivals")
+    timed = all(metrics(trace).summary.unit == "s" for side in (a, b) for trace in side if len(trace))
+    return "s" if timed else "steps"

@@ -16,7 +16,6 @@ from typing import Any
 from workbench.base.field_checks import integer
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.breakpoints import Breakpoints
-from workbench.trace.readings.compare import compare
 from workbench.trace.records import WorkItem
 from workbench.trace.trace import Trace
 from workbench.viz.background import in_background
@@ -324,7 +323,7 @@ class Feed:
             trace = self._newest_trace()
             self._show_fork(trace, engine, _first_step(trace), changes)
             assert self._other is not None
-            self._settled = outcome(compare(trace, self._other), duel["measure"])
+            self._settled = outcome([trace], [self._other], duel["measure"])
 
         self._in_background(settle)
 

@@ -32,6 +32,26 @@ def trace_figure(trace: Trace) -> Any:
     return metrics_figure(metrics_of(trace))
 
 
+def token_columns(metrics: TraceMetrics) -> dict[str, Any]:
+    """The bars of the upper figure: tokens of each step, and the decode tokens below the others."""
+    steps = metrics.steps
+    decode, top = steps.num_decode_tokens, steps.num_tokens
+    return {"step": steps.step, "prefill": top - decode, "decode": decode, "top": top}
+
+
+def latency_columns(metrics: TraceMetrics) -> dict[str, list[Any]]:
+    """The points of the lower figure: first token and longest pause of each request that has a token."""
+    unit = metrics.summary.unit
+    columns: dict[str, list[Any]] = {"request": [], "first": [], "gap": [], "place": []}
+    for request in metrics.requests.values():
+        if request.ttft is not None:
+            columns["place"].append(len(columns["request"]))
+            columns["request"].append(request.request_id)
+            columns["first"].append(request.ttft.seconds if unit == "s" else request.ttft.steps)
+            columns["gap"].append(max(map(float, request.gaps(unit)), default=math.nan))
+    return columns
+
+
 def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> Any:
     """Tokens of every step above the latencies of its requests, as a Bokeh layout with one axis of steps.
 
@@ -51,24 +71,15 @@ def metrics_figure(metrics: TraceMetrics, *, cursor: Cursor | None = None) -> An
     if cursor is None and metrics.trace is not None:
         cursor = cursor_of(metrics.trace)
     steps, unit = metrics.steps, metrics.summary.unit
-    numbers, decode, top = steps.step, steps.num_decode_tokens, steps.num_tokens
-    tokens: Any = ColumnDataSource({"step": numbers, "prefill": top - decode, "decode": decode, "top": top})
+    numbers = steps.step
+    tokens: Any = ColumnDataSource(token_columns(metrics))
     tooltips = [("step", "@step"), ("prefill tokens", "@prefill"), ("decode tokens", "@decode")]
     above = _figure("Tokens of each step", "step", "tokens", tooltips)
     bar: dict[str, Any] = {"x": "step", "width": 0.9, "source": tokens}
     above.vbar(top="decode", fill_color=LIGHT.decode, line_color=None, legend_label="decode", **bar)
     above.vbar(bottom="decode", top="top", fill_color=LIGHT.prefill, line_color=None, legend_label="prefill", **bar)
 
-    ended = [request for request in metrics.requests.values() if request.ttft is not None]
-    columns: dict[str, list[Any]] = {"request": [], "first": [], "gap": [], "place": []}
-    for place, request in enumerate(ended):
-        gaps = request.itl_seconds if unit == "s" else request.itl_steps
-        columns["request"].append(request.request_id)
-        columns["place"].append(place)
-        assert request.ttft is not None
-        columns["first"].append(request.ttft.seconds if unit == "s" else request.ttft.steps)
-        columns["gap"].append(float(gaps.max()) if len(gaps) else float("nan"))
-    latencies = ColumnDataSource(columns)
+    latencies = ColumnDataSource(latency_columns(metrics))
     tooltips = [("request", "@request"), ("first token after", "@first"), ("longest pause", "@gap")]
     unit_name = "seconds" if unit == "s" else "steps"
     below = _figure("Latencies of each request", "request, in order of arrival", unit_name, tooltips)

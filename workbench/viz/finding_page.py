@@ -19,7 +19,7 @@ def page(trace: Trace, finding: Finding) -> str:
     """The page of a trace, which opens at the step that breaks the law, with the fault in red."""
     rows = []
     for record in trace:
-        fatal = ' style="color: #c00"' if record.step == finding.step else ""
+        fatal = ' class="wb-fatal"' if record.step == finding.step else ""
         rows.append(f"<li{fatal} value={record.step}>{escape(narrate(record))}</li>")
     title = f"{finding.policy or finding.scheduler}: {finding.law}, {finding.place}"
     message = f"{finding.message}. {finding.smallest_change}"
@@ -62,20 +62,28 @@ def _side_by_side(heads: Sequence[str], sides: Sequence[Sequence[str]], step: in
     """A table with a row for each step, the first one that differs in red."""
     rows = []
     for index, texts in enumerate(zip_longest(*sides, fillvalue="")):
-        fatal = ' style="color: #c00"' if index == step else ""
+        fatal = ' class="wb-fatal"' if index == step else ""
         rows.append(f"<tr{fatal}><td>{index}</td>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>")
     cells = "".join(f"<th align=left>{escape(head)}</th>" for head in heads)
     return f"<table><thead><tr><th>step</th>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+_STYLE = (
+    "<style>html { color-scheme: light dark; background: Canvas; color: CanvasText; } .wb-fatal { color: #c00; } "
+    "@media (prefers-color-scheme: dark) { .wb-fatal { color: #ff8f84; } }</style>"
+)
+"""The page follows the system's theme, and so does the red of what is wrong."""
 
 
 def _with_banner(traces: Sequence[Trace], title: str, heading: str, message: str, rest: str, step: int) -> str:
     """The page of one or two traces, or of none, with a text in front; it opens at a step."""
     banner = (
         '<section style="font: 14px/1.5 system-ui, sans-serif; max-width: 80em; margin: 1em auto; padding: 0 1em">'
-        f'<h1 style="color: #c00; font-size: 1.3em">{escape(heading)}</h1><p>{escape(message)}</p>{rest}</section>'
+        f'{_STYLE}<h1 class="wb-fatal" style="font-size: 1.3em">{escape(heading)}</h1><p>{escape(message)}</p>{rest}'
+        "</section>"
     )
     if not traces:
-        return f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title><body>{banner}"
+        return f'<!doctype html><html lang="en"><meta charset=utf-8><title>{escape(title)}</title><body>{banner}'
     banner += f'<script>location.hash ||= "story/{min(step, max(0, len(traces[0]) - 1))}"</script>'
     other = traces[1] if len(traces) > 1 else None
     return html_page(traces[0], other=other, title=title).replace("<body>", f"<body>\n{banner}", 1)

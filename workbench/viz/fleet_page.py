@@ -150,8 +150,13 @@ def fleet_html(fleet: Fleet, request_id: str = "") -> str:
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return (
         f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
-        f"{_picture(traces, request_id)}<div>{table}</div>{_hits(traces)}</section>"
+        f"{_picture(traces, request_id)}{scrolled('Numbers of each', table)}{_hits(traces)}</section>"
     )
+
+
+def scrolled(label: str, content: str) -> str:
+    """A part of the page that can be wider than the window; it can be scrolled with keys, and has a name."""
+    return f'<div tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>'
 
 
 def _hits(traces: Mapping[str, Trace]) -> str:
@@ -159,7 +164,7 @@ def _hits(traces: Mapping[str, Trace]) -> str:
     caching = [trace for trace in traces.values() if trace.config.get("enable_prefix_caching")]
     if not caching or not all(trace.has_ended for trace in traces.values()):
         return ""
-    return f"<div><pre>{escape(str(hit_rates(caching)))}</pre></div>"
+    return scrolled("Hits in the prefix cache", f"<pre>{escape(str(hit_rates(caching)))}</pre>")
 
 
 def _picture(traces: Mapping[str, Trace], request_id: str) -> str:
@@ -173,7 +178,8 @@ def _picture(traces: Mapping[str, Trace], request_id: str) -> str:
             return ""
         problem = f' <span role="status">{escape(str(error))}</span>'
     return (
-        f'<div>{picture}</div><form><label>Show the way of request <input name="request" value="{escape(request_id)}">'
+        f"{scrolled('All on one time axis', picture)}"
+        f'<form><label>Show the way of request <input name="request" value="{escape(request_id)}">'
         f"</label> <button>Show</button>{problem}</form>"
     )
 

@@ -12,7 +12,7 @@ import panel as pn
 from workbench.analysis.why_metrics import why_metrics
 from workbench.trace.formats.live_scrapes import Moment, ServerFollower
 from workbench.trace.readings.metrics import amount, number, percent
-from workbench.viz.fleet_page import REFRESH_MILLISECONDS, STYLE
+from workbench.viz.fleet_page import REFRESH_MILLISECONDS, STYLE, scrolled
 from workbench.viz.fleet_rows import CACHED, KV, LEFT, RUNNING, WAITING, WAY, WIDTH
 from workbench.viz.pareto import GRID, INK, text
 
@@ -139,10 +139,11 @@ def server_html(follower: ServerFollower) -> str:
         said += [events.problem] if events.problem else []
         if not events.num_batches:
             said.append(f"no KV event came from {events.endpoint} so far: vLLM binds only an address with a *")
-    picture = server_svg(moments) if moments else "<p>waiting for the second look</p>"
+    drawn = server_svg(moments) if moments else "<p>waiting for the second look</p>"
+    picture = scrolled("All metrics on one time axis", drawn)
     lines = "".join(f"<li>{escape(line)}</li>" for line in said)
     return (
-        f'<section class="wb-fleet"><h1>{escape(follower.url)}, from its metrics alone</h1><div>{picture}</div>'
+        f'<section class="wb-fleet"><h1>{escape(follower.url)}, from its metrics alone</h1>{picture}'
         f"<h2>The last minute</h2><ul>{lines}</ul><p>{escape(ONLY_A_RECORDING)}</p></section>"
     )
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from workbench.base.on_demand import np
 from workbench.trace.fields import EMPTY
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import StepRecord
 from workbench.viz.layout.mask import mask_bands
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
-from workbench.viz.layout.pool import FIRST_FOCUS, block_table_rows, pool_image
-from workbench.viz.layout.timeline import step_bars
+from workbench.viz.layout.pool import TAIL, block_table_rows, pool_columns, pool_spans
+from workbench.viz.layout.timeline import timeline_marks
 from workbench.viz.palette import EVENT_MARKS
 from workbench.viz.words import limit_of, role_of
 
@@ -164,29 +163,23 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
         y = i * 18.0
         name, classes = (f"group {row.group}", "muted") if row.group else (shorten(row.request_id, 12), "number")
         parts.append(text(LEFT - 8, y + 12, name, classes, "end"))
-        # A long table is cut in the middle, because a step changes its end.
-        ids = list(enumerate(row.block_ids))
-        shown = ids if len(ids) <= fits else [*ids[: fits - 9], *ids[-8:]]
-        for place, (logical, block) in enumerate(shown):
-            if len(ids) > fits and place >= fits - 9:
-                place += 1
+        slot = focus.get(row.request_id)
+        for place, logical, block, filled, is_new in row.cells(fits):
             x = LEFT + place * cell
             if not block:
                 parts.append(_rect(x, y + 1, cell - 2, 14, "hole", f"logical block {logical}, not held"))
                 continue
-            filled = 1.0 if (used := row.filled(logical)) is None else used / row.block_size
-            new = " new" if logical >= len(row.block_ids) - row.num_new else ""
+            new = " new" if is_new else ""
             parts.append(_rect(x, y + 1, cell - 2, 14, "kv"))
-            slot = focus.get(row.request_id)
             hue = "owned" if slot is None else f"prefill hue{slot}"
             parts.append(
                 _rect(x, y + 1, (cell - 2) * filled, 14, hue + new, f"logical block {logical}, physical block {block}")
             )
             ink = "label" if filled < 0.6 else "label on" if slot is None else f"label on{slot}"
             parts.append(text(x + cell / 2 - 1, y + 11.5, str(block), ink, "middle"))
-        if len(ids) > fits:
-            parts.append(text(LEFT + (fits - 9) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
-        end = LEFT + min(len(ids), fits) * cell + 6
+        if len(row.block_ids) > fits:
+            parts.append(text(LEFT + (fits - TAIL - 1) * cell + cell / 2 - 1, y + 11, "…", "muted", "middle"))
+        end = LEFT + min(len(row.block_ids), fits) * cell + 6
         if (used := row.filled(len(row.block_ids) - 1)) is not None:
             parts.append(text(end, y + 12, f"{used}/{row.block_size}", "muted"))
     return drawing(len(rows) * 18 + 4, f"Block tables of step {record.step}", parts)
@@ -210,13 +203,12 @@ def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mappi
         at: The step to frame.
         stalls: A sentence about each step that stalled, which is marked.
     """
-    bars = step_bars(records, max_bars=320)
-    if not len(bars.step):
+    marks = timeline_marks(records, at, stalls, max_bars=320)
+    if marks is None:
         return ""
+    bars, top = marks.bars, marks.top
     base, high = 78.0, 64.0
     width = SPACE / len(bars.step)
-    most = max(decode + prefill for decode, prefill in zip(bars.decode, bars.prefill))
-    top = bars.top if most * 4 >= bars.top else max(most, 1)
     scale = high / top
     parts = [
         text(LEFT - 8, base - top * scale + 4, f"{top:.0f}", "number muted", "end"),
@@ -226,52 +218,41 @@ def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mappi
     if top < bars.top:
         parts.append(text(LEFT + SPACE, 8, f"the budget of {bars.top:.0f} is higher than the picture", "muted", "end"))
     gap = 1 if width > 4 else 0
-    for i, (step, decode, prefill, slack) in enumerate(zip(bars.step, bars.decode, bars.prefill, bars.slack)):
+    for i, (step, decode, prefill, slack) in enumerate(zip(bars.step, bars.decode, bars.prefill, marks.slack)):
         x = LEFT + i * width
         title = f"step {step}: {prefill:g} prefill, {decode:g} decode tokens"
-        slack = min(slack, top - decode - prefill)
         parts.append(_rect(x, base - (decode + prefill + slack) * scale, width - gap, slack * scale, "slack", title))
         if prefill:
             parts.append(_rect(x, base - (decode + prefill) * scale, width - gap, prefill * scale, "prefill", title))
         if decode:
             parts.append(_rect(x, base - decode * scale, width - gap, decode * scale, "decode", title))
-        if at is not None and step <= at < step + bars.num_steps[i]:
+        if i == marks.framed:
             parts.append(_rect(x - 1, 4, width + 1, base, "cursor"))
-    first, last = int(bars.step[0]), int(bars.step[-1] + bars.num_steps[-1])
-    for kind in ("finish", "admit", "resume", "preempt"):
+    first, last = marks.span
+    for step, kind in marks.events:
         shape, colour = EVENT_MARKS[kind]
-        for step in sorted({step for step, mark in bars.marks if mark == kind}):
-            x = LEFT + (step - first + 0.5) / max(1, last - first) * SPACE
-            d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
-            y = 10 if kind == "finish" else 2
-            parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
-    for step in [step for step in stalls if first <= step < last]:
-        x = LEFT + (step - first + 0.5) / max(1, last - first) * SPACE
-        title = f"<title>stall: {escape(stalls[step])}</title>"
+        x = LEFT + marks.place(step + 0.5) * SPACE
+        d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
+        y = 10 if kind == "finish" else 2
+        parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
+    for step, words in marks.stalls:
+        x = LEFT + marks.place(step + 0.5) * SPACE
+        title = f"<title>stall: {escape(words)}</title>"
         parts.append(f'<path d="M{x - 1:.1f} 0h2v{base:.0f}h-2z" class="stall">{title}</path>')
     for tick in step_ticks(first, last):
-        parts.append(text(LEFT + (tick - first) / max(1, last - first) * SPACE, base + 14, str(tick), "number muted"))
+        parts.append(text(LEFT + marks.place(tick) * SPACE, base + 14, str(tick), "number muted"))
     return drawing(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
 
 
 def pool(state: PoolState, focus: Focus) -> str:
     """One cell per block at its fixed place; equal neighbours share a rectangle."""
     slots = sorted(focus, key=lambda request_id: focus[request_id])
-    image = pool_image(state, slots)
-    rows, columns = image.shape
-    cell = min(14.0, (WIDTH - 4) / columns)
-    classes = {0: "reserved", 1: "free", 2: "cached", 3: "owned"}
+    spans = pool_spans(state, slots)
+    cell = min(14.0, (WIDTH - 4) / pool_columns(state.num_blocks))
     parts = []
-    for y in range(rows):
-        edges = np.flatnonzero(np.diff(image[y])) + 1
-        for start, stop in zip([0, *edges], [*edges, columns]):
-            value = int(image[y, start])
-            if y * columns + start >= state.num_blocks:
-                continue
-            stop = min(stop, state.num_blocks - y * columns)
-            kind = classes.get(value) or f"prefill hue{focus[slots[value - FIRST_FOCUS]]}"
-            first, last = y * columns + start, y * columns + stop - 1
-            ids = f"blocks {first} to {last}" if last > first else f"block {first}"
-            parts.append(_rect(2 + start * cell, 2 + y * cell, (stop - start) * cell - 1, cell - 1, kind, ids))
+    for row, column, first, last, kind, slot in spans:
+        classes = kind if slot < 0 else f"prefill hue{focus[slots[slot]]}"
+        ids = f"blocks {first} to {last}" if last > first else f"block {first}"
+        parts.append(_rect(2 + column * cell, 2 + row * cell, (last - first + 1) * cell - 1, cell - 1, classes, ids))
     label = f"KV pool: {state.num_owned} in use, {state.num_cached_free} cached, of {state.num_blocks - 1} blocks"
-    return drawing(rows * cell + 4, label, parts)
+    return drawing((spans[-1].row + 1) * cell + 4, label, parts)

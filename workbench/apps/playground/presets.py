@@ -19,11 +19,13 @@ class Preset(NamedTuple):
         title: Its name in the list.
         hint: A sentence about the thing to look for.
         workload: The workload, in the format of ``workbench.simulation.workload``.
+        replicas: Number of replicas that serve it; a router sends the requests to several.
     """
 
     title: str
     hint: str
     workload: dict[str, Any]
+    replicas: int = 1
 
 
 def _preset(title: str, hint: str, requests: list[Request], **config: Any) -> Preset:
@@ -69,6 +71,21 @@ def _agents() -> list[Request]:
             parts = [*parts, {"len": rng.randint(40, 160), "seed": f"agent{agent} turn{turn}"}]
             output, at = rng.randint(10, 30), 0.15 * agent + 0.8 * turn + 0.1 * rng.random()
             requests.append(_request(f"agent{agent}.{turn}", parts, output, at))
+    return requests
+
+
+def _conversations() -> list[Request]:
+    """Users who ask again with all that was said before: only the replica that served them has it in its cache."""
+    rng = random.Random(13)
+    requests = []
+    for user in range(16):
+        parts: list[Request] = [{"len": 256, "seed": "system"}]
+        at = 0.12 * user
+        for turn in range(5):
+            parts = [*parts, {"len": rng.randint(80, 400), "seed": f"user{user} turn{turn}"}]
+            session = {"session": f"user{user}"}
+            requests.append(_request(f"user{user}.{turn}", parts, rng.randint(12, 40), at) | session)
+            at += 0.5 + rng.random()
     return requests
 
 
@@ -154,6 +171,14 @@ PRESETS = {
         max_num_seqs=8,
         num_blocks=320,
     ),
+    "fleet": _preset(
+        "A fleet: conversations and a router",
+        "Pin round_robin as A and bet on sticky, then on cache_aware: which router finds a conversation's cache?",
+        _conversations(),
+        max_num_batched_tokens=512,
+        max_num_seqs=16,
+        num_blocks=512,
+    )._replace(replicas=4),
     "two-hundred": _preset(
         "200 requests",
         "Prompts of realistic lengths, 40 requests per second.",

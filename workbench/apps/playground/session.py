@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from workbench.analysis.explain import explain
 from workbench.analysis.fork import fork, recorded_config
-from workbench.base.field_checks import choice, json_object
+from workbench.apps.playground.run import MAX_STEPS, Run, run_of_fleet
+from workbench.base.field_checks import choice, integer, json_object
 from workbench.config import EngineConfig
 from workbench.scheduler import policies
 from workbench.scheduler.policy import SchedulingPolicy
@@ -30,15 +31,14 @@ from workbench.simulation.simulate import next_token, simulate, simulate_request
 from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
-from workbench.trace.readings.compare import compare
-from workbench.trace.readings.metrics_collector import metrics
-from workbench.viz.duel import MEASURES, outcome
+from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.viz.duel import busiest, changes_of_fleets, hit_rate, measure_words, outcome
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
-MAX_STEPS = 20_000
-"""Maximum number of steps of a simulation in the page."""
+MAX_REPLICAS = 16
+"""Maximum number of replicas in the page: each is a scheduler with a pool, and a row of the picture."""
 
 POLICY_FILE = "your policy"
 """Name of the policy's source in error messages."""
@@ -59,17 +59,14 @@ class Answer(NamedTuple):
 
 
 class Session:
-    """One page: the recording that is open, the pinned run, and the newest run.
-
-    Attributes:
-        trace: The newest run; None before the first.
-    """
+    """One page: the recording that is open, the pinned run, and the newest run."""
 
     def __init__(self) -> None:
-        self.trace: Trace | None = None
-        self._recording: Trace | None = None
-        self._pinned: Trace | None = None
+        self._newest: Run | None = None
+        self._recording: Run | None = None
+        self._pinned: Run | None = None
         self._shown: Trace | None = None
+        self._replica: int | None = None
         self._run = 0
         self._cost_model: CostModel | None = None
         self._workload = ""
@@ -98,35 +95,53 @@ class Session:
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def _do_run(self, workload: str, config: Mapping[str, Any] | None = None, policy: str = "") -> Answer:
-        """Simulate the workload, or the open recording, under a configuration and a policy."""
+    def _do_run(
+        self,
+        workload: str,
+        config: Mapping[str, Any] | None = None,
+        policy: str = "",
+        replicas: int = 1,
+        router: str = "round_robin",
+    ) -> Answer:
+        """Simulate the workload, or the open recording, under a configuration and a policy, or by a fleet."""
         rules = read_policy(policy) if policy.strip() else None
         changes = dict(config or {})
         if self._recording is not None:
             json_object("config", changes, tuple(EngineConfig().to_dict()))
-            before = recorded_config(self._recording).to_dict()
+            recording = self._recording.traces[0]
+            before = recorded_config(recording).to_dict()
             changes = {name: value for name, value in changes.items() if before[name] != value}
             if rules is not None:
                 changes["policy"] = rules
-            self.trace = fork(self._recording, **changes) if changes else self._recording
+            self._newest = Run((fork(recording, **changes),)) if changes else self._recording
             return self._answer()
-        self.trace = self._simulate(workload, changes, rules)
+        if integer("replicas", replicas, 1, MAX_REPLICAS) > 1 and rules is not None:
+            raise ValueError("a policy in Python runs on one replica: choose vLLM's rules or priority, or 1 replica")
+        self._newest = self._simulate(workload, changes, rules, replicas, router)
         return self._answer()
 
-    def _simulate(self, workload: str, changes: Mapping[str, Any], policy: SchedulingPolicy | None) -> Trace:
+    def _simulate(
+        self, workload: str, changes: Mapping[str, Any], policy: SchedulingPolicy | None, replicas: int, router: str
+    ) -> Run:
         """Simulate a workload. Its requests are read once: a moved slider changes the configuration alone."""
         content = read_workload_text(workload)
         merged = {**(content.get("config") or {}), **changes}
         if "generate" in content:
-            _, _, self._cost_model = read_simulation(content)
-            return simulate({**content, "config": merged}, policy=policy, max_steps=MAX_STEPS)
+            given = {**content, "config": merged}
+            config, arrivals, self._cost_model = read_simulation(given)
+            if replicas == 1:
+                return Run((simulate(given, policy=policy, max_steps=MAX_STEPS),))
+            return run_of_fleet(config, list(arrivals), self._cost_model, replicas, router)
         if workload != self._workload:
             _, arrivals, self._cost_model = read_simulation({**content, "config": {}})
             self._workload, self._arrivals = workload, list(arrivals)
         config, _, _ = read_simulation({"config": merged, "requests": []})
-        return simulate_requests(
+        if replicas > 1:
+            return run_of_fleet(config, self._arrivals, self._cost_model, replicas, router)
+        trace = simulate_requests(
             config, self._arrivals, next_token, cost_model=self._cost_model, policy=policy, max_steps=MAX_STEPS
         )
+        return Run((trace,))
 
     def _do_open(self, name: str, content: bytes) -> Answer:
         """Open a recording; later runs are forks of it."""
@@ -139,19 +154,19 @@ class Session:
                 raise TraceError(str(problem).replace(str(path), name)) from None
         if not len(trace):
             raise TraceError(f"{name} holds no steps")
-        self._recording = self.trace = trace
+        self._recording = self._newest = Run((trace,))
         self._pinned = None
         return self._answer(recording=name, config=recorded_config(trace).to_dict())
 
     def _do_close(self) -> Answer:
         """Close the recording."""
-        self._recording = self._pinned = self._shown = self.trace = None
+        self._recording = self._pinned = self._shown = self._newest = None
         return Answer("{}")
 
     def _do_pin(self) -> Answer:
         """Keep the newest run: later ones are compared with it."""
-        self._pinned = self.trace
-        return self._answer(measures=list(MEASURES))
+        self._pinned = self._newest
+        return self._answer(measures=measure_words(len(self._pinned.traces) if self._pinned else 1))
 
     def _do_unpin(self) -> Answer:
         """Show the newest run alone."""
@@ -163,57 +178,81 @@ class Session:
         first, other = self._on_display()
         if self._pinned is None or other is None:
             raise ValueError("a duel needs two runs: pin one as A, and change something for B")
-        winner, told = outcome(compare(first, other), choice("measure", measure, tuple(MEASURES)))
+        winner, told = outcome(first.traces, other.traces, measure)
         return Answer(json.dumps({"winner": winner, "told": told}))
+
+    def _do_look(self, replica: int) -> Answer:
+        """Show the steps of another replica of the newest run."""
+        first, other = self._on_display()
+        self._replica = integer("replica", replica, 0, len((other or first).traces) - 1)
+        return self._answer()
 
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs."""
         first, other = self._on_display()
-        return Answer(json.dumps({"summary": _summary(first), "other": other and _summary(other)}))
+        return Answer(json.dumps({"summary": _summary(*first.traces), "other": other and _summary(*other.traces)}))
 
     def _do_explain(self, request: str) -> Answer:
         """Say why a request of the newest run took as long as it did."""
-        if self.trace is None:
+        if self._newest is None:
             raise ValueError("there is no run to explain yet")
         model = self._cost_model if self._recording is None else None
-        return Answer(json.dumps({"text": repr(explain(self.trace, request, model))}))
+        return Answer(json.dumps({"text": repr(explain(self._newest.of(request), request, model))}))
 
-    def _do_python(self, workload: str, config: Mapping[str, Any] | None = None, policy: str = "") -> Answer:
+    def _do_python(self, workload: str, config: Mapping[str, Any] | None = None, **others: Any) -> Answer:
         """The cell of a notebook that does what the page does."""
-        return Answer(json.dumps({"text": python_cell(read_workload_text(workload), dict(config or {}), policy)}))
+        return Answer(json.dumps({"text": python_cell(read_workload_text(workload), dict(config or {}), **others)}))
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def _on_display(self) -> tuple[Trace, Trace | None]:
+    def _on_display(self) -> tuple[Run, Run | None]:
         """The newest run alone, or the pinned one (or the recording) and the newest."""
-        if self.trace is None:
+        if self._newest is None:
             raise ValueError("there is no run yet")
-        first = self._pinned or self._recording or self.trace
-        return first, self.trace if self.trace is not first else None
+        first = self._pinned or self._recording or self._newest
+        return first, self._newest if self._newest is not first else None
 
     def _answer(self, **facts: Any) -> Answer:
-        """The packets of the runs on display."""
+        """The packets of the runs on display; of a fleet that of one replica, and a picture of all."""
         first, other = self._on_display()
         newest = first if other is None else other
+        facts |= {"num_steps": sum(map(len, newest.traces)), "requests": newest.requests, "end": newest.end}
+        if first.is_fleet or newest.is_fleet:
+            return self._answer_of_fleets(first, other, facts)
+        trace, compared_with = first.traces[0], other.traces[0] if other is not None else None
         packet = second = None
-        if first is not self._shown or other is None:
-            self._run += 1
-            extra = {"facts": trace_facts(first) | {"run": self._run}}
-            packet = encode_packet(columns_of(first), extra=extra)
-            self._shown = first
+        if trace is not self._shown or compared_with is None:
+            packet = self._packet(trace)
+            self._shown = trace
         compared: dict[str, Any] = {}
-        if other is not None:
-            compared = comparison_facts(first, other)
-            self._run += 1  # the page draws this one, and outlines the first
-            facts_of_other = trace_facts(other) | {"run": self._run}
-            second = encode_packet(columns_of(other), extra={"facts": facts_of_other, "comparison": compared})
-        facts |= {
-            "verdict": compared.get("refused") or compared.get("verdict", ""),
-            "num_steps": len(newest),
-            "requests": list(newest.requests),
-            "end": newest.end,
-        }
+        if compared_with is not None:  # the page draws this one, and outlines the first
+            compared = comparison_facts(trace, compared_with)
+            second = self._packet(compared_with, comparison=compared)
+        facts["verdict"] = compared.get("refused") or compared.get("verdict", "")
         return Answer(json.dumps(facts), packet, second)
+
+    def _answer_of_fleets(self, first: Run, other: Run | None, facts: dict[str, Any]) -> Answer:
+        """A row for each replica of both runs, and the packet of the replica of the newest run that is looked at."""
+        from workbench.viz.fleet_rows import fleet_svg  # few pages draw a fleet
+
+        newest = first if other is None else other
+        replica = self._replica if self._replica is not None else newest.busiest
+        replica = replica if replica < len(newest.traces) else newest.busiest
+        sides = {"": newest} if other is None else {"A, ": first, "now, ": other}
+        rows = {f"{side}replica {i}": trace for side, run in sides.items() for i, trace in enumerate(run.traces)}
+        try:
+            facts["verdict"] = "" if other is None else changes_of_fleets(first.traces, other.traces)
+        except ValueError as problem:
+            facts["verdict"] = str(problem)
+        facts |= {"fleet": fleet_svg(rows) if newest.traces[newest.busiest][-1].end else "", "replica": replica}
+        facts["replicas"] = [len(trace.requests) for trace in newest.traces]
+        self._shown = newest.traces[replica]
+        return Answer(json.dumps(facts), self._packet(self._shown))
+
+    def _packet(self, trace: Trace, **extra: Any) -> bytes:
+        """The packet of a run, which has a number that no earlier one had."""
+        self._run += 1
+        return encode_packet(columns_of(trace), extra={"facts": trace_facts(trace) | {"run": self._run}, **extra})
 
 
 class _Notes(logging.Handler):
@@ -229,9 +268,12 @@ class _Notes(logging.Handler):
         self.texts.append(f"{record.getMessage()}{f' ({why})' if why else ''}")
 
 
-def _summary(trace: Trace) -> dict[str, Any]:
-    """The numbers of a run that the page shows."""
-    return asdict(metrics(trace).summary)
+def _summary(*traces: Trace) -> dict[str, Any]:
+    """The numbers of a run that the page shows; of a fleet those of all replicas."""
+    found = [metrics(trace) for trace in traces]
+    whole = found[0] if len(found) == 1 else merge_metrics({str(i): (each, 0.0) for i, each in enumerate(found)})
+    of_fleet = {"replicas": len(traces), "hit_rate": hit_rate(traces), "busiest": busiest(traces)}
+    return asdict(whole.summary) | of_fleet
 
 
 def read_workload_text(text: str) -> dict[str, Any]:
@@ -274,10 +316,18 @@ def read_policy(source: str) -> SchedulingPolicy:
         raise ValueError(f"{POLICY_FILE}{where}: {kind}{problem}") from None
 
 
-def python_cell(workload: Mapping[str, Any], config: Mapping[str, Any], policy: str = "") -> str:
-    """The cell of a notebook that runs a workload under a configuration and a policy, and shows it."""
+def python_cell(
+    workload: Mapping[str, Any],
+    config: Mapping[str, Any],
+    policy: str = "",
+    replicas: int = 1,
+    router: str = "round_robin",
+) -> str:
+    """The cell of a notebook that runs a workload under a configuration and a policy, or by a fleet, and shows it."""
     policy = policy.strip()
-    if policy.isidentifier():
+    if replicas > 1:
+        lines = ["from workbench import simulate_fleet"]
+    elif policy.isidentifier():
         lines = [f"from workbench import {policy}, simulate"]
     elif policy:
         lines = ["from workbench import SchedulingPolicy, simulate", "", "", policy, ""]
@@ -285,6 +335,9 @@ def python_cell(workload: Mapping[str, Any], config: Mapping[str, Any], policy: 
         lines = ["from workbench import simulate"]
     merged = {**workload, "config": {**(workload.get("config") or {}), **config}}
     lines += ["", f"workload = {pformat(merged, width=110, sort_dicts=False)}"]
+    if replicas > 1:
+        lines += [f'run = simulate_fleet(workload, replicas={replicas}, router="{router}")', "run", ""]
+        return "\n".join(lines)
     if policy:
         classes = [node.name for node in ast.parse(policy).body if isinstance(node, ast.ClassDef)]
         name = policy if policy.isidentifier() else classes[-1] if classes else "SchedulingPolicy"

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import workbench
+from workbench.analysis.fleet.routers import ROUTERS
 from workbench.apps.playground import presets, runtime
 from workbench.apps.playground.bytecode import compiled
 from workbench.config import EngineConfig
@@ -21,6 +22,7 @@ PAGE = Path(__file__).parent / "page"
 
 ROOMS = (
     *(".", "base", "trace", "trace/readings", "scheduler", "simulation", "simulation/costs", "analysis"),
+    "analysis/fleet",
     *("viz", "viz/layout", "apps", "apps/playground"),
 )
 """Folders of the package whose modules run in the page."""
@@ -64,6 +66,7 @@ def build(target: Path, pyodide: Path | None = None) -> dict[str, int]:
     listed = {
         "presets": {name: preset._asdict() for name, preset in presets.PRESETS.items()},
         "policies": presets.POLICIES,
+        "routers": {name: (router.__doc__ or "").partition("\n")[0].rstrip(".") for name, router in ROUTERS.items()},
         "defaults": EngineConfig().to_dict(),
         "glossary": TERMS,
     }

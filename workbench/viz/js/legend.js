@@ -62,8 +62,9 @@ export class LegendLines {
   show(entries, width, colour) {
     this.element.hidden = !entries.length;
     const signature = JSON.stringify([entries.map(({ name }) => name), width, colour, globalThis.devicePixelRatio]);
-    if (!entries.length || signature === this.signature) return;
-    this.signature = signature;
+    if (signature === this.signature) return;
+    this.signature = signature; // also while it is hidden: WebKit may forget what a hidden canvas showed
+    if (!entries.length) return;
     const measure = this.element.getContext("2d"), places = [];
     let x = 0, line = 0;
     for (const entry of entries) {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 from workbench.base.on_demand import np
 from workbench.trace.readings.pool_state import OWNED, PoolState
@@ -41,6 +43,69 @@ def pool_image(state: PoolState, focus: Sequence[str] = ()) -> np.ndarray:
     return image.reshape(-1, columns)
 
 
+class Span(NamedTuple):
+    """Neighbouring blocks in a row of the image that are in the same state.
+
+    Attributes:
+        row: Row of the image.
+        column: Column of the first block.
+        first: Id of the first block.
+        last: Id of the last block.
+        kind: "reserved", "free", "cached", "owned", or "focus" for blocks of a request in focus.
+        slot: Slot of that request; -1 for none.
+    """
+
+    row: int
+    column: int
+    first: int
+    last: int
+    kind: str
+    slot: int = -1
+
+
+KINDS = ("reserved", "free", "cached", "owned")
+"""The states of a block, by their value in the image."""
+
+
+def pool_spans(state: PoolState, focus: Sequence[str] = ()) -> list[Span]:
+    """The blocks of the pool as spans, row by row; ``focus`` as in `pool_image`."""
+    image = pool_image(state, focus)
+    columns = image.shape[1]
+    spans = []
+    for y, row in enumerate(image):
+        edges = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), columns]
+        for start, stop in pairwise(edges):
+            first, last = y * columns + start, min(y * columns + stop, state.num_blocks) - 1
+            if first >= state.num_blocks:
+                continue
+            value = int(row[start])
+            kind = KINDS[value] if value < FIRST_FOCUS else "focus"
+            spans.append(Span(y, start, first, last, kind, max(value - FIRST_FOCUS, -1)))
+    return spans
+
+
+class BlockCell(NamedTuple):
+    """A block of a table.
+
+    Attributes:
+        place: Its place in the picture, where one place stands for all that are left out.
+        logical: Its index in the table.
+        block: Its physical id; 0 for a place that is not held.
+        filled: Share of its slots that are filled; 1 if it is not known.
+        is_new: Whether this step added it.
+    """
+
+    place: int
+    logical: int
+    block: int
+    filled: float
+    is_new: bool
+
+
+TAIL = 8
+"""Blocks at the end of a table that is cut."""
+
+
 @dataclass(frozen=True)
 class BlockTableRow:
     """The block table of one sequence.
@@ -66,6 +131,19 @@ class BlockTableRow:
         if self.num_kv is None:
             return None
         return max(0, min(self.block_size, self.num_kv - logical * self.block_size))
+
+    def cells(self, most: int) -> list[BlockCell]:
+        """The blocks at ``most`` places. A longer table is cut in the middle, because a step changes its end."""
+        num_blocks = len(self.block_ids)
+        head = num_blocks if num_blocks <= most else most - TAIL - 1
+        shown = [*range(head), *range(max(head, num_blocks - TAIL), num_blocks)]
+        cells = []
+        for place, logical in enumerate(shown):
+            used = self.filled(logical)
+            filled = 1.0 if used is None else used / self.block_size
+            is_new = logical >= num_blocks - self.num_new
+            cells.append(BlockCell(place + (place >= head), logical, self.block_ids[logical], filled, is_new))
+        return cells
 
 
 def block_table_rows(record: StepRecord) -> list[BlockTableRow]:

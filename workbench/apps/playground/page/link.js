@@ -38,8 +38,9 @@ export async function encodeState(state) {
 /** The state of a link, compressed or written by hand (preset=bursts&max_num_seqs=4); null if the text is neither. */
 export async function decodeState(text) {
   if (text.startsWith("preset=")) {
-    const { preset, ...config } = Object.fromEntries(new URLSearchParams(text));
-    return { preset, config: Object.fromEntries(Object.entries(config).map(([name, value]) => [name, read(value)])) };
+    const { preset, router, replicas, ...config } = Object.fromEntries(new URLSearchParams(text));
+    const settings = Object.fromEntries(Object.entries(config).map(([name, value]) => [name, read(value)]));
+    return { preset, config: settings, ...replicas && { replicas: Number(replicas) }, ...router && { router } };
   }
   try {
     const state = JSON.parse(new TextDecoder().decode(await unpack(text)));

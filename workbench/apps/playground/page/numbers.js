@@ -30,18 +30,26 @@ const COLUMNS = [
   ["recomputed", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
+/** @type {typeof COLUMNS} Columns that fleets have beside these. */
+const OF_FLEETS = [
+  ["hit rate", (s) => percent(s.hit_rate), "prefix caching"],
+  ["busiest replica", (s) => percent(s.busiest)],
+];
+
 /** Fill an element with the table of one run or two. */
 export function showNumbers(element, { summary, other, end, pinned }) {
   const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);
+  const isFleet = rows.some(([, values]) => values.replicas > 1);
+  const columns = [...COLUMNS, ...isFleet ? OF_FLEETS : []];
   const head = h(
     "tr",
     {},
     h("td", {}),
-    COLUMNS.map(([title, , term]) => h("th", { scope: "col" }, term ? explained(title, term) : title)),
+    columns.map(([title, , term]) => h("th", { scope: "col" }, term ? explained(title, term) : title)),
   );
   const body = rows.map(([name, values]) =>
-    h("tr", {}, h("th", { scope: "row" }, name), COLUMNS.map(([, of]) => cell(of(values))))
+    h("tr", {}, h("th", { scope: "row" }, name), columns.map(([, of]) => cell(of(values))))
   );
   element.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
   if (end === "stuck") element.append(h("p", {}, "Some requests can never be scheduled: the run ended without them."));

@@ -11,9 +11,10 @@ import { Settings } from "./settings.js";
 const VIEW = "./view.js"; // the dashboard's module, made when the site is built
 const OWN = "own";
 const RULES = [["", "vLLM's rules: first come, first served"], ["priority", "By priority"]];
+const ROUTER = "round_robin";
 const SLOW_MS = 1200;
 
-const { presets, policies, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
+const { presets, policies, routers, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
 
 const dataView = ({ buffer, byteOffset, byteLength }) => new DataView(buffer, byteOffset, byteLength);
 
@@ -32,6 +33,7 @@ class Playground {
     this.arrivals = new Arrivals(at("drawing"), (workload) => this.takeDrawing(workload));
     options(at("preset"), [...Object.entries(presets).map(([name, { title }]) => [name, title]), ["", "Your own"]]);
     options(at("policy"), [...RULES, ...Object.keys(policies).map((name) => [name, name]), [OWN, "Your own policy"]]);
+    options(at("router"), Object.keys(routers).map((name) => [name, name]));
     this.connect();
     this.engine = new Engine((words) => this.say(words));
   }
@@ -43,6 +45,9 @@ class Playground {
     at("preset").addEventListener("change", () => this.choose(at("preset").value));
     at("text").addEventListener("input", () => this.takeText());
     at("policy").addEventListener("change", () => this.choosePolicy(at("policy").value));
+    at("replicas").addEventListener("input", () => this.setFleet(at("replicas").value, at("router").value));
+    at("router").addEventListener("change", () => this.setFleet(at("replicas").value, at("router").value));
+    at("replica").addEventListener("change", () => this.ask({ command: "look", replica: Number(at("replica").value) }));
     at("source").addEventListener("input", () => {
       at("policy").value = OWN;
       this.changed();
@@ -100,7 +105,29 @@ class Playground {
     const policy = at("policy").value;
     if (policy === OWN) state.source = at("source").value;
     else if (policy) state.policy = policy;
+    const replicas = Number(at("replicas").value);
+    if (replicas !== this.usualReplicas) state.replicas = replicas;
+    if (replicas > 1 && at("router").value !== ROUTER) state.router = at("router").value;
     return state;
+  }
+
+  /** The number of replicas that the preset has; 1 for an edited workload. */
+  get usualReplicas() {
+    return at("preset").value ? presets[this.preset].replicas : 1;
+  }
+
+  /** Set the controls of a fleet; a single replica needs no router. */
+  showFleet(replicas, router) {
+    at("replicas").value = replicas;
+    at("num-replicas").textContent = at("replicas").value;
+    at("router").value = routers[router] === undefined ? ROUTER : router;
+    at("router").disabled = Number(at("replicas").value) === 1;
+    at("rule").textContent = at("router").disabled ? "" : `${routers[at("router").value]}.`;
+  }
+
+  setFleet(replicas, router) {
+    this.showFleet(replicas, router);
+    this.changed();
   }
 
   /** Set everything as a state says; what it does not say is as at the beginning. */
@@ -111,6 +138,7 @@ class Playground {
     at("text").value = own ? state.workload : JSON.stringify(presets[this.preset].workload, null, 1);
     at("policy").value = state.source === undefined ? state.policy ?? "" : OWN;
     at("source").value = state.source ?? policies[state.policy] ?? Object.values(policies)[0];
+    this.showFleet(state.replicas ?? this.usualReplicas, state.router);
     this.showWorkload(state.config ?? {});
   }
 
@@ -136,6 +164,7 @@ class Playground {
     }
     this.preset = preset;
     at("text").value = JSON.stringify(presets[preset].workload, null, 1);
+    this.showFleet(this.usualReplicas, at("router").value);
     this.showWorkload({});
     this.changed();
   }
@@ -165,7 +194,8 @@ class Playground {
     if (state.policy === "priority") config.policy = "priority";
     const source = state.source ?? policies[state.policy] ?? "";
     const workload = state.workload ?? JSON.stringify(presets[state.preset].workload);
-    return { command: "run", workload, config, policy: source };
+    const replicas = state.replicas ?? (state.workload === undefined ? presets[state.preset].replicas : 1);
+    return { command: "run", workload, config, policy: source, replicas, router: state.router ?? ROUTER };
   }
 
   // -- running ---------------------------------------------------------------------------------------------------
@@ -240,6 +270,7 @@ class Playground {
   show({ facts, packet, other }) {
     this.facts = facts;
     if (packet) this.first = packet;
+    this.showReplicas(facts);
     // The newest run is drawn, and the pinned one (or the recording) outlined over it.
     this.set("packet", dataView(other ?? packet));
     if (other) this.set("other", dataView(this.first));
@@ -253,10 +284,21 @@ class Playground {
     at("pin").hidden = Boolean(this.recording);
     at("duel").hidden = !this.pinned;
     if (!this.pinned) this.offerBets(false);
-    if (facts.measures) options(at("measure"), facts.measures.map((name) => [name, name]));
+    if (facts.measures) options(at("measure"), facts.measures);
     this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
     this.showNumbers();
     this.explain();
+  }
+
+  /** Show the replicas of a fleet as rows, and the choice of the one whose steps are drawn below. */
+  showReplicas({ fleet, replica, replicas }) {
+    at("fleet").hidden = !replicas;
+    if (!replicas) return;
+    const words = (requests, i) => `replica ${i}: ${requests.toLocaleString("en")} request${requests === 1 ? "" : "s"}`;
+    options(at("replica"), replicas.map((requests, i) => [i, words(requests, i)]));
+    at("replica").value = replica;
+    const picture = new DOMParser().parseFromString(fleet || "<svg/>", "image/svg+xml").documentElement;
+    at("rows").replaceChildren(document.importNode(picture, true));
   }
 
   fail(words) {
@@ -416,8 +458,7 @@ class Playground {
   }
 
   async openPython() {
-    const { workload, config, policy } = this.command(this.state);
-    const facts = await this.ask({ command: "python", workload, config, policy });
+    const facts = await this.ask({ ...this.command(this.state), command: "python" });
     if (!facts) return;
     at("cell-text").textContent = facts.text;
     at("cell").showModal();
@@ -442,7 +483,12 @@ class Playground {
     at("policy").value = "";
     at("own").hidden = true;
     this.settings.begin(facts.config);
-    at("workload").hidden = at("link").hidden = at("python").hidden = true;
+    this.showFleet(1, ROUTER);
+    at("workload").hidden =
+      at("fleet-settings").hidden =
+      at("link").hidden =
+      at("python").hidden =
+        true;
     at("recording").hidden = false;
     at("pin").hidden = true;
     history.replaceState(null, "", location.pathname + location.search);
@@ -452,6 +498,7 @@ class Playground {
   forgetRecording() {
     this.recording = null;
     at("workload").hidden =
+      at("fleet-settings").hidden =
       at("link").hidden =
       at("python").hidden =
       at("pin").hidden =

@@ -1,0 +1,63 @@
+"""A run of the playground: of one scheduler, or of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from workbench.config import EngineConfig
+from workbench.simulation.arrivals import Arrival
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace import Trace
+
+MAX_STEPS = 20_000
+"""Maximum number of steps of a simulation in the page."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run of one scheduler, or of the replicas of a fleet.
+
+    Attributes:
+        traces: The trace of each replica.
+    """
+
+    traces: tuple[Trace, ...]
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether requests went through a router."""
+        return len(self.traces) > 1
+
+    @cached_property
+    def busiest(self) -> int:
+        """Index of the replica that got the most requests; the first of them."""
+        return max(range(len(self.traces)), key=lambda index: len(self.traces[index].requests))
+
+    @property
+    def requests(self) -> list[str]:
+        """The requests of all replicas, in order of arrival."""
+        infos = [info for trace in self.traces for info in trace.requests.values()]
+        if not self.is_fleet:
+            return [info.request_id for info in infos]
+        return [info.request_id for info in sorted(infos, key=lambda info: (info.arrival_time, info.arrival_step))]
+
+    @property
+    def end(self) -> str:
+        """The first reason for which a replica ended without its requests, or else that of all."""
+        return max((trace.end for trace in self.traces), key=("", "done", "cut", "max_steps", "stuck").index)
+
+    def of(self, request: str) -> Trace:
+        """The trace of the replica that a request went to; the first one for an unknown request."""
+        return next((trace for trace in self.traces if request in trace.requests), self.traces[0])
+
+
+def run_of_fleet(
+    config: EngineConfig, arrivals: Sequence[Arrival], cost_model: CostModel | None, replicas: int, router: str
+) -> Run:
+    """Simulate requests over equal replicas behind a router."""
+    from workbench.analysis.fleet.simulate import run_fleet  # few pages run a fleet, and all wait for their modules
+
+    models = [cost_model] * replicas
+    return Run(tuple(run_fleet(arrivals, [config] * replicas, models, router=router, max_steps=MAX_STEPS).traces))
