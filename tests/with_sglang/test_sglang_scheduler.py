@@ -137,6 +137,22 @@ def test_random_workloads_meet_a_leak_wherever_pages_are_freed(place):
     pytest.fail("no workload met it")
 
 
+def test_an_aborted_request_may_be_retracted_before_it_leaves():
+    config = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "block_size": 16, "max_model_len": 128, "num_blocks": 5}
+    known, more = {"len": 16, "seed": "A"}, {"len": 16, "seed": "B"}
+    requests = [
+        {"id": "r0", "prompt": known, "max_tokens": 5},
+        {"id": "r1", "prompt": {"len": 1}, "max_tokens": 5, "arrival_step": 2, "stop_at": 3},
+        {"id": "r2", "prompt": known, "max_tokens": 5, "arrival_step": 5, "stop_at": 4},
+        {"id": "r3", "prompt": known, "max_tokens": 20, "arrival_step": 2},
+        {"id": "r4", "prompt": more, "max_tokens": 2, "abort_step": 3},
+        {"id": "r5", "prompt": more, "max_tokens": 1, "abort_step": 2},
+    ]
+    given = {"config": {**config, "enable_prefix_caching": True}, "requests": requests}
+    assert find_target(NAME).run(given) is None
+    assert schedule_of(find_target(NAME), given)[1] == "done"
+
+
 def test_few_random_workloads_are_refused_and_requests_are_retracted():
     target, rng, ends, retracted = find_target(NAME), random.Random(2), [], 0
     for _ in range(60):

@@ -240,7 +240,8 @@ class SGLangScheduler:
         found = scheduler.get_next_batch_to_run(scheduler.running_batch, scheduler.last_batch)
         scheduler.running_batch, batch = found.running_batch, found.batch_to_run
         scheduler.last_batch = batch
-        preempted = [each.rid for each in scheduler.waiting_queue if each.rid not in before]
+        back = [each.rid for each in scheduler.waiting_queue if each.rid not in before]
+        preempted = [name for name in back if name in self._requests]  # an aborted one may be retracted, too
         chunks = []
         for each in batch.reqs if batch else ():
             if each.rid not in self._requests:  # aborted; its last step is nobody's
