@@ -20,6 +20,8 @@ from nbformat import NotebookNode
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.nb_run import NotebookRun
 
+from workbench.trace.readings.computed_by import KERNELS
+
 VARIABLES = {"WORKBENCH_HEADLESS": "1", "WORKBENCH_PREFLIGHT": "remembered", "WORKBENCH_WAIT_FOR_COMPILED": "1"}
 """Environment of the kernels. No notebook breaks what the checks of a model are there for, so they are made once. Cells
 assert tokens, so all steps take the same way."""
@@ -31,7 +33,8 @@ COMPILING = re.compile(r"compiling and checking the \w+ attention kernel .*|\d+\
 """Words of an engine on standard error when it tries its kernel on a GPU for the first time."""
 
 
-RUNS_ON = re.compile(r"(Metal|CUDA|CPU) kernel|compiled code on the CPU|CPU, \w")
+WORDS = "|".join(re.escape(words).replace("'", r"\W.{0,5}") for words in KERNELS.values())  # an apostrophe is escaped
+RUNS_ON = re.compile(rf"{WORDS}|compiled code on the CPU|CPU, \w")
 """The device and the kernel, as engines and steps name them."""
 
 

@@ -18,7 +18,7 @@ from workbench.apps.cli import main
 from workbench.kernels.attention import paged_varlen_attention
 from workbench.models.gguf.tokenizer import GGUFTokenizer
 
-FUZZ = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 REFUSALS = (ValueError, TypeError)
 """Exceptions that a call may raise for wrong arguments: the named errors of the package are ValueErrors."""
 

@@ -13,7 +13,7 @@ from workbench.models.gguf.file import GGUFError, GGUFFile
 from workbench.models.load import load_model
 from workbench.models.tokenizer import ChatTemplateError
 
-FUZZ = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 SENTENCEPIECE = {
     "tokenizer.ggml.model": "llama",

@@ -78,6 +78,13 @@ def test_a_wrong_product_of_every_expert_is_seen():
         check_layer(experts, weights)
 
 
+def test_a_damaged_weight_of_an_expert_is_named():
+    experts, weights = random_experts()
+    weights[1:, -1, 0] = np.nan  # the first expert's matrix is checked by itself
+    with pytest.raises(WrongProductError, match=r"^expert [1-4] of mlp\.up_proj holds weights that are not finite"):
+        check_layer(experts, weights)
+
+
 def test_a_check_of_experts_that_sees_nothing_fails(monkeypatch):
     experts, weights = random_experts()
     monkeypatch.setattr(check, "TOLERANCE", 10.0)

@@ -192,6 +192,15 @@ def test_a_tile_that_is_wrong_for_some_number_of_rows_is_seen(rows, monkeypatch)
         check_products(packed, weights, "layer")
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_damaged_weight_is_named_instead_of_a_wrong_product(value):
+    packed, weights = packed_q4_0()
+    damaged = weights(np.arange(packed.num_outputs)).copy()
+    damaged[-1, 7] = value
+    with pytest.raises(WrongProductError, match=r"^layer holds weights that are not finite numbers"):
+        check_products(packed, lambda outputs: damaged[outputs], "layer")
+
+
 def test_one_wrong_code_is_seen_in_the_last_tile():
     packed, weights = packed_q4_0(2 * TILE)
     one_code_wrong(packed)

@@ -1,6 +1,7 @@
 """The notebooks as files (nbmake runs them), and the exercises' checkers."""
 
 import bisect
+import html
 import importlib.util
 import re
 from functools import partial
@@ -15,6 +16,7 @@ from workbench import Trace, course
 from workbench.apps.course.bugs import BUGS, planted
 from workbench.apps.course.faults import FAULTS, code_of, hunt_code
 from workbench.scheduler.policy import SchedulingPolicy
+from workbench.trace.readings.computed_by import KERNELS, kernel_words
 
 NOTEBOOKS = sorted(Path(__file__).parents[2].glob("notebooks/*.ipynb"))
 MAX_CODE_CELLS = 13
@@ -442,3 +444,12 @@ class TestLookingAtOutputs:
             executed("def mask(): ...", solution=True),
         ):
             assert complaints(notebook) == []
+
+    @pytest.mark.parametrize("forward", ["", "layer by layer"])
+    @pytest.mark.parametrize("backend", KERNELS)
+    def test_every_kernel_says_what_an_engine_runs_on(self, complaints, backend, forward):
+        """A notebook is right on a machine whose Metal kernel gave way, too."""
+        words = f"computed with {kernel_words(backend, forward)}"
+        for data in ({"plain": words}, {"plain": f'a "{words}"'}, {"plain": "step", "html": html.escape(words)}):
+            assert complaints(executed("engine = Engine(model)\nstep", result(**data))) == []
+        assert complaints(executed("engine = Engine(model)\nstep", result(plain="a step")))

@@ -101,6 +101,11 @@ def names_in(wheel):
     return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
+def test_no_file_has_the_name_of_a_mistake(tracked):
+    """A path taken from the wrong value, such as argparse's "==SUPPRESS==", ends up as a file and is committed."""
+    assert [name for name in tracked if not re.fullmatch(r"[A-Za-z0-9_./-]+", name)] == []
+
+
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(built, package_files):
     assert names_in(built[0]) == package_files
     suffixes = {Path(name).suffix for name in package_files}

@@ -127,6 +127,13 @@ def test_only_the_last_tier_draws_new_inputs_each_time(folder, tier, num_draws):
     assert len(drawn) == num_draws
 
 
+def test_no_test_chooses_by_itself_whether_its_inputs_are_new_ones():
+    """Its settings would overrule those of the tier."""
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.name not in ("tiers.py", Path(__file__).name)]
+    assert any("from hypothesis import" in path.read_text() for path in files)
+    assert [str(path) for path in files if re.search(r"derandomize=|@seed\(", path.read_text())] == []
+
+
 def test_the_files_of_the_quickest_tier_exist():
     assert all((ROOT / path).exists() for path in (*CHECK, *CHECK_LEAVES_OUT))
     assert all(path.startswith(CHECK) for path in CHECK_LEAVES_OUT)

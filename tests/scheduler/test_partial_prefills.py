@@ -354,7 +354,7 @@ def check_step(scheduler: Scheduler, record: StepRecord, in_progress: set[str], 
         assert all(reason.kind in allowed for reason in record.not_scheduled.values()), record.not_scheduled
 
 
-@settings(max_examples=examples(150), deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     scheduler=limited_schedulers(),
     lengths=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=14),

@@ -202,7 +202,6 @@ SchedulerMachine.TestCase.settings = settings(
     max_examples=examples(100),
     stateful_step_count=30,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestSchedulerMachine = pytest.mark.filterwarnings("ignore")(SchedulerMachine.TestCase)

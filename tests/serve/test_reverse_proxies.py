@@ -69,19 +69,19 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def nginx_command(text, folder):
+def nginx_options(text, folder):
     (folder / "workbench.conf").write_text(text)
     temporary = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi"))
     (folder / "nginx.conf").write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr; events {{}}\n"
         f"http {{ access_log off; {temporary} scgi_temp_path {folder}/scgi; include {folder}/workbench.conf; }}\n"
     )
-    return ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    return ["-p", str(folder), "-c", str(folder / "nginx.conf")]
 
 
-def caddy_command(text, folder):
+def caddy_options(text, folder):
     (folder / "Caddyfile").write_text(text)
-    return ["caddy", "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
+    return ["run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
 
 
 def configuration(program, port, upstream, certificate):
@@ -125,14 +125,15 @@ class Proxied:
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
 def proxy(request, server, certificate, tmp_path_factory):
     program = request.param
-    if shutil.which(program) is None:
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin")  # not every user's PATH has it
+    if found is None:
         pytest.skip(f"{program} is not installed (Debian's package {program})")
     folder, port = tmp_path_factory.mktemp(program), free_port()
     text = configuration(program, port, server.port, certificate)
-    command = {"nginx": nginx_command, "caddy": caddy_command}[program](text, folder)
+    options = {"nginx": nginx_options, "caddy": caddy_options}[program](text, folder)
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={"PATH": "/usr/sbin:/usr/bin:/bin", "HOME": str(folder)}
+            [found, *options], stdout=output, stderr=output, env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}
         )
         try:
 

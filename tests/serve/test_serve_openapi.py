@@ -70,7 +70,7 @@ def test_answers_are_as_described(schema, path, mode):
 
     @given(case=strategy)
     @settings(
-        max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=EXAMPLES, database=None, deadline=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     def check(case):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import jsonschema
 import msgspec
@@ -195,15 +196,18 @@ def test_the_grammar_takes_what_the_template_writes_and_nothing_else(name, choic
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "hermes"])
 def test_calls_in_other_forms_come_whole_and_streamed(name):
     """The random model writes calls that obey the schemas; a client sends them back with their results."""
-    config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=8, block_size=4, num_blocks=800, max_model_len=512)
-    with Engine(make_letter_llama(TEMPLATES[name]), config) as engine, serving(engine) as server:
+    # Room for a dozen calls: after each, a random model may begin another.
+    config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=8, block_size=4, num_blocks=800, max_model_len=1024)
+    model = replace(make_letter_llama(TEMPLATES[name]), max_position=1024)
+    with Engine(model, config) as engine, serving(engine) as server:
         named = {"type": "function", "function": {"name": "stop"}}
         for seed, choice in enumerate(["required", named]):
-            first = ask(server, tool_choice=choice, seed=seed).choices[0]
+            body = {"tool_choice": choice, "seed": seed, "max_tokens": 600}
+            first = ask(server, **body).choices[0]
             assert first.finish_reason == "tool_calls" and first.message.content is None
             check_calls(first.message.tool_calls, ["go", "stop"])
             calls = [[call.function.name, call.function.arguments] for call in first.message.tool_calls]
-            assert collected(ask(server, tool_choice=choice, seed=seed, stream=True)) == ("", calls, "tool_calls")
+            assert collected(ask(server, **body, stream=True)) == ("", calls, "tool_calls")
         (call,) = first.message.tool_calls
         result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
         messages = [*MESSAGES, first.message.to_dict(), result]

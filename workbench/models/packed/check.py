@@ -78,10 +78,11 @@ def check_products(matrix: PackedMatrix, dequantised: Callable[[np.ndarray], np.
         name: Name of a layer, for the message.
 
     Raises:
-        WrongProductError: A product or a row is wrong, or the shifted input cannot be told from the right one.
+        WrongProductError: A product or a row is wrong, a weight is not a finite number, or the shifted input cannot be
+            told from the right one.
     """
     outputs = _probed_outputs(matrix.num_outputs)
-    weights = dequantised(outputs).astype(np.float64)
+    weights = _as_float64(dequantised(outputs), name)
     generator = np.random.default_rng(matrix.num_outputs)
     for num_rows in PROBED_ROWS:
         x = generator.standard_normal((num_rows, matrix.num_columns)).astype(np.float32)
@@ -114,14 +115,16 @@ def check_experts(layer: PackedExperts, dequantised: WeightsOf, name: str) -> No
         name: Name of the layer, for the message.
 
     Raises:
-        WrongProductError: A product is wrong, or one of another expert cannot be told from the right one.
+        WrongProductError: A product is wrong, a weight is not a finite number, or another expert's product cannot be
+            told from the right one.
     """
     generator = np.random.default_rng(layer.num_experts)
     experts = generator.integers(0, layer.num_experts, _PROBED_ROWS)
     x = generator.standard_normal((len(experts), layer.input_dims)).astype(np.float32)
     outputs = _probed_outputs(layer.output_dims)
     result = layer.products(x, experts)[:, outputs]
-    weights = {int(e): dequantised(int(e), outputs).astype(np.float64) for e in {*experts, *(experts - 1)} if e >= 0}
+    used = sorted({*experts.tolist(), *(experts - 1).tolist()} - {-1})
+    weights = {e: _as_float64(dequantised(e, outputs), f"expert {e} of {name}") for e in used}
     for row, expert in enumerate(experts.tolist()):
         error = _error(result[row : row + 1], x[row : row + 1], weights[expert])
         if not error <= TOLERANCE:
@@ -154,6 +157,13 @@ def _probed_outputs(num_outputs: int) -> np.ndarray:
     middle = num_outputs // 2 // TILE * TILE
     ranges = [range(TILE), range(middle, middle + TILE), range(num_outputs - TILE - 1, num_outputs)]
     return np.array(sorted({output for span in ranges for output in span if 0 <= output < num_outputs}))
+
+
+def _as_float64(weights: np.ndarray, name: str) -> np.ndarray:
+    """Weights that a product can be compared with; those of a damaged file are named as such."""
+    if not np.isfinite(weights).all():
+        raise WrongProductError(f"{name} holds weights that are not finite numbers; its file may be damaged")
+    return weights.astype(np.float64)
 
 
 def _error(result: np.ndarray, x: np.ndarray, weights: np.ndarray) -> float:
