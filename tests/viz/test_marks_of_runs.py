@@ -331,18 +331,17 @@ class Stretch:
     """The events and values of a stretch of time."""
 
     def __init__(self):
-        self.arrivals = self.hits = self.computed = self.preemptions = 0
+        self.arrivals = self.hits = self.queried = self.preemptions = 0
         self.first, self.next, self.kv, self.waiting = [], [], math.nan, math.nan
 
     def rows(self, width):
         """The values of each row of the picture."""
-        asked = self.hits + self.computed
         return {
             "requests per second": [self.arrivals / width],
             "time to first token": [percentile(self.first, 99), percentile(self.first, 50)],
             "inter-token latency": [percentile(self.next, 99), percentile(self.next, 50)],
             "KV blocks in use": [self.kv],
-            "prefix cache hits": [self.hits / asked if asked else math.nan],
+            "prefix cache hits": [self.hits / self.queried if self.queried else math.nan],
             "waiting requests": [self.waiting],
             "preemptions": [self.preemptions],
         }
@@ -372,8 +371,9 @@ def stretches(facts, begin, end, count):
         for each in (whole, bins[at(record.end)]):
             for is_first, value in facts.latencies(step).values():
                 (each.first if is_first else each.next).append(value)
-            each.hits += sum(chunk.num_cached_tokens for chunk in record.chunks)
-            each.computed += tokens(record)[1] - tokens(record)[0]
+            admitted = [chunk for chunk in record.chunks if chunk.request_id in record.admitted]
+            each.hits += sum(chunk.num_cached_tokens for chunk in admitted)
+            each.queried += sum(facts.trace.requests[chunk.request_id].num_prompt_tokens for chunk in admitted)
             each.preemptions += len(record.preempted)
     return bins, whole, width
 
@@ -500,7 +500,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     for name, values in (("first token", whole.first), ("next token", whole.next)):
         if values:
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
-    cached = share(whole.hits / (whole.hits + whole.computed or 1))
+    cached = share(whole.hits / (whole.queried or 1))
     expected += [f"KV blocks up to {share(whole.kv)}", f"{cached} of prompts from the cache",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
