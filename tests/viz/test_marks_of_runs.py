@@ -386,9 +386,16 @@ def share(value):
     return f"{float(f'{100 * value:.2g}'):g} %"
 
 
-WRITE = {"requests per second": lambda v: f"{float(f'{v:.2g}'):g}", "requests in": digits,
-         "time to first token": seconds, "inter-token latency": seconds, "KV blocks in use": share, "prefix cache hits": share,
-         "waiting requests": digits, "preemptions": digits}  # fmt: skip
+WRITE = {
+    "requests per second": lambda v: f"{float(f'{v:.2g}'):g}",
+    "requests in": digits,
+    "time to first token": seconds,
+    "inter-token latency": seconds,
+    "KV blocks in use": share,
+    "prefix cache hits": share,
+    "waiting requests": digits,
+    "preemptions": digits,
+}
 
 
 def write(title, value):
