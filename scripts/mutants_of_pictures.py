@@ -116,6 +116,7 @@ PANELS = (
     Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
     Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
     Panel("duel", ("viz/duel.py",), ("tests/viz/test_viz_duel.py",)),
+    Panel("Pareto plot", ("viz/pareto.py:_paint _panel", "viz/layout/pareto.py", "viz/layout/axis.py"), ("tests/viz/test_marks_of_sweeps.py", "tests/viz/test_viz_static.py")),
     Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS, PICTURES)),
 )  # fmt: skip
 

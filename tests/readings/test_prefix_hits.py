@@ -40,7 +40,7 @@ def workload(seed, num_blocks, aborts=False):
 
 
 def counted(*traces):
-    """What vLLM's counters would say, from the records alone."""
+    """The rate of vLLM's counters, from the records alone."""
     queries = hits = 0
     for trace in traces:
         for record in trace:

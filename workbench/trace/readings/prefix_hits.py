@@ -2,7 +2,7 @@
 
 A request counts once, when it is admitted for the first time, with its whole prompt. A request that waits, was refused,
 or was admitted before the trace begins does not count, and neither does what a preempted request finds when it comes
-back: that says how much of its own work was still there.
+back, which is mostly its earlier work.
 """
 
 from __future__ import annotations
