@@ -467,6 +467,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/reprs.py", "if chunk.accepted:", "True"): "a chunk without tokens has no text either",
     ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):
         "behind the last draft there is none to look up",
+    ("viz/layout/axis.py", "if high - low < 1e-9", "high - low <= 1e-9 * max(1.0, abs(high))"): "no span is a billionth of its value to the last bit",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""

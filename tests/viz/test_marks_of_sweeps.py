@@ -157,7 +157,8 @@ def test_the_marks_of_a_tuning(is_best, slow):
         | {"output_throughput": 10.0 * n, "pareto": n != 3}
         for n in range(1, 6)
     ]
-    rows.append({"seats": 6, "error": "refused"})
+    rows.append({"seats": 6, "error": "refused", "ttft_p99": 9.0, "tpot_p50": 9.0, "output_throughput": 9.0})
+    rows.append({"seats": 7, "ttft_p99": None, "tpot_p50": 0.1, "output_throughput": 9.0})
     current = candidate(1)
     best = current if is_best else candidate(4)
     tuning = SimpleNamespace(
