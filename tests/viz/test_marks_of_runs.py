@@ -208,7 +208,7 @@ def check_compare_words(page, facts, order, end, timed):
     for who, row, gains in zip(order, rows, cells, strict=True):
         (ta, ia, wa), (tb, ib, wb) = (compared(each, who) for each in facts)
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
-        assert row[0] == gains[0] == who and row[5:] == [wa, wb, "none" if difference < 0 else difference]
+        assert row[0] == gains[0] == who and row[5:] == [wa, wb, "none" if difference < 0 else difference + 1]
         assert all(near(cell, write(value)) for cell, value in zip(row[1:5], (ta, tb, ia, ib)))
         for place, (a, b) in enumerate(((ta, tb), (ia, ib))):
             change = b - a if None not in (a, b) else None
@@ -226,7 +226,7 @@ def check_compare_words(page, facts, order, end, timed):
             n = len(each[-1].tokens[who])
             ends.append(f"{letter}: {counted(n, 'token')}, last scheduled in step {steps[-1] if steps else '–'}")
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
-        same = "the same tokens" if difference < 0 else f"the first difference is token {difference}"
+        same = "the same tokens" if difference < 0 else f"the first difference is token {difference + 1}"
         assert lines == [who, *ends, same]
     if not timed:
         for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
@@ -275,10 +275,11 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
             assert all(close(bar[1:], wanted[1:], 1e-4) for bar, wanted in zip(bars, expected))
             for i in sorted({0, difference, len(expected) - 1} & set(range(len(expected)))):
                 lines = page.hit("compare", LEFT + (i + 0.5) / most * SPACE, middle - 3)
-                said = "the same token" if difference < 0 or i < difference else (
-                    "the first difference" if i == difference else f"after the first difference, at token {difference}"
-                )  # fmt: skip
-                assert lines[0] == f"{who}, token {i}: {said}"
+                said = "the same token"
+                if 0 <= difference <= i:
+                    later = f"after the first difference, at token {difference + 1}"
+                    said = "the first difference" if i == difference else later
+                assert lines[0] == f"{who}, token {i + 1}: {said}"
                 token = each[-1].tokens[who][i]
                 took = latency(each, who, i)
                 wait = seconds(took) if facts[0].timed else counted(int(took), "step")
