@@ -163,6 +163,19 @@ def test_what_is_no_duel_is_refused():
         outcome(empty, empty, "median time to first token")
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_one_side_without_a_first_token_has_nothing_to_compare(late):
+    """Neither is the side that has one the winner."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 90}, "max_tokens": 3} for i in range(2)]
+    trace = simulate({"config": {"max_num_batched_tokens": 64, "num_blocks": 60}, "requests": requests})
+    sides = [[trace], [trace]]
+    sides[late] = [trace[:1]]
+    with pytest.raises(ValueError, match="no mean time to first token yet"):
+        outcome(*sides, "mean time to first token")
+    told = changes_of_fleets(*sides)
+    assert "first token" not in told and told.startswith("hit rate of prompt tokens 0.0% -> 0.0%")
+
+
 @pytest.fixture
 def lesson(monkeypatch):
     monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
