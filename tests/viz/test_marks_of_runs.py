@@ -552,6 +552,9 @@ def test_requests_are_a_rate_in_stretches_of_a_second_or_more(deno_page, span):
     assert all(table == tables[0] for table in tables)
     long = trace[-1].end / 120
     assert (heading := tables[0]["headings"][1]) == of_requests(long) and ("second" in heading) == (long >= 1)
+    assert all(row[0].endswith(" min") == (long >= 1) for row in tables[0]["rows"]), "minutes in a run of two or more"
+    outside = "view.panel('incident').hit(argument, 20)"
+    assert deno_page(outside, 5) is None and deno_page(outside, 2190) is None and deno_page(outside, 900)
     shown = [float(row[1]) for row in tables[0]["rows"]]
     assert sum(shown) * (long if long >= 1 else 1) == pytest.approx(40, rel=0.05)  # two digits are shown
 
