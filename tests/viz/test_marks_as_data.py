@@ -117,7 +117,7 @@ def test_the_rows_of_replicas(fleet_run, asked):
         traces[name].meta = replace(trace.meta, created=100 + wait)
     marks = fleet_rows(traces, asked)
     end = max(late[name] + trace[-1].end for name, trace in traces.items())
-    assert marks.end == pytest.approx(end)
+    assert marks.end == marks.axis.end == pytest.approx(end), "the axis ends with the run"
     parts = [parts_of(Facts(trace), late[name], marks.end) for name, trace in traces.items()]
     assert marks.most == max(running + waiting for row in parts for running, waiting, *_ in row)
     for row, (name, trace), expected in zip(marks.rows, traces.items(), parts, strict=True):
