@@ -112,10 +112,11 @@ PANELS = (
     Panel("fleet page", ("viz/layout/fleet.py", "viz/fleet_rows.py:fleet_svg _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS, DATA)),
     Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
-    Panel("inside a step", ("viz/phases.py", "viz/visible_step.py"), (INSIDE, "tests/viz/test_viz_control.py")),
+    Panel("inside a step", ("viz/phases.py", "viz/visible_step.py", "viz/layout/norms.py"), (INSIDE, "tests/viz/test_viz_control.py", DATA)),
     Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
     Panel("comparison", ("viz/layout/comparison.py:comparison_facts verdict _most_blocks",), (ANSWERS,)),
     Panel("duel", ("viz/duel.py",), ("tests/viz/test_viz_duel.py",)),
+    Panel("Pareto plot", ("viz/pareto.py:_paint _panel", "viz/layout/pareto.py", "viz/layout/axis.py"), ("tests/viz/test_marks_of_sweeps.py", "tests/viz/test_viz_static.py")),
     Panel("causes", ("viz/layout/explanation.py:explanation_facts _parts", "viz/layout/incident.py"), (ANSWERS, PICTURES)),
 )  # fmt: skip
 
@@ -466,6 +467,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/reprs.py", "if chunk.accepted:", "True"): "a chunk without tokens has no text either",
     ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):
         "behind the last draft there is none to look up",
+    ("viz/duel.py", "SIDES[(of_b < of_a)", "of_b <= of_a"): "equal values are a tie",
+    ("viz/layout/axis.py", "if high - low < 1e-9", "high - low <= 1e-9 * max(1.0, abs(high))"): "no span is a billionth of its value to the last bit",
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""

@@ -189,6 +189,10 @@ def check_adds_up(explanation, trace):
     if request.e2e is not None:
         expected = request.e2e.seconds if explanation.unit == "s" else request.e2e.steps
         assert explanation.total == pytest.approx(expected, abs=1e-9)
+    times = request.token_times if explanation.unit == "s" else request.token_steps
+    for gap in explanation.gaps:
+        number = int(gap.name.removeprefix("gap before token "))  # the first token is token 1
+        assert gap.total == pytest.approx(times[number - 1] - times[number - 2], abs=1e-9)
     for total, parts in spans:
         assert sum(part.amount for part in parts) == pytest.approx(total, abs=1e-9)
         assert all(part.amount >= -1e-9 and part.steps for part in parts)

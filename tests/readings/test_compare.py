@@ -126,7 +126,7 @@ def test_the_first_token_that_differs():
     difference = result.first_token_difference
     assert (difference.request_id, difference.index, difference.b - difference.a) == ("short", 2, 1)
     assert (
-        result.badge == f"different tokens: short, output token 2: token {difference.a} in a, token {difference.b} in b"
+        result.badge == f"different tokens: short, output token 3: token {difference.a} in a, token {difference.b} in b"
     )
     assert result.first_divergence is None  # the schedule is the same
     assert [request.request_id for request in result.requests if request.token_difference] == ["short"]
@@ -166,7 +166,7 @@ def test_tokens_that_were_not_recorded():
         (lambda requests: requests[:2], "only a has 'late'"),
         (lambda requests: [*requests, {"id": "x", "prompt": [1]}], "only b has 'x'"),
         (lambda requests: [{**requests[0], "prompt": {"len": 99}}, *requests[1:]], "100 tokens in a, 99 in b"),
-        (lambda requests: [{**requests[0], "prompt": {"len": 100, "seed": 2}}, *requests[1:]], "differ: token 0 is"),
+        (lambda requests: [{**requests[0], "prompt": {"len": 100, "seed": 2}}, *requests[1:]], "differ: token 1 is"),
         (lambda requests: [], "only a has 'long', 'short', 'late'"),
     ],
 )

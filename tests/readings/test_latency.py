@@ -145,6 +145,6 @@ def test_prometheus_ignores_requests_that_were_open_before_the_server():
     server = ServerMetrics(SimpleNamespace(name="m"))
     for record, arrivals in zip(trace, arrivals_by_step(trace)):
         server.add_step(record, [info for info in arrivals if info.request_id == "b"])
-    assert (server.generation_tokens, server.prompt_tokens, server.prefix_cache_queries) == (3, 3, 3)
+    assert (server.generation_tokens, server.prompt_tokens, server.prefix_hits.queries) == (3, 3, 3)
     assert sum(server.e2e_latency.counts) == 1
     assert server.finished["stop"] == server.finished["abort"] == 1, "they are counted when they end"

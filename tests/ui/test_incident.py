@@ -81,7 +81,7 @@ def test_a_saved_recording_opens_as_an_incident(open_page, tmp_path, trace, widt
     assert np.allclose(sorted(shown["first"]), sorted(ttft), rtol=1e-5)
     assert len(shown["next"]) == metrics.summary.itl.count and shown["arrivals"] == len(trace.requests)
     assert shown["preemptions"] == metrics.summary.num_preemptions
-    assert shown["hits"] == metrics.summary.num_cached_tokens
+    assert shown["hit"] / shown["queried"] == metrics.summary.hit_rate
     assert abs(shown["kv"] - metrics.summary.peak_kv_use) < 1e-9
     assert f"{np.percentile(ttft, 99):.3g} s (P99)" in page.root.locator("[data-panel=incident] .wb-facts").inner_text()
 

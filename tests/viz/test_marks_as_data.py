@@ -4,6 +4,7 @@ import math
 from copy import copy
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 from runs_to_draw import RUNS, run, steps_of
@@ -13,6 +14,7 @@ from test_marks_of_steps import tokens
 from workbench import Trace, TraceMeta, simulate
 from workbench.viz.figures import latency_columns, token_columns
 from workbench.viz.layout.fleet import BINS, fleet_rows
+from workbench.viz.layout.norms import norm_marks
 from workbench.viz.layout.pool import TAIL, block_table_rows, pool_spans
 from workbench.viz.layout.timeline import timeline_marks
 
@@ -115,7 +117,7 @@ def test_the_rows_of_replicas(fleet_run, asked):
         traces[name].meta = replace(trace.meta, created=100 + wait)
     marks = fleet_rows(traces, asked)
     end = max(late[name] + trace[-1].end for name, trace in traces.items())
-    assert marks.end == pytest.approx(end)
+    assert marks.end == marks.axis.end == pytest.approx(end), "the axis ends with the run"
     parts = [parts_of(Facts(trace), late[name], marks.end) for name, trace in traces.items()]
     assert marks.most == max(running + waiting for row in parts for running, waiting, *_ in row)
     for row, (name, trace), expected in zip(marks.rows, traces.items(), parts, strict=True):
@@ -150,3 +152,22 @@ def test_the_columns_of_a_figure(name):
     assert points["request"] == [who for who in trace.requests if who in firsts]
     assert points["first"] == pytest.approx([firsts[who] - begin[who] for who in points["request"]])
     assert points["place"] == list(range(len(points["request"])))
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 256, 257, 900])
+def test_the_shades_of_norms(num_rows):
+    rng = np.random.default_rng(num_rows)
+    norms = rng.uniform(2, 9, (num_rows, 3))
+    if num_rows > 7:
+        norms[3, 1], norms[5, 2] = np.nan, np.inf
+    marks = norm_marks(norms)
+    clean = np.where(np.isfinite(norms), norms, 0)
+    columns = min(num_rows, 256)
+    assert (marks.num_rows, marks.shades.shape) == (num_rows, (3, columns))
+    assert (marks.least, marks.most) == (clean.min(), clean.max())
+    for column in range(columns):
+        first, last = column * num_rows // columns, (column + 1) * num_rows // columns
+        largest = clean[first:last].max(axis=0)
+        expected = 255 * (largest - clean.min()) / (clean.max() - clean.min())
+        assert marks.shades[:, column] == pytest.approx(expected, abs=0.51)
+    assert not norm_marks(np.full((4, 2), 3.0)).shades.any(), "equal norms have no shade"

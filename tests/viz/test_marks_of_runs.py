@@ -208,7 +208,7 @@ def check_compare_words(page, facts, order, end, timed):
     for who, row, gains in zip(order, rows, cells, strict=True):
         (ta, ia, wa), (tb, ib, wb) = (compared(each, who) for each in facts)
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
-        assert row[0] == gains[0] == who and row[5:] == [wa, wb, "none" if difference < 0 else difference]
+        assert row[0] == gains[0] == who and row[5:] == [wa, wb, "none" if difference < 0 else difference + 1]
         assert all(near(cell, write(value)) for cell, value in zip(row[1:5], (ta, tb, ia, ib)))
         for place, (a, b) in enumerate(((ta, tb), (ia, ib))):
             change = b - a if None not in (a, b) else None
@@ -226,7 +226,7 @@ def check_compare_words(page, facts, order, end, timed):
             n = len(each[-1].tokens[who])
             ends.append(f"{letter}: {counted(n, 'token')}, last scheduled in step {steps[-1] if steps else '–'}")
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
-        same = "the same tokens" if difference < 0 else f"the first difference is token {difference}"
+        same = "the same tokens" if difference < 0 else f"the first difference is token {difference + 1}"
         assert lines == [who, *ends, same]
     if not timed:
         for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
@@ -275,10 +275,11 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
             assert all(close(bar[1:], wanted[1:], 1e-4) for bar, wanted in zip(bars, expected))
             for i in sorted({0, difference, len(expected) - 1} & set(range(len(expected)))):
                 lines = page.hit("compare", LEFT + (i + 0.5) / most * SPACE, middle - 3)
-                said = "the same token" if difference < 0 or i < difference else (
-                    "the first difference" if i == difference else f"after the first difference, at token {difference}"
-                )  # fmt: skip
-                assert lines[0] == f"{who}, token {i}: {said}"
+                said = "the same token"
+                if 0 <= difference <= i:
+                    later = f"after the first difference, at token {difference + 1}"
+                    said = "the first difference" if i == difference else later
+                assert lines[0] == f"{who}, token {i + 1}: {said}"
                 token = each[-1].tokens[who][i]
                 took = latency(each, who, i)
                 wait = seconds(took) if facts[0].timed else counted(int(took), "step")
@@ -327,22 +328,25 @@ def percentile(values, percent):
     return values[low] + (values[min(low + 1, len(values) - 1)] - values[low]) * (place - low)
 
 
+def of_requests(width):
+    return "requests per second" if width >= 1 else f"requests in {seconds(width)}"
+
+
 class Stretch:
     """The events and values of a stretch of time."""
 
     def __init__(self):
-        self.arrivals = self.hits = self.computed = self.preemptions = 0
+        self.arrivals = self.hits = self.queried = self.preemptions = 0
         self.first, self.next, self.kv, self.waiting = [], [], math.nan, math.nan
 
     def rows(self, width):
         """The values of each row of the picture."""
-        asked = self.hits + self.computed
         return {
-            "requests per second": [self.arrivals / width],
+            of_requests(width): [self.arrivals / width if width >= 1 else self.arrivals],
             "time to first token": [percentile(self.first, 99), percentile(self.first, 50)],
             "inter-token latency": [percentile(self.next, 99), percentile(self.next, 50)],
             "KV blocks in use": [self.kv],
-            "prefix cache hits": [self.hits / asked if asked else math.nan],
+            "prefix cache hits": [self.hits / self.queried if self.queried else math.nan],
             "waiting requests": [self.waiting],
             "preemptions": [self.preemptions],
         }
@@ -372,8 +376,9 @@ def stretches(facts, begin, end, count):
         for each in (whole, bins[at(record.end)]):
             for is_first, value in facts.latencies(step).values():
                 (each.first if is_first else each.next).append(value)
-            each.hits += sum(chunk.num_cached_tokens for chunk in record.chunks)
-            each.computed += tokens(record)[1] - tokens(record)[0]
+            admitted = [chunk for chunk in record.chunks if chunk.request_id in record.admitted]
+            each.hits += sum(chunk.num_cached_tokens for chunk in admitted)
+            each.queried += sum(facts.trace.requests[chunk.request_id].num_prompt_tokens for chunk in admitted)
             each.preemptions += len(record.preempted)
     return bins, whole, width
 
@@ -382,9 +387,20 @@ def share(value):
     return f"{float(f'{100 * value:.2g}'):g} %"
 
 
-WRITE = {"requests per second": lambda v: f"{float(f'{v:.2g}'):g}", "time to first token": seconds,
-         "inter-token latency": seconds, "KV blocks in use": share, "prefix cache hits": share,
-         "waiting requests": digits, "preemptions": digits}  # fmt: skip
+WRITE = {
+    "requests per second": lambda v: f"{float(f'{v:.2g}'):g}",
+    "requests in": digits,
+    "time to first token": seconds,
+    "inter-token latency": seconds,
+    "KV blocks in use": share,
+    "prefix cache hits": share,
+    "waiting requests": digits,
+    "preemptions": digits,
+}
+
+
+def write(title, value):
+    return WRITE["requests in" if title.startswith("requests in ") else title](value)
 
 
 @pytest.mark.parametrize(("name", "width", "part"), [("timed 3", 1200, 0), ("timed 2", 390, 0), ("timed 3", 900, 1)])
@@ -404,9 +420,9 @@ def test_incident(drawn, name, width, part):
     )  # fmt: skip
     end = facts.records[last - 1].end
     x0, x1 = (68 if width < 430 else 84), width - (20 if width < 620 else 176)
-    count = max(8, math.floor((x1 - x0) / 6))
+    count = 120
     bins, whole, wide = stretches(facts, begin, end, count)
-    titles = [title for title, values in whole.rows(end - begin).items() if any(value > 0 for value in values)]
+    titles = [title for title, values in whole.rows(wide).items() if any(value > 0 for value in values)]
     marks = Marks(page.painted("incident")["marks"])
     across = (x1 - x0) / count
     for row, title in enumerate(titles):
@@ -431,10 +447,10 @@ def test_incident(drawn, name, width, part):
         assert [r[0] for r in found] == [r[0] for r in expected], title
         assert all(close(r[1:], e[1:], 2e-3) for r, e in zip(found, expected)), title
         said = [words for _, y, words in marks.texts(x=x0 - 8) if y == top + 3]
-        assert near(said[0], WRITE[title](high)), (title, said)
+        assert near(said[0], write(title, high)), (title, said)
         at = next(i for i, of in enumerate(values) if of[0] > 0)
         line = page.hit("incident", x0 + (at + 0.5) * across, top + 5)[-1]
-        words = [WRITE[title](value) if value == value else "none" for value in values[at]]
+        words = [write(title, value) if value == value else "none" for value in values[at]]
         assert near(line, f"{title}: {f'P99 {words[0]}, P50 {words[1]}' if log else words[0]}")
     for x in (x0, x1):
         assert page.hit("incident", x, 58 + (len(titles) - 1) * 44 + 10)[-1].startswith(f"{titles[-1]}: "), "both edges"
@@ -458,7 +474,7 @@ def check_whole(marks, page, facts, stalled, part, places):
     (begin, end), (x0, x1) = part, places
     low = min(facts.records[0].time, facts.trace.requests[facts.order[0]].arrival_time)
     high = facts.records[-1].end
-    count = max(8, math.floor((x1 - x0) / 6))
+    count = 120
     arrivals = [0] * count
     for info in facts.trace.requests.values():
         arrivals[min(count - 1, math.floor((info.arrival_time - low) / (high - low) * count))] += 1
@@ -489,7 +505,7 @@ def check_incident_table(page, titles, bins, wide):
     assert [heading.split(":")[0] for heading in table["headings"]] == ["from", *titles]
     for row, each in zip(table["rows"], bins, strict=True):
         for cell, title in zip(row[1:], titles):
-            words = ", ".join(WRITE[title](v) if v == v else "–" for v in each.rows(wide)[title])
+            words = ", ".join(write(title, v) if v == v else "–" for v in each.rows(wide)[title])
             assert all(near(a, b) for a, b in zip(cell.split(", "), words.split(", "))), (title, cell, words)
 
 
@@ -500,7 +516,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     for name, values in (("first token", whole.first), ("next token", whole.next)):
         if values:
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
-    cached = share(whole.hits / (whole.hits + whole.computed or 1))
+    cached = share(whole.hits / (whole.queried or 1))
     expected += [f"KV blocks up to {share(whole.kv)}", f"{cached} of prompts from the cache",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
@@ -520,6 +536,27 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
     for row, (who, value) in zip(rows, firsts):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
+
+
+@pytest.mark.parametrize("span", [0.004, 6, 119, 121, 900])
+def test_requests_are_a_rate_in_stretches_of_a_second_or_more(deno_page, span):
+    """Shorter stretches have a number of requests; no number depends on the width of the window."""
+    times = [span * i / 40 for i in range(40)]
+    requests = [{"id": f"r{i}", "prompt": {"len": 5}, "max_tokens": 1, "arrival_time": t} for i, t in enumerate(times)]
+    trace = simulate({"config": {"num_blocks": 60}, "requests": requests, "cost_model": {"fixed": span / 4000}})
+    tables = []
+    for width in (390, 700, 1440, 2200):
+        deno_page.open(trace, width=width, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}})
+        deno_page.painted("incident")
+        tables.append(deno_page.table("incident"))
+    assert all(table == tables[0] for table in tables)
+    long = trace[-1].end / 120
+    assert (heading := tables[0]["headings"][1]) == of_requests(long) and ("second" in heading) == (long >= 1)
+    assert all(row[0].endswith(" min") == (long >= 1) for row in tables[0]["rows"]), "minutes in a run of two or more"
+    outside = "view.panel('incident').hit(argument, 20)"
+    assert deno_page(outside, 5) is None and deno_page(outside, 2190) is None and deno_page(outside, 900)
+    shown = [float(row[1]) for row in tables[0]["rows"]]
+    assert sum(shown) * (long if long >= 1 else 1) == pytest.approx(40, rel=0.05)  # two digits are shown
 
 
 def test_requests_that_still_wait_for_their_first_token(deno_page):

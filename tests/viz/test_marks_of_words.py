@@ -181,7 +181,7 @@ def check_tokens(page, facts, here, tokens, step, has_text):
                 [place, i],
             )
             lines = page("view.tooltip.text").split("\n")
-            expected = [f"token {i} (id {token.id})", f"sampled in step {token.step}"]
+            expected = [f"token {i + 1} (id {token.id})", f"sampled in step {token.step}"]
             together = [other for other in tokens[who] if other.step == token.step]
             if len(together) > 1:
                 ids = " ".join(str(other.id) for other in together)
@@ -406,7 +406,7 @@ def test_the_card_of_a_token(drawn, name):
             expected = [
                 ("of", who),
                 ("sampled in", f"step {token.step}"),
-                ("place", f"output token {number}, position {grouped(prompt + number)}, id {token.id}"),
+                ("place", f"output token {number + 1}, position {grouped(prompt + number)}, id {token.id}"),
                 ("by", f"{WORDS[chunk.arm]}, {kv(chunk)}"),
             ]
             made = computed_in(facts, who, prompt + number, len(facts) - 1)

@@ -4,7 +4,7 @@ import random
 import re
 from itertools import combinations, pairwise
 from pathlib import Path
-from statistics import fmean, median_high
+from statistics import fmean, median
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def measured(side, measure):
     waits = [steps[0] - begin[who] for who, steps in at.items()]
     if measure == "P99 of the time to first token":
         return float(np.percentile(waits, 99))
-    return fmean(waits) if measure == "mean time to first token" else median_high(waits)
+    return fmean(waits) if measure == "mean time to first token" else median(waits)
 
 
 def shown(value, measure, timed):
@@ -161,6 +161,19 @@ def test_what_is_no_duel_is_refused():
         outcome([run(1, False)], [run(2, False)], "median time to first token")
     with pytest.raises(ValueError, match="no median time to first token yet"):
         outcome(empty, empty, "median time to first token")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_one_side_without_a_first_token_has_nothing_to_compare(late):
+    """Neither is the side that has one the winner."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 90}, "max_tokens": 3} for i in range(2)]
+    trace = simulate({"config": {"max_num_batched_tokens": 64, "num_blocks": 60}, "requests": requests})
+    sides = [[trace], [trace]]
+    sides[late] = [trace[:1]]
+    with pytest.raises(ValueError, match="no mean time to first token yet"):
+        outcome(*sides, "mean time to first token")
+    told = changes_of_fleets(*sides)
+    assert "first token" not in told and told.startswith("hit rate of prompt tokens 0.0% -> 0.0%")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from workbench.simulation.arrivals import Arrival
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import percent
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.prefix_hits import hit_rate
 
 PARTS = 4
 """Number of parts of a recording whose hit rates show how much it varies."""
@@ -51,10 +52,7 @@ class AssumedHits:
         requests = list(metrics(trace).requests.values())
         size = -(-len(requests) // PARTS) or 1
         parts = [requests[first : first + size] for first in range(0, len(requests), size)]
-        rates = [
-            sum(each.num_cached_tokens for each in part) / max(1, sum(each.num_prompt_tokens for each in part))
-            for part in [requests, *parts]
-        ]
+        rates = [hit_rate(part) or 0.0 for part in [requests, *parts]]
         return cls(rates[0], min(rates), max(rates), f"that of {trace.meta.source}")
 
     def apply(self, arrivals: Iterable[Arrival], block_size: int) -> list[Arrival]:

@@ -151,7 +151,7 @@ class Span:
     """A stretch of a request's time, split into parts.
 
     Attributes:
-        name: "time to first token", "gap before token 7" and so on.
+        name: "time to first token", "gap before token 7" and so on; the first token is token 1.
         total: Its length in the unit of the explanation.
         parts: The parts, the largest first; their amounts add up to ``total``.
         is_open: It had not ended: ``total`` is the time so far, a lower bound.

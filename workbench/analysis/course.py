@@ -78,14 +78,14 @@ class Course:
 
     def long_gaps(self) -> tuple[Span, ...]:
         """The gaps between tokens that are long for this request, the longest first."""
-        gaps = [(after - before, index) for index, (before, after) in enumerate(pairwise(self.tokens), start=1)]
+        gaps = [(after - before, number) for number, (before, after) in enumerate(pairwise(self.tokens), start=2)]
         if not gaps:
             return ()
         usual = sorted(length for length, _ in gaps)[len(gaps) // 2]
         long = sorted((gap for gap in gaps if gap[0] >= LONG_GAP * usual and gap[0] > 0), reverse=True)[:MAX_GAPS]
         return tuple(
-            Span(f"gap before token {index}", length, self.parts(self.tokens[index - 1], self.tokens[index]))
-            for length, index in long
+            Span(f"gap before token {number}", length, self.parts(self.tokens[number - 2], self.tokens[number - 1]))
+            for length, number in long
             if length > usual
         )
 

@@ -26,6 +26,7 @@ from workbench.simulation.leap import FeatureCost, Leap, LeapingRun
 from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
 from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
+from workbench.trace.readings.prefix_hits import PrefixHits
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
@@ -199,7 +200,8 @@ class _Summed:
         self.hang = ""
         self._usable = num_blocks - 1
         self._kv_use: list[float] = []
-        self._num_steps = self._num_preemptions = self._num_prefill = self._num_cached = 0
+        self._num_steps = self._num_preemptions = 0
+        self._hits = PrefixHits()
         self._begin: float | None = None
         self._end = 0.0
 
@@ -237,9 +239,7 @@ class _Summed:
             self._num_steps += len(leap.ends)
         self._latencies.add(batch)
         self._num_preemptions += len(batch.preempted)
-        for chunk in [chunk for chunk in batch.chunks if chunk.arm != "decode"]:
-            self._num_prefill += chunk.num_tokens
-            self._num_cached += chunk.num_cached_tokens
+        self._hits.add_step(batch, lambda request_id: self.requests[request_id].request.num_prompt_tokens)
         self._begin = batch.time if self._begin is None else self._begin
         self._end = max(self._end, batch.end)
 
@@ -273,7 +273,7 @@ class _Summed:
         values["output_throughput"] = num_output / duration if duration > 0 else 0.0
         values["num_steps"] = float(self._num_steps)
         values["num_preemptions"] = float(self._num_preemptions)
-        values["hit_rate"] = self._num_cached / ((self._num_prefill + self._num_cached) or 1)
+        values["hit_rate"] = self._hits.rate or 0.0
         if self._kv_use:
             values["mean_kv_use"], values["peak_kv_use"] = fmean(self._kv_use), max(self._kv_use)
         return values

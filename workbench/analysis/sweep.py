@@ -8,11 +8,11 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from workbench.analysis.spread_out import spread_out
+from workbench.base.field_checks import suggestion
 from workbench.base.outside_files import json_value
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig
@@ -60,8 +60,7 @@ def _by_field(settings: Iterable[str], known: Sequence[str], form: str) -> dict[
     for setting in settings:
         name, _, text = setting.partition("=")
         if name not in known or not text:
-            similar = get_close_matches(name, known, n=1, cutoff=0.8) if name not in known else []
-            hint = f" (did you mean {similar[0]}?)" if similar else ""
+            hint = suggestion(name, known) if name not in known else ""
             raise ValueError(f"{form.format(repr(setting))}{hint} with a field of {', '.join(known)}")
         if name in texts:
             raise ValueError(f"{form.format(repr(setting))}, and {name} is given twice")

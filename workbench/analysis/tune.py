@@ -17,7 +17,7 @@ from workbench.analysis.fork import recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
 from workbench.analysis.predict import Predictor
 from workbench.analysis.values import value_names
-from workbench.base.field_checks import number
+from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.progress import progress_bar
 from workbench.simulation.costs.cost_model import CostModel
@@ -66,7 +66,7 @@ def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
     known = value_names()
     for name in slo:
         if name not in known:
-            raise ValueError(f"slo names {name!r}; the names are {', '.join(known)}")
+            raise ValueError(f"slo names {name!r}; the names are {', '.join(known)}{suggestion(name, known)}")
     if not slo:
         raise ValueError("slo is empty: give at least one limit, such as ttft_p99=1s")
     return {name: number(f"slo {name}", limit, 0.0, low_open=True) for name, limit in slo.items()}

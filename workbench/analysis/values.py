@@ -121,12 +121,11 @@ def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = 
 
 def counts_of(metrics: TraceMetrics) -> dict[str, float]:
     """The values of a run that are not times, by name: steps, preemptions, hit rate, and use of KV blocks."""
-    summary, columns = metrics.summary, metrics.columns
-    computed = sum(columns["num_tokens"]) - sum(columns["num_decode_tokens"])
+    summary = metrics.summary
     counts = {
         "num_steps": float(summary.num_steps),
         "num_preemptions": float(summary.num_preemptions),
-        "hit_rate": summary.num_cached_tokens / ((computed + summary.num_cached_tokens) or 1),
+        "hit_rate": summary.hit_rate or 0.0,
     }
     uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
     return counts | {name: use for name, use in uses.items() if use is not None and math.isfinite(use)}

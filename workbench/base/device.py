@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from workbench.base.field_checks import suggestion
+
 Device = Literal["auto", "cpu", "gpu"]
 
 DEVICE_VARIABLE = "WORKBENCH_DEVICE"
@@ -52,7 +54,7 @@ def check_device(what: str, device: str) -> None:
         ValueError: It is not one of ``DEVICES``, or MLX has no such device here.
     """
     if device not in DEVICES:
-        raise ValueError(f"{what} is {device!r}; it must be one of {', '.join(DEVICES)}")
+        raise ValueError(f"{what} is {device!r}; it must be one of {', '.join(DEVICES)}{suggestion(device, DEVICES)}")
     if device == "gpu" and not has_gpu():
         raise ValueError(f"{what} is 'gpu', but MLX has no GPU on this machine; use 'cpu' or 'auto'")
 

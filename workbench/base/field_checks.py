@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from workbench.base.short_traceback import ShortTraceback
-from workbench.base.text import shown
+from workbench.base.text import MAX_SHOWN, shown
 
 MAX_INT32 = 2**31 - 1
 """Token ids, block ids, positions and cumulative lengths are int32 in every kernel."""
@@ -91,7 +91,9 @@ def flag(name: str, value: Any) -> bool:
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     """The value, which must be one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
-        raise FieldError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+        raise FieldError(
+            f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}{suggestion(value, allowed)}"
+        )
     return value
 
 
@@ -114,8 +116,14 @@ def json_object(name: str, value: Any, fields: Collection[str] | None = None) ->
     return value
 
 
+def suggestion(value: object, known: Iterable[str]) -> str:
+    """The end of a message on a word that is not known: the one that was probably meant; "" if none is similar."""
+    if not isinstance(value, str) or len(value) > MAX_SHOWN:
+        return ""
+    similar = get_close_matches(value, list(known), n=1, cutoff=0.7)  # two letters of a short word swapped
+    return f" (did you mean {similar[0]}?)" if similar else ""
+
+
 def did_you_mean(name: object, known: Collection[str]) -> str:
     """The end of a message on an unknown field: the one that was probably meant, and all there are."""
-    similar = get_close_matches(str(name), known, n=1, cutoff=0.8)
-    hint = f" (did you mean {similar[0]}?)" if similar else ""
-    return f"{hint}; the fields are {', '.join(known)}"
+    return f"{suggestion(name, known)}; the fields are {', '.join(known)}"

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from workbench.base.device import Device, check_device, default_device, holding_device, runs_on_gpu
+from workbench.base.field_checks import suggestion
 from workbench.base.key_table import Finding
 from workbench.base.outside_files import open_bytes
 from workbench.kernels.attention.dtypes import DTYPES, dtype_name
@@ -302,7 +303,7 @@ def _check_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
         return None
     wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if wanted is None or wanted not in DTYPES.values():
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)} or None, got {dtype!r}")
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)} or None, got {dtype!r}{suggestion(dtype, DTYPES)}")
     return wanted
 
 

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from workbench.base.field_checks import integer, number
+from workbench.base.field_checks import integer, number, suggestion
 from workbench.base.text import shown
 
 
@@ -405,5 +405,7 @@ def make_eviction(eviction: str | Eviction) -> Eviction:
         return eviction.copy()
     if not isinstance(eviction, str) or eviction not in EVICTIONS:
         words = ", ".join(["lru", *EVICTIONS])
-        raise ValueError(f"eviction must be one of {words}, or an Eviction, got {shown(eviction)}")
+        raise ValueError(
+            f"eviction must be one of {words}, or an Eviction, got {shown(eviction)}{suggestion(eviction, EVICTIONS)}"
+        )
     return EVICTIONS[eviction]()

@@ -8,12 +8,12 @@ measured on the same clock, seconds where both have times and steps otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median_high
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.base.field_checks import choice
-from workbench.trace.readings.metrics import RequestMetrics, percent, percentile
-from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.metrics import Distribution, RequestMetrics, percent
+from workbench.trace.readings.metrics_collector import latency_distribution, metrics
+from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.trace import Trace
 from workbench.viz.layout.comparison import time_words
 
@@ -48,14 +48,11 @@ def _requests(side: Side) -> list[RequestMetrics]:
     return [request for trace in side for request in metrics(trace).requests.values()]
 
 
-def _of_first_tokens(statistic: Callable[[list[float]], float]) -> Callable[[Side, str], float | None]:
-    def value(side: Side, unit: str) -> float | None:
-        spans = [request.ttft for request in _requests(side) if request.ttft is not None]
-        times = [span.seconds if unit == "s" else float(span.steps) for span in spans]
-        known = sorted(time for time in times if time is not None)
-        return statistic(known) if known else None
-
-    return value
+def _first_tokens(side: Side, unit: str) -> Distribution:
+    """The times to first token, as the summary of a run has them."""
+    requests = _requests(side)
+    has_one = any(request.token_steps for request in requests)
+    return latency_distribution(requests if has_one else [], "ttft", unit == "s")
 
 
 def _longest_pause(side: Side, unit: str) -> float | None:
@@ -71,13 +68,6 @@ def _until_the_end(side: Side, unit: str) -> float | None:
     return max(trace[-1].end for trace in runs) - min(trace[0].time for trace in runs)
 
 
-def hit_rate(side: Side) -> float | None:
-    """The share of the prompt tokens that admitted requests found in prefix caches; None before any is admitted."""
-    admitted = [request for request in _requests(side) if request.first_scheduled_step is not None]
-    tokens = sum(request.num_prompt_tokens for request in admitted)
-    return sum(request.num_cached_tokens for request in admitted) / tokens if tokens else None
-
-
 def busiest(side: Side) -> float | None:
     """The share of the requests that the replica with the most of them got; None without requests."""
     counts = [len(trace.requests) for trace in side]
@@ -89,12 +79,12 @@ def _percent_words(value: float, _: str) -> str:
 
 
 MEASURES = {
-    "median time to first token": Measure("shorter", _of_first_tokens(median_high)),
-    "mean time to first token": Measure("shorter", _of_first_tokens(fmean)),
-    "P99 of the time to first token": Measure("shorter", _of_first_tokens(lambda times: percentile(times, 99))),
+    "median time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).p50),
+    "mean time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).mean),
+    "P99 of the time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).p99),
     "longest pause between two tokens": Measure("shorter", _longest_pause),
     "time until all are finished": Measure("shorter", _until_the_end),
-    "hit rate of prompt tokens": Measure("higher", lambda side, _: hit_rate(side), _percent_words),
+    "hit rate of prompt tokens": Measure("higher", lambda side, _: hit_rate(_requests(side)), _percent_words),
     "share of requests at the busiest replica": Measure("lower", lambda side, _: busiest(side), _percent_words),
 }
 """The measures of a duel by name. The last one is for fleets: a single engine gets all requests."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from workbench.trace import Trace
 from workbench.viz.layout.fleet import BINS, fleet_rows
-from workbench.viz.pareto import GRID, INK, scale, text
+from workbench.viz.pareto import GRID, INK, text
 
 WIDTH, ROW, LEFT = 900, 56, 110
 RUNNING, WAITING, KV, CACHED, WAY = "#0072b2", "#e69f00", "#555555", "#009e73", "#d55e00"
@@ -23,13 +23,15 @@ def fleet_svg(traces: Mapping[str, Trace], request_id: str = "") -> str:
         ValueError: No trace has a step, or the request is in none.
     """
     marks = fleet_rows(traces, request_id)
-    ticks, to_x = scale([0.0, marks.end], LEFT, WIDTH - 16)
+
+    def to_x(seconds: float) -> float:
+        return marks.axis.place(seconds, LEFT, WIDTH - 16)
+
     bottom = 20 + (ROW + 8) * len(marks.rows)
     parts = []
-    for tick in ticks:
-        if to_x(tick) <= WIDTH:
-            parts.append(f'<path d="M{to_x(tick):.1f} 20V{bottom}" stroke="{GRID}"/>')
-            parts.append(text(to_x(tick), bottom + 16, f"{tick:g} s", "middle"))
+    for tick in marks.axis.ticks:
+        parts.append(f'<path d="M{to_x(tick):.1f} 20V{bottom}" stroke="{GRID}"/>')
+        parts.append(text(to_x(tick), bottom + 16, f"{tick:g} s", "middle"))
     places = [to_x(marks.end * place / BINS) for place in range(BINS + 1)]
     for number, row in enumerate(marks.rows):
         top = 20 + (ROW + 8) * number

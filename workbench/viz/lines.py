@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.viz.pareto import GRID, HEIGHT, INK, MARGIN, WIDTH, scale, text
+from workbench.viz.layout.axis import Axis
+from workbench.viz.pareto import GRID, HEIGHT, INK, MARGIN, WIDTH, text
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
@@ -21,13 +22,19 @@ def lines_svg(
         level: Value of a dashed line; None for none.
     """
     every = [value for line in lines.values() for value in line] + ([level] if level is not None else [])
-    x_ticks, to_x = scale(across, MARGIN, WIDTH - 16)
-    y_ticks, to_y = scale(every, HEIGHT - MARGIN, 16)
+    horizontal, vertical = Axis.around(across), Axis.around(every)
+
+    def to_x(value: float) -> float:
+        return horizontal.place(value, MARGIN, WIDTH - 16)
+
+    def to_y(value: float) -> float:
+        return vertical.place(value, HEIGHT - MARGIN, 16)
+
     parts = []
-    for tick in x_ticks:
+    for tick in horizontal.ticks:
         parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
         parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
-    for tick in y_ticks:
+    for tick in vertical.ticks:
         parts.append(f'<path d="M{MARGIN} {to_y(tick):.1f}H{WIDTH - 16}" stroke="{GRID}"/>')
         parts.append(text(MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
     if level is not None:

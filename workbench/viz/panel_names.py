@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from workbench.base.field_checks import suggestion
+
 PANELS = {
     "step_timeline": "timeline",
     "chunks": "gantt",
@@ -34,4 +36,4 @@ def panel_id(name: str) -> str:
     try:
         return PANELS[name.lower().replace(" ", "_")]
     except (KeyError, AttributeError):
-        raise ValueError(f"panels: unknown {name!r}; known are {', '.join(PANELS)}") from None
+        raise ValueError(f"panels: unknown {name!r}; known are {', '.join(PANELS)}{suggestion(name, PANELS)}") from None

@@ -11,13 +11,11 @@ import msgspec
 from workbench.base.on_demand import np
 from workbench.base.text import counted
 from workbench.trace.readings.top_tokens import Candidate, TopTokens
+from workbench.viz.layout.norms import norm_marks
 from workbench.viz.words import limit_of, role_of
 
 MOST_VALUES = 48
 """Maximum number of values of an array that are written out."""
-
-MOST_COLUMNS = 256
-"""Maximum number of columns of a picture of norms. When rows share a column, it shows the largest of their norms."""
 
 SHOWN_TOKENS = 5
 """Number of tokens that are listed for a row of logits."""
@@ -203,26 +201,16 @@ def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
 
 
 def _norm_picture(norms: np.ndarray) -> dict[str, Any]:
-    """Norms [T, heads] as a picture with a row per head.
-
-    Returns:
-        ``num_rows`` (T), ``heads``, ``columns`` (T or MOST_COLUMNS), ``least`` and ``most`` norm, and ``picture``:
-        base64 of uint8 [heads, columns], 0 for ``least`` and 255 for ``most``. NaN and infinity count as 0.
-    """
-    num_rows, heads = norms.shape
-    columns = min(num_rows, MOST_COLUMNS)
-    norms = np.nan_to_num(norms, nan=0.0, posinf=0.0)
-    starts = np.arange(columns) * num_rows // columns
-    shown = np.maximum.reduceat(norms, starts, axis=0)
-    least, most = float(norms.min()), float(norms.max())
-    scaled = np.round(255 * (shown.T - least) / ((most - least) or 1.0)).astype(np.uint8)
+    """Norms [T, heads] for a view: their marks, with the shades as base64 of uint8 [heads, columns]."""
+    marks = norm_marks(norms)
+    heads, columns = marks.shades.shape
     return {
-        "num_rows": num_rows,
+        "num_rows": marks.num_rows,
         "heads": heads,
         "columns": columns,
-        "least": least,
-        "most": most,
-        "picture": base64.b64encode(np.ascontiguousarray(scaled).tobytes()).decode("ascii"),
+        "least": marks.least,
+        "most": marks.most,
+        "picture": base64.b64encode(np.ascontiguousarray(marks.shades).tobytes()).decode("ascii"),
     }
 
 

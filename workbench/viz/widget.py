@@ -10,7 +10,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from workbench.base.field_checks import integer
+from workbench.base.field_checks import integer, suggestion
 from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.trace import Trace
 from workbench.viz.background import HAS_THREADS, in_background
@@ -168,10 +168,10 @@ def watch(
     if height is not None:
         height = integer("height", height, 200, 10_000)
     if view not in VIEWS:
-        raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {view!r}")
+        raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {view!r}{suggestion(view, VIEWS)}")
     ids = list(map(panel_id, panels))
     if theme not in THEMES:
-        raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}")
+        raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}{suggestion(theme, THEMES)}")
     options: dict[str, Any] = {"panels": ids, "theme": theme}
     options |= {name: value for name, value in (("view", view), ("bare", bare)) if value not in ("story", False)}
     options |= {"height": height} if height is not None else {}

@@ -20,7 +20,7 @@ class FleetRow:
         router: Name of the router.
         replicas: Number of replicas.
         values: Latencies in seconds and throughputs, by the names of `workbench.analysis.predict.value_names`.
-        hit_rate: Share of the prompt tokens that were found in prefix caches.
+        hit_rate: Share of the prompt tokens of admitted requests that were found in prefix caches.
         goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
         largest_share: Share of the requests that went to the busiest replica.
         score: The worst ratio of a value to its limit; 1 or less meets the target.
@@ -60,13 +60,11 @@ class FleetRow:
         span = max(times) - min(times)
         metrics = run.metrics()
         values = latency_values(metrics)
-        found = metrics.summary
-        tokens = found.num_cached_tokens + found.num_scheduled_tokens - found.num_output_tokens
         return cls(
             router=run.router,
             replicas=len(run.traces),
             values=values,
-            hit_rate=found.num_cached_tokens / tokens if tokens > 0 else 0.0,
+            hit_rate=metrics.summary.hit_rate or 0.0,
             goodput=_goodput(metrics, slo),
             largest_share=max(run.shares),
             score=score(values, slo) if slo else 0.0,

@@ -147,10 +147,9 @@ class FleetRun:
         names = [*map(str, range(len(self.traces))), "all"]
         for name, measured in zip(names, [*(metrics(trace) for trace in self.traces), self.metrics()]):
             found = measured.summary
-            tokens = found.num_cached_tokens + found.num_scheduled_tokens
             row = (
                 f"{name:>7}  {found.num_requests:>8}  {found.num_steps:>5}",
-                f"{percent(found.num_cached_tokens / tokens if tokens else None):>6}  {found.num_preemptions:>9}",
+                f"{percent(found.hit_rate):>6}  {found.num_preemptions:>9}",
                 f"{number(found.ttft.mean):>9}  {number(found.ttft.p99):>9}  {number(found.itl.mean):>9}",
                 f"{percent(found.peak_kv_use):>7}",
             )

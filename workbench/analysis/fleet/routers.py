@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from workbench.analysis.fleet.hashing import session_hashes
 from workbench.analysis.fleet.prefix_tree import PrefixTree
 from workbench.analysis.fleet.router import Decision, ReplicaView, Router
-from workbench.base.field_checks import number
+from workbench.base.field_checks import number, suggestion
 from workbench.base.text import shown
 from workbench.simulation.arrivals import Arrival
 
@@ -340,5 +340,6 @@ def make_router(router: str | Router) -> Router:
     if isinstance(router, Router):
         return router
     if not isinstance(router, str) or router not in ROUTERS:
-        raise ValueError(f"router must be one of {', '.join(ROUTERS)}, or a Router, got {shown(router)}")
+        hint = suggestion(router, ROUTERS)
+        raise ValueError(f"router must be one of {', '.join(ROUTERS)}, or a Router, got {shown(router)}{hint}")
     return ROUTERS[router]()

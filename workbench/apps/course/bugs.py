@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from workbench.base.field_checks import suggestion
 from workbench.engine import sampler, step
 from workbench.engine.packed_batch import PackedBatch
 from workbench.scheduler.batch import ScheduledBatch, ScheduledChunk
@@ -100,7 +101,7 @@ def planted(name: str) -> Iterator[None]:
         ValueError: There is no bug of this name.
     """
     if name not in BUGS:
-        raise ValueError(f"bug must be one of {', '.join(BUGS)}, got {name!r}")
+        raise ValueError(f"bug must be one of {', '.join(BUGS)}, got {name!r}{suggestion(name, BUGS)}")
     with ExitStack() as stack:
         for change in BUGS[name]():
             stack.enter_context(change)

@@ -32,7 +32,7 @@ from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
-from workbench.viz.duel import busiest, changes_of_fleets, hit_rate, measure_words, outcome
+from workbench.viz.duel import busiest, changes_of_fleets, measure_words, outcome
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -272,7 +272,7 @@ def _summary(*traces: Trace) -> dict[str, Any]:
     """The numbers of a run that the page shows; of a fleet those of all replicas."""
     found = [metrics(trace) for trace in traces]
     whole = found[0] if len(found) == 1 else merge_metrics({str(i): (each, 0.0) for i, each in enumerate(found)})
-    of_fleet = {"replicas": len(traces), "hit_rate": hit_rate(traces), "busiest": busiest(traces)}
+    of_fleet = {"replicas": len(traces), "busiest": busiest(traces)}
     return asdict(whole.summary) | of_fleet
 
 

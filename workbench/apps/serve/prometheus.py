@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workbench.trace import RequestInfo, StepRecord
 from workbench.trace.readings.latency import LatencyAccumulator
+from workbench.trace.readings.prefix_hits import PrefixHits
 from workbench.trace.readings.speculation_metrics import SpeculationCounter
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class ServerMetrics:
         self._latencies = LatencyAccumulator()
         self._speculation = SpeculationCounter()
         self.prompt_tokens = self.preemptions = 0
-        self.prefix_cache_queries = self.prefix_cache_hits = 0
+        self.prefix_hits = PrefixHits()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token_latency = Histogram(SECONDS)
@@ -86,10 +87,7 @@ class ServerMetrics:
             self._latencies.arrive(info)
         self.preemptions += len(record.preempted)
         self.iteration_tokens.add(record.num_tokens)
-        for chunk in record.chunks if record.admitted else ():
-            if chunk.request_id in record.admitted and (known := self._latencies.get(chunk.request_id)) is not None:
-                self.prefix_cache_queries += known.request.num_prompt_tokens
-                self.prefix_cache_hits += chunk.num_cached_tokens
+        self.prefix_hits.add_step(record, self._num_prompt_tokens)
         self._speculation.add(record)
         times = self._latencies.add(record)
         times.add_to(self.time_to_first_token, self.inter_token_latency, self.e2e_latency)
@@ -100,6 +98,10 @@ class ServerMetrics:
         self.prompt_tokens += sum(first.request.num_prompt_tokens for first in times.first_tokens.values())
         for reason in {**dict.fromkeys(record.aborted, "abort"), **record.finish_reasons}.values():
             self.finished[reason] += 1
+
+    def _num_prompt_tokens(self, request_id: str) -> int | None:
+        known = self._latencies.get(request_id)
+        return None if known is None else known.request.num_prompt_tokens
 
     def render(self) -> str:
         """All metrics as text."""
@@ -132,9 +134,9 @@ class ServerMetrics:
         one("counter", "vllm:num_preemptions_total", "Preemptions.", self.preemptions)
         one("counter", "vllm:prompt_tokens_total", "Prompt tokens of answered requests.", self.prompt_tokens)
         one("counter", "vllm:generation_tokens_total", "Sampled tokens.", self.generation_tokens)
-        queries, hits = self.prefix_cache_queries, self.prefix_cache_hits
-        one("counter", "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", queries)
-        one("counter", "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", hits)
+        found = self.prefix_hits
+        one("counter", "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", found.queries)
+        one("counter", "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", found.hits)
         success = "vllm:request_success_total"
         counts = [f'{success}{{{label},finished_reason="{reason}"}} {n}' for reason, n in self.finished.items()]
         add("counter", success, "Requests that ended, by reason.", counts)

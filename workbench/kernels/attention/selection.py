@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from workbench.base.device import runs_on_gpu
+from workbench.base.field_checks import suggestion
 from workbench.config import BACKEND_NAMES
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def resolve_backend_name(name: str) -> str:
         ValueError: ``name`` is not one of ``BACKEND_NAMES``.
     """
     if name not in BACKEND_NAMES:
-        raise ValueError(f"attention backend is {name!r}; it must be one of {', '.join(BACKEND_NAMES)}")
+        hint = suggestion(name, BACKEND_NAMES)
+        raise ValueError(f"attention backend is {name!r}; it must be one of {', '.join(BACKEND_NAMES)}{hint}")
     if name != "auto":
         return name
     if not runs_on_gpu():

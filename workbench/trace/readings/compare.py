@@ -114,7 +114,7 @@ class Comparison:
         difference = self.first_token_difference
         tokens = [("nothing" if token is None else f"token {token}") for token in (difference.a, difference.b)]
         return (
-            f"different tokens: {difference.request_id}, output token {difference.index}: "
+            f"different tokens: {difference.request_id}, output token {difference.index + 1}: "
             f"{tokens[0]} in a, {tokens[1]} in b"
         )
 
@@ -285,7 +285,7 @@ def _check_same_workload(a: Trace, b: Trace, pairs: Iterable[tuple[str, str]]) -
         if all(tokens) and tokens[0] != tokens[1]:
             index = next(i for i, (x, y) in enumerate(zip(*tokens)) if x != y)
             raise TraceError(
-                f"the prompts of request {request_id!r} differ: token {index} is {tokens[0][index]} in a, "
+                f"the prompts of request {request_id!r} differ: token {index + 1} is {tokens[0][index]} in a, "
                 f"{tokens[1][index]} in b"
             )
         if _hash_key(a) == _hash_key(b) and in_a.block_hashes != in_b.block_hashes and _hash_key(a):

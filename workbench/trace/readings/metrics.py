@@ -232,7 +232,9 @@ class Summary:
         num_scheduled_tokens: Number of computed tokens.
         num_output_tokens: Number of sampled tokens.
         num_recomputed_tokens: Number of tokens recomputed after a preemption.
-        num_cached_tokens: Number of tokens found in the prefix cache.
+        num_cached_tokens: Number of tokens found in the prefix cache, after preemptions too.
+        hit_rate: Share of the prompt tokens of admitted requests that the prefix cache had when they were first
+            admitted (`workbench.trace.readings.prefix_hits`).
         num_preemptions: Number of preemptions.
         duration: From the start of the first step to the end of the last, in ``unit``.
         output_throughput: Output tokens per ``unit``.
@@ -256,6 +258,7 @@ class Summary:
     num_output_tokens: int
     num_recomputed_tokens: int
     num_cached_tokens: int
+    hit_rate: float | None
     num_preemptions: int
     duration: float
     output_throughput: float | None

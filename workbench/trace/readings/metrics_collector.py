@@ -6,7 +6,7 @@ import functools
 import operator
 import threading
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from statistics import fmean
@@ -16,6 +16,7 @@ from workbench.trace.lines import RequestInfo
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
+from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.speculation_metrics import SpeculationCounter
 from workbench.trace.records import StepRecord
 
@@ -268,11 +269,6 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
 
 
 def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[Any]], timed: bool) -> Summary:
-    def latencies(name: str) -> Distribution:
-        known = [span for request in requests.values() if (span := getattr(request, name)) is not None]
-        more = [span for request in requests.values() if (span := request.so_far(name)) is not None]
-        return Distribution.of(_in_unit(known, timed), _in_unit(more, timed))
-
     unit = "s" if timed else "steps"
     num_steps = len(steps["step"])
     duration = float(num_steps)
@@ -297,6 +293,7 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
         num_output_tokens=num_output,
         num_recomputed_tokens=sum(steps["num_recomputed_tokens"]),
         num_cached_tokens=sum(steps["num_cached_tokens"]),
+        hit_rate=hit_rate(requests.values()),
         num_preemptions=sum(steps["num_preempted"]),
         duration=duration,
         output_throughput=num_output / duration if duration > 0 else None,
@@ -304,13 +301,20 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
         mean_budget_use=fmean(budget_use) if budget_use else None,
         mean_kv_use=fmean(kv_use) if kv_use else None,
         peak_kv_use=max(kv_use, default=None),
-        ttft=latencies("ttft"),
+        ttft=latency_distribution(requests.values(), "ttft", timed),
         itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values())),
-        queue=latencies("queue"),
+        queue=latency_distribution(requests.values(), "queue", timed),
         prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed)),
-        e2e=latencies("e2e"),
+        e2e=latency_distribution(requests.values(), "e2e", timed),
         first_step=steps["step"][0] if num_steps else 0,
     )
+
+
+def latency_distribution(requests: Collection[RequestMetrics], name: str, timed: bool) -> Distribution:
+    """The "ttft", "queue" or "e2e" of some requests, in seconds or steps; the times so far of the others count too."""
+    known = [span for request in requests if (span := getattr(request, name)) is not None]
+    more = [span for request in requests if (span := request.so_far(name)) is not None]
+    return Distribution.of(_in_unit(known, timed), _in_unit(more, timed))
 
 
 def _in_unit(latencies: Sequence[Latency], timed: bool) -> list[float]:

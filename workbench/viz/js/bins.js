@@ -25,7 +25,8 @@ const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((
 /**
  * Load, latencies and blocks from one time to another, in seconds since the start of the trace.
  * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
- *   largest `kv` and `waiting`, `hits` and `computed` prompt tokens and `preemptions`; `whole` is one for all of them.
+ *   largest `kv` and `waiting`, `preemptions`, and of the prompts of requests that are admitted for the first time the
+ *   tokens `queried` and those `hit` in the prefix cache; `whole` is one for all of them.
  */
 export function binned(store, from, to, count) {
   const width = (to - from) / count, bins = Array.from({ length: count }, empty), whole = empty();
@@ -58,8 +59,8 @@ const empty = () => ({
   next: [],
   kv: NaN,
   waiting: NaN,
-  hits: 0,
-  computed: 0,
+  queried: 0,
+  hit: 0,
   preemptions: 0,
 });
 
@@ -68,11 +69,19 @@ function addStep(store, step, bin) {
     column = (name) => store.column(`chunk.${name}`),
     [from, to] = store.span("chunk", step);
   const latency = column("latency"), flags = column("flags"), cached = column("num_cached");
+  const requests = column("request"), cachedOf = new Map();
   for (let c = from; c < to; c++) {
     if (!Number.isNaN(latency[c])) (flags[c] & codes.first_token ? bin.first : bin.next).push(latency[c]);
-    bin.hits += cached[c];
+    cachedOf.set(requests[c], cached[c]);
   }
-  bin.computed += store.value("prefill_tokens", step);
   const kinds = store.column("event.kind"), [first, last] = store.span("event", step);
-  for (let e = first; e < last; e++) bin.preemptions += codes.events[kinds[e]] === "preempt";
+  const named = store.column("event.request");
+  for (let e = first; e < last; e++) {
+    const kind = codes.events[kinds[e]];
+    bin.preemptions += kind === "preempt";
+    if (kind === "admit" && cachedOf.has(named[e])) {
+      bin.queried += store.requests[named[e]].num_prompt_tokens;
+      bin.hit += cachedOf.get(named[e]);
+    }
+  }
 }

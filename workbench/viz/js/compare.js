@@ -302,7 +302,7 @@ export class ComparePanel extends CanvasPanel {
     const difference = firstDifference(a.tokens, b.tokens);
     const end = ({ tokens, chunkSteps }) =>
       `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
-    const same = difference < 0 ? "the same tokens" : `the first difference is token ${difference}`;
+    const same = difference < 0 ? "the same tokens" : `the first difference is token ${difference + 1}`;
     return { hover, request, lines: [plain(a.id), `a: ${end(a)}`, `b: ${end(b)}`, same] };
   }
 
@@ -325,7 +325,7 @@ export class ComparePanel extends CanvasPanel {
     const cells = ([id, ...values]) => {
       const [a, b] = this.stores.map((store) => store.byId.get(id).tokens), difference = firstDifference(a, b);
       const written = values.map((value, i) => (i < 4 ? this.write(value) : value));
-      return [plain(id), ...written, difference < 0 ? "none" : difference];
+      return [plain(id), ...written, difference < 0 ? "none" : difference + 1];
     };
     const gains = ["TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"];
     return {

@@ -20,7 +20,13 @@ import { CanvasPanel } from "./panel.js";
 import { upperBound } from "./sorted.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
 
-const WHOLE = 40, AXIS = 18, ROW = 44, STRETCH = 6, MOST_SLOW = 8;
+const WHOLE = 40, AXIS = 18, ROW = 44, MOST_SLOW = 8;
+
+/** Stretches of a picture. Not by its width, or every number would be another one in another window. */
+const STRETCHES = 120;
+
+/** Seconds of a stretch from which its requests are a rate; in a shorter one they are counted. */
+const SHORTEST_RATE = 1;
 
 /** Number of characters above which an id is shortened, as in pictures. */
 const LONG_NAME = 28;
@@ -41,8 +47,8 @@ const share = (value) => `${formatNumber(Number((100 * value).toPrecision(2)))} 
  */
 const ROWS = [
   {
-    name: "requests per second",
-    values: (bin, width) => [bin.arrivals / width],
+    name: (width) => width < SHORTEST_RATE ? `requests in ${formatSeconds(width)}` : "requests per second",
+    values: (bin, width) => [width < SHORTEST_RATE ? bin.arrivals : bin.arrivals / width],
     of: (whole) => whole.arrivals,
     write: (value) => formatNumber(value, 2),
   },
@@ -63,8 +69,8 @@ const ROWS = [
   { name: "KV blocks in use", values: (bin) => [bin.kv], of: (whole) => whole.kv, write: share },
   {
     name: "prefix cache hits",
-    values: (bin) => [bin.hits / (bin.hits + bin.computed)],
-    of: (whole) => whole.hits,
+    values: (bin) => [bin.hit / bin.queried],
+    of: (whole) => whole.hit,
     write: share,
   },
   { name: "waiting requests", values: (bin) => [bin.waiting], of: (whole) => whole.waiting, write: formatNumber },
@@ -158,9 +164,9 @@ export class IncidentPanel extends CanvasPanel {
     if (!store.numSteps || !store.timed()) return;
     const idle = store.idleSeconds();
     setText(this.hintElement, idle ? `${HINT}; the time with ${formatSeconds(idle)} of idle time` : HINT);
-    const { x0, x1, from, to } = this.scale(true), count = Math.max(8, Math.floor((x1 - x0) / STRETCH));
-    this.shown = binned(store, from, to, count);
-    this.rows = ROWS.filter((row) => row.of(this.shown.whole) > 0);
+    const { from, to } = this.scale(true), { whole, width } = this.shown = binned(store, from, to, STRETCHES);
+    this.rows = ROWS.filter((row) => row.of(whole) > 0)
+      .map((row) => ({ ...row, name: typeof row.name === "string" ? row.name : row.name(width) }));
     this.setHeight(WHOLE + AXIS + this.rows.length * ROW);
   }
 
@@ -207,8 +213,7 @@ export class IncidentPanel extends CanvasPanel {
   /** The whole run: its arrivals and stalls, and a frame around the visible part. */
   drawWhole(context) {
     const { colours } = this.theme, axis = this.scale(false), base = WHOLE - 6, top = 4;
-    const count = Math.max(8, Math.floor((axis.x1 - axis.x0) / STRETCH)), wide = (axis.x1 - axis.x0) / count;
-    const arrivals = arrivalsIn(this.store, axis.from, axis.to, count);
+    const wide = (axis.x1 - axis.x0) / STRETCHES, arrivals = arrivalsIn(this.store, axis.from, axis.to, STRETCHES);
     const most = Math.max(1, ...arrivals);
     context.fillStyle = colours.decode;
     arrivals.forEach((n, i) => {
@@ -304,7 +309,7 @@ export class IncidentPanel extends CanvasPanel {
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
-      `${share(whole.hits / (whole.hits + whole.computed || 1))} of prompts from the cache`,
+      `${share(whole.hit / (whole.queried || 1))} of prompts from the cache`,
       `${counted(whole.preemptions, "preemption")}`,
       `up to ${formatNumber(whole.waiting)} waiting`,
       counted(stalls, "stall"),

@@ -204,7 +204,10 @@ export class Inspector {
     const rows = [
       ["of", this.toRequest(request)],
       ["sampled in", this.toStep(token.step)],
-      ["place", `output token ${formatNumber(number)}, position ${formatNumber(position)}, ${store.idWords(token.id)}`],
+      [
+        "place",
+        `output token ${formatNumber(number + 1)}, position ${formatNumber(position)}, ${store.idWords(token.id)}`,
+      ],
       ["by", `${roleOf(chunk)}, ${kvOf(chunk)}`],
     ];
     const found = store.stepThatComputed(request, position, this.view.cursor.last);

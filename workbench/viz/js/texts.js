@@ -77,7 +77,10 @@ export class TextsPanel extends Panel {
     }
     const step = Number(target.dataset.step);
     this.cursor.setHover({ request, step });
-    const lines = [`token ${number} (${this.store.idWords(id)})`, `sampled in step ${this.store.label(step)}`];
+    const lines = [
+      `token ${Number(number) + 1} (${this.store.idWords(id)})`,
+      `sampled in step ${this.store.label(step)}`,
+    ];
     const { tokens } = this.store.requests[request];
     const together = tokens.filter((token) => token.chunk === tokens[number].chunk);
     if (together.length > 1) {

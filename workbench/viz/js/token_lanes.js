@@ -87,14 +87,14 @@ export class TokenLanes {
   describe(row, i) {
     const [a, b] = this.pairs[row], tokens = [a.tokens[i], b.tokens[i]];
     if (!tokens[0] && !tokens[1]) return null;
-    const title = `${plain(a.id)}, token ${i}: ${this.verdict(row, i)}`;
+    const title = `${plain(a.id)}, token ${i + 1}: ${this.verdict(row, i)}`;
     return { lines: [title, this.tokenLine(row, i, 0), this.tokenLine(row, i, 1)], step: tokens[0]?.step };
   }
 
   verdict(row, i) {
     const difference = this.differences[row];
     if (difference < 0 || i < difference) return "the same token";
-    return i === difference ? "the first difference" : `after the first difference, at token ${difference}`;
+    return i === difference ? "the first difference" : `after the first difference, at token ${difference + 1}`;
   }
 
   tokenLine(row, i, run) {

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from workbench.trace import Trace
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.viz.layout.axis import Axis
 
 BINS = 360
 """Number of parts of the axis."""
@@ -59,6 +60,11 @@ class FleetRows:
     end: float
     most: int
     rows: list[ReplicaRow]
+
+    @property
+    def axis(self) -> Axis:
+        """The axis of time, which ends with the last step."""
+        return Axis.until(self.end)
 
 
 def fleet_rows(traces: Mapping[str, Trace], request_id: str = "") -> FleetRows:

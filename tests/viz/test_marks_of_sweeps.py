@@ -1,0 +1,178 @@
+"""The Pareto plot and its axes: the marks follow from the rows, and the picture from the marks."""
+
+import math
+import random
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from workbench.viz.layout.axis import Axis
+from workbench.viz.layout.pareto import pareto_marks, tuning_marks
+from workbench.viz.pareto import FRONT, GRID, POINT, RING, pareto_svg
+
+NAMES = ("itl_p99", "output_throughput", "ttft_mean")
+SPREADS = ((0.5, 1.0), (0.001, 3.0), (2.0, 2.0), (4e5, 9e5), (1.0, 8.0), (1.0, 8.1), (0.0, 700.0))
+
+
+def rows_of(seed):
+    rng = random.Random(seed)
+    spreads = dict(zip(NAMES, rng.sample(SPREADS, 3)))
+    rows = [{"seats": i, "budget": rng.choice([64, 128]), "pareto": rng.random() < 0.4} for i in range(12)]
+    for row in rows:
+        row |= {name: rng.uniform(*spread) for name, spread in spreads.items()}
+    rows[3]["itl_p99"] = None
+    del rows[5]["ttft_mean"]
+    rows[6]["pareto"], rows[7]["pareto"] = True, False
+    return rows, [("best", rows[6]), ("", rows[7]), ("gone", rows[3])]
+
+
+def values_of(row, unit):
+    factor = 1000 if unit == "ms" else 1
+    return row["itl_p99"] * factor, row["output_throughput"], row["ttft_mean"] * factor
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+@pytest.mark.parametrize("numbered", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_marks_of_a_sweep(seed, numbered, unit):
+    rows, ringed = rows_of(seed)
+    settings = ["seats", "budget"] if numbered else []
+    marks = pareto_marks(rows, settings, ringed, NAMES[:2], NAMES[2], unit)
+    shown = [row for i, row in enumerate(rows) if i not in (3, 5)]
+    front = [row for row in shown if row["pareto"]]
+    number = {row["seats"]: str(n) if numbered else "" for n, row in enumerate(front, start=1)}
+    others = [row for row in shown if not row["pareto"]]
+    rings = {6: "best", 7: ""}
+    assert (marks.num_points, marks.num_front) == (10, len(front))
+    told = [(number[row["seats"]], f"seats={row['seats']}, budget={row['budget']}") for row in front]
+    assert marks.front == (told if numbered else [])
+    titles = (f"P99 inter-token latency ({unit})", "output tokens per second")
+    for place, panel in enumerate(marks.panels):
+        assert panel.titles == (titles[place], f"mean time to first token ({unit})")
+        expected = []
+        for row in others + front:
+            x, y = values_of(row, unit)[place], values_of(row, unit)[2]
+            expected.append((pytest.approx(x), pytest.approx(y), number.get(row["seats"]), rings.get(row["seats"])))
+        assert panel.points == expected, "those on the front are drawn last"
+        for which, axis in enumerate(panel.axes):
+            assert axis == Axis.around([point[which] for point in panel.points])
+    with pytest.raises(ValueError, match="nothing to plot: no row of the sweep has all of ttft_mean, itl_p99"):
+        pareto_marks([rows[3], rows[5]], settings, [], NAMES[:2], NAMES[2], unit)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_an_axis_around_values(spread):
+    rng = random.Random(7)
+    values = [*spread, *(rng.uniform(*spread) for _ in range(5))]
+    axis, (low, high) = Axis.around(values), spread
+    assert (axis.begin, axis.end) == (axis.ticks[0], axis.ticks[-1]) and axis.begin <= low and high <= axis.end
+    assert axis.is_log == (low > 0 and high / low > 8)
+    gaps = [b / a if axis.is_log else b - a for a, b in pairwise(axis.ticks)]
+    if axis.is_log:
+        digits = {f"{tick / 10 ** math.floor(math.log10(tick) + 1e-9):.9g}" for tick in axis.ticks}
+        assert digits <= {"1", "2", "5"}
+        assert set(map(round, gaps)) <= {2, 3} and low / 2.6 < axis.begin and axis.end < high * 2.6
+    else:
+        step = gaps[0]
+        assert gaps == [pytest.approx(step)] * len(gaps) and 3 <= len(axis.ticks) <= 7
+        assert float(f"{step:.6g}".replace(".", "").strip("0").split("e")[0]) in (1, 2, 5)
+    middle = math.sqrt(axis.begin * axis.end) if axis.is_log else (axis.begin + axis.end) / 2
+    placed = [axis.place(value, 300, 100) for value in (axis.begin, middle, axis.end)]
+    assert placed == [pytest.approx(place) for place in (300, 200, 100)]
+
+
+@pytest.mark.parametrize("end", [6.5, 8.0, 0.0036, 1234.5, 0.1 + 0.2, 7e-6])
+def test_an_axis_until_a_value_ends_there(end):
+    axis = Axis.until(end)
+    assert (axis.begin, axis.end, axis.ticks[0], axis.is_log) == (0, end, 0, False)
+    step = axis.ticks[1]
+    assert axis.ticks == pytest.approx([n * step for n in range(len(axis.ticks))])
+    assert 3 <= len(axis.ticks) <= 6 and axis.ticks[-1] <= end * (1 + 1e-6) and end < axis.ticks[-1] + step * (1 - 1e-6)
+    assert axis.place(end, 110, 884) == 884 and axis.place(end / 2, 110, 884) == pytest.approx(497)
+
+
+def number(element, name):
+    return float(element.get(name))
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_picture_of_a_sweep(seed, numbered):
+    rows, ringed = rows_of(seed)
+    settings = ["seats", "budget"] if numbered else []
+    marks = pareto_marks(rows, settings, ringed, NAMES[:2], NAMES[2], "ms")
+    root = ET.fromstring(pareto_svg(rows, settings, ringed, NAMES[:2], NAMES[2], "ms"))
+    assert root.get("aria-label") == f"Pareto plot of 10 configurations, {marks.num_front} on the front"
+    height = 330 + (24 + 17 * len(marks.front) if numbered else 0)
+    assert root.get("viewBox") == f"0 0 880 {height}"
+    texts = [(number(t, "x"), number(t, "y"), t.get("text-anchor"), t.text) for t in root.iter() if t.text]
+    lines = [path.get("d") for path in root.iter() if path.get("stroke") == GRID]
+    circles = [
+        (number(c, "cx"), number(c, "cy"), number(c, "r"), c.get("fill"), c.get("stroke"))
+        for c in root.iter()
+        if c.tag.endswith("circle")
+    ]
+    grid, painted = [], []
+    for left, panel in zip((0, 440), marks.panels):
+        across, upwards = panel.axes
+        for tick in across.ticks:
+            x = across.place(tick, left + 58, left + 424)
+            grid.append(f"M{x:.1f} 16V272")
+            assert (round(x, 1), 290, "middle", f"{tick:g}") in texts
+        for tick in upwards.ticks:
+            y = upwards.place(tick, 272, 16)
+            grid.append(f"M{left + 58} {y:.1f}H{left + 424}")
+            assert (left + 52, float(f"{y + 4:.1f}"), "end", f"{tick:g}") in texts
+        assert (left + 249, 314, "middle", panel.titles[0]) in texts
+        turned = [g for g in root.iter() if g.get("transform") == f"rotate(-90 {left + 14} 136.0)"]
+        assert [(t.get("x"), t.get("y"), t.text) for g in turned for t in g] == [
+            (f"{left + 14:.1f}", "136.0", panel.titles[1])
+        ]
+        for x, y, name, word in panel.points:
+            at = across.place(x, left + 58, left + 424), upwards.place(y, 272, 16)
+            painted.append((*at, 3.5, "none", POINT) if name is None else (*at, 5, FRONT, "#1f2328"))
+            painted += [(*at, 9, "none", RING)] if word is not None else []
+            for label in (name, word):
+                near = [t for t in texts if t[3] == label and t[2] == "start" and left + 58 <= t[0] < left + 440]
+                assert not label or any(abs(t[0] - at[0]) < 60 and abs(t[1] - at[1]) < 45 for t in near), label
+    assert lines == grid
+    assert circles == [(pytest.approx(x, abs=0.06), pytest.approx(y, abs=0.06), *rest) for x, y, *rest in painted]
+    below = [each for each in texts if each[1] >= 340]
+    assert below == [(58, 348 + 17 * i, "start", f"{name}  {told}") for i, (name, told) in enumerate(marks.front)]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("is_best", [False, True])
+def test_the_marks_of_a_tuning(is_best, slow):
+    def candidate(seats, same=False):
+        config = {"seats": seats, "other": 1}
+        return SimpleNamespace(
+            prediction=SimpleNamespace(trace=SimpleNamespace(config=config)), same_as_best=same, changes={}
+        )
+
+    rows = [
+        {"seats": n, "ttft_p99": (2 if slow else 0.2) / n, "itl_mean": 0.01 * n, "tpot_p50": 0.02 * n}
+        | {"output_throughput": 10.0 * n, "pareto": n != 3}
+        for n in range(1, 6)
+    ]
+    rows.append({"seats": 6, "error": "refused", "ttft_p99": 9.0, "tpot_p50": 9.0, "output_throughput": 9.0})
+    rows.append({"seats": 7, "ttft_p99": None, "tpot_p50": 0.1, "output_throughput": 9.0})
+    current = candidate(1)
+    best = current if is_best else candidate(4)
+    tuning = SimpleNamespace(
+        rows=rows, settings=["seats"], slo={"tpot_p50": 1.0, "ttft_p99": 1.0}, best=best, current=current,
+        runners_up=[candidate(2, same=True), candidate(3), candidate(9)], words_of_best="take (cannot tell)",
+    )  # fmt: skip
+    marks = tuning_marks(tuning)
+    unit = "s" if slow else "ms"
+    assert [panel.titles[0] for panel in marks.panels] == [
+        f"P50 time per output token ({unit})", "output tokens per second",
+    ]  # fmt: skip
+    assert marks.panels[0].titles[1] == f"P99 time to first token ({unit})"
+    rings = {round(point.x / 10): (point.number, point.ring) for point in marks.panels[1].points}
+    expected = {1: ("", "take" if is_best else "now"), 2: ("", "2."), 3: (None, "3."), 4: ("", None), 5: ("", None)}
+    if not is_best:
+        expected[4] = ("", "take")
+    assert rings == expected and marks.front == []

@@ -1,0 +1,134 @@
+"""The Pareto plot of a sweep: its axes, a point for each row, and the settings on the front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from workbench.viz.layout.axis import Axis
+
+_TIMES = {"ttft": "time to first token", "itl": "inter-token latency", "tpot": "time per output token"}
+_COUNTS = {"output_throughput": "output tokens per second", "replicas": "replicas"}
+
+
+class ParetoPoint(NamedTuple):
+    """A row of a sweep.
+
+    Attributes:
+        x: Its value on the horizontal axis, in the unit of the plot.
+        y: Its value on the vertical axis.
+        number: Its number on the front, "" if numbers are left out; None if it is not on the front.
+        ring: The word of the ring around it, "" for a ring without one; None without a ring.
+    """
+
+    x: float
+    y: float
+    number: str | None
+    ring: str | None
+
+
+@dataclass(frozen=True)
+class ParetoPanel:
+    """One panel.
+
+    Attributes:
+        titles: Titles of the horizontal and the vertical axis.
+        axes: The axes.
+        points: The rows in drawing order: those on the front last, on top of the others.
+    """
+
+    titles: tuple[str, str]
+    axes: tuple[Axis, Axis]
+    points: list[ParetoPoint]
+
+
+@dataclass(frozen=True)
+class ParetoMarks:
+    """The plot.
+
+    Attributes:
+        panels: The panels, from left to right.
+        num_points: Number of rows that are shown.
+        num_front: Number of rows on the front.
+        front: The number and the settings of each row on the front; empty if numbers are left out.
+    """
+
+    panels: list[ParetoPanel]
+    num_points: int
+    num_front: int
+    front: list[tuple[str, str]]
+
+
+def pareto_marks(
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[str],
+    ringed: Sequence[tuple[str, Mapping[str, Any]]],
+    across: tuple[str, str],
+    upwards: str,
+    unit: str,
+) -> ParetoMarks:
+    """The marks of `workbench.viz.pareto.pareto_svg`, which says what the arguments are.
+
+    Raises:
+        ValueError: No row has all three results.
+    """
+    needed = (upwards, *across)
+    shown = [row for row in rows if all(row.get(name) is not None for name in needed)]
+    if not shown:
+        raise ValueError(f"nothing to plot: no row of the sweep has all of {', '.join(needed)}")
+    front = [row for row in shown if row.get("pareto")]
+    numbers = {id(row): str(number) if settings else "" for number, row in enumerate(front, start=1)}
+    rings = {id(row): word for word, row in ringed}
+    ordered = sorted(shown, key=lambda row: id(row) in numbers)
+
+    def panel(name: str) -> ParetoPanel:
+        points = [
+            ParetoPoint(_value(row, name, unit), _value(row, upwards, unit), numbers.get(id(row)), rings.get(id(row)))
+            for row in ordered
+        ]
+        axes = Axis.around([point.x for point in points]), Axis.around([point.y for point in points])
+        return ParetoPanel((_title(name, unit), _title(upwards, unit)), axes, points)
+
+    lines = [(numbers[id(row)], ", ".join(f"{name}={row[name]}" for name in settings)) for row in front]
+    return ParetoMarks([panel(name) for name in across], len(shown), len(front), lines if settings else [])
+
+
+def tuning_marks(tuning: Any) -> ParetoMarks:
+    """The marks of a ``workbench.analysis.tune.Tuning``: each setting as a point, with a ring around those it names."""
+    rows = [row for row in tuning.rows if not row.get("error")]
+    ringed = []
+    for words, candidate in named_candidates(tuning):
+        setting = {name: candidate.prediction.trace.config.get(name) for name in tuning.settings}
+        row = next((row for row in rows if all(row[name] == value for name, value in setting.items())), None)
+        if row is not None:
+            ringed.append((words.partition(" ")[0], row))
+    first, next_ = (
+        next((name for name in tuning.slo if name.startswith(kinds)), other)
+        for kinds, other in (("ttft", "ttft_mean"), (("itl", "tpot"), "itl_mean"))
+    )
+    values = [row[name] for row in rows for name in (first, next_) if row.get(name) is not None]
+    unit = "s" if max(values, default=0.0) >= 1 else "ms"
+    return pareto_marks(rows, (), ringed, (next_, "output_throughput"), first, unit)
+
+
+def named_candidates(tuning: Any) -> list[tuple[str, Any]]:
+    """The settings of an answer, with a word for each."""
+    named = [(tuning.words_of_best, tuning.best)]
+    if tuning.best is not tuning.current:
+        named.append(("now", tuning.current))
+    for number, candidate in enumerate(tuning.runners_up, start=2):
+        named.append((f"{number}. (cannot tell)" if candidate.same_as_best else f"{number}.", candidate))
+    return named
+
+
+def _value(row: Mapping[str, Any], name: str, unit: str) -> float:
+    return float(row[name]) * (1000.0 if name not in _COUNTS and unit == "ms" else 1.0)
+
+
+def _title(name: str, unit: str) -> str:
+    """The title of an axis, such as "P99 time to first token (s)"."""
+    if name in _COUNTS:
+        return _COUNTS[name]
+    kind, _, which = name.rpartition("_")
+    return f"{which.replace('p', 'P') if which != 'mean' else which} {_TIMES[kind]} ({unit})"
