@@ -66,7 +66,7 @@ def _read(package: Path) -> dict[tuple[str, str], str]:
 
 
 def _parsed(path: Path) -> ast.AST:
-    """The syntax tree of a file. A package may hold files that are no code of this Python; they have no names."""
+    """The syntax tree of a file. A file that this Python cannot read has no names, such as a template."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
