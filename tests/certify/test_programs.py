@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from workbench import certify
 from workbench.analysis.certify import program as programs
 from workbench.analysis.certify.features import FEATURES, draw
 from workbench.analysis.certify.neutral import read_schedule
+from workbench.analysis.certify.speak import _answer
 
 SIMULATORS = Path(__file__).parents[2] / "examples" / "simulators"
 FIRST_COME = SIMULATORS / "first_come.py"
@@ -225,3 +227,122 @@ def test_every_workload_of_the_reserve_has_one():
     feature = next(each for each in FEATURES if each.name == "admission reserve")
     for workload, _ in draw(feature, 20, random.Random(1)):
         assert workload["config"].keys() & {"watermark", "scheduler_reserve_full_isl"}
+
+
+CHUNK = {"id": "r0", "start": 0, "num_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        ({"steps": [{"chunks": [], "note": object(), (1, 2): {3}}]}, "step 1: expected"),
+        ({"steps": [{"chunks": [CHUNK | {"note": {1}}]}]}, "step 0: expected"),
+        ({"steps": [{"chunks": [CHUNK | {"id": "\ud800\x1b[2J"}]}]}, r"\ud800\x1b[2J [0, 1)"),
+        ({"steps": [{"chunks": [], "finished": ["\udfff"]}]}, "finished ['\\udfff']"),
+        ({"steps": [{"chunks": [], "hits": {"\ud800": 1}}]}, r"cached \ud800 1"),
+        ({"unsupported": "\ud800"}, r"not supported: \ud800 (1 workload)"),
+        ({"unsupported": ""}, "not supported: no reason is given (1 workload)"),
+        ({"unsupported": None}, "answer.unsupported must be a text that gives the reason, got None"),
+        ({"unsupported": False, "steps": []}, "answer.unsupported must be a text that gives the reason, got False"),
+        ({"unsupported": 10**5000}, "answer.unsupported must be a text that gives the reason, got an integer of"),
+        ({"steps": []}, "step 0: expected no chunks, got no such step"),
+    ],
+)
+def test_what_an_answer_says_is_written_and_does_not_stop_the_certificate(answer, words, tmp_path):
+    made = certify(lambda workload: answer, workloads=1, seed=1, features=["chunked prefill"], out=tmp_path / "out")
+    assert not made.certified and words in str(made)
+    assert (tmp_path / "out" / "certificate.txt").read_text() == f"{made}\n"
+
+
+@pytest.mark.parametrize(
+    "answer", [{"unsupported": "x" * 100_000}, {"steps": [{"chunks": [CHUNK | {"id": "x" * 100_000}]}]}]
+)
+def test_long_texts_of_an_answer_are_shortened(answer):
+    assert len(str(certify(lambda workload: answer, workloads=1, seed=1, features=["chunked prefill"]))) < 1000
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def (", "SyntaxError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named(text, words, tmp_path, monkeypatch):
+    (tmp_path / "broken_simulator.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=f"PROGRAM 'broken_simulator:f' cannot be imported: {words}"):
+        certify("broken_simulator:f", workloads=1)
+
+
+def test_a_command_line_that_no_shell_would_take_is_named():
+    with pytest.raises(ValueError, match='PROGRAM "it\'s here" is not a command line: No closing quotation'):
+        certify("it's here", workloads=1)
+    with pytest.raises(ValueError, match=r"PROGRAM .* cannot be started: embedded null byte"):
+        certify("a\0b", workloads=1)
+
+
+def test_two_values_of_one_field_are_not_an_answer(tmp_path):
+    twice = command(tmp_path, """print(json.dumps(told)[:-1] + ', "steps": []}', flush=True)""")
+    (row,) = certify(twice, workloads=1, seed=1, features=HAS[:1]).rows
+    assert row.problem == "the answer to workload 'chunked prefill 0' is not JSON: an object has two values of 'steps'"
+
+
+def test_a_program_that_is_killed_names_the_signal(tmp_path):
+    (row,) = certify(command(tmp_path, "os.kill(os.getpid(), 9)"), workloads=1, seed=1, features=HAS[:1]).rows
+    assert row.problem == "the program ended before it answered workload 'chunked prefill 0', by signal 9"
+
+
+def test_the_processes_that_a_program_has_started_end_with_it(tmp_path):
+    """A child keeps the output open: the program has ended nevertheless, and so must the child."""
+    body = (
+        f"child = os.fork()\nif not child: time.sleep(600)\nopen({str(tmp_path / 'child')!r}, 'w').write(str(child))\n"
+    )
+    asked = programs.Program(command(tmp_path, body + "os._exit(0)"), 1)
+    workload, _ = next(iter(draw(FEATURES[0], 1, random.Random(1))))
+    with pytest.raises(ValueError, match=r"the program ended before it answered workload .*, with exit status 0"):
+        asked.schedule(workload)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(1000):
+        stat = Path(f"/proc/{child}/stat")
+        if not stat.exists() or stat.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError("the child still runs")
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("garbage", "the line is not JSON"),
+        ("", "the line is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "workload must be an object, got []"),
+        ("{}", "workload.id must be a name, got None"),
+        ('{"id": "x", "config": []}', "workload.config must be an object, got []"),
+        ('{"id": "x", "config": {}, "requests": {}}', "workload.requests must be a list of requests, got {}"),
+        ('{"id": "x", "config": {}, "requests": [1]}', "workload.requests[0] must be an object, got 1"),
+        (
+            '{"id": "x", "config": {}, "requests": [{"id": "a", "max_tokens": "q"}]}',
+            "workload.requests[0].max_tokens must be an integer from 1 to 2147483647, got 'q'",
+        ),
+        (
+            '{"id": "x", "config": {}, "requests": [{"id": "a", "max_tokens": 1}]}',
+            "workload.requests[0].prompt_token_ids must be a list of tokens, got None",
+        ),
+        ('{"id": "x", "config": {"max_model_len": "q"}, "requests": []}', "workload.config.max_model_len must be an"),
+        ('{"id": "x", "version": 2, "config": {}, "requests": []}', "workload.version must be from 1 to 1, got 2"),
+        ('{"id": "x", "config": {"num_blocks": 1e400}, "requests": []}', "num_blocks must be an integer"),
+    ],
+)
+def test_a_line_that_is_not_a_workload_gets_an_answer(line, words):
+    assert words in _answer(None, line)["unsupported"]
+
+
+def test_a_speaker_answers_after_a_line_that_is_not_utf8():
+    right = json.dumps(next(iter(draw(FEATURES[0], 1, random.Random(1))))[0])
+    speaker = [sys.executable, "-m", "workbench", "certify", "--speak", "workbench"]
+    done = subprocess.run(speaker, input=b"\xff\xfe\n" + right.encode() + b"\n", capture_output=True, timeout=120)
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert "unsupported" in first and second["steps"] and done.returncode == 0

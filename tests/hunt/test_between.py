@@ -12,7 +12,7 @@ from workbench.analysis.hunt.between import compare_schedulers
 from workbench.analysis.hunt.between.differ import KINDS, Difference, consequence, difference
 from workbench.analysis.hunt.between.place import Decided, Line
 from workbench.analysis.hunt.between.search import Apart, Comparison
-from workbench.analysis.hunt.between.sides import place_of
+from workbench.analysis.hunt.between.sides import Asked, place_of
 from workbench.analysis.hunt.between.surface import compare
 from workbench.apps.cli import main
 from workbench.trace import Trace
@@ -300,3 +300,26 @@ def test_what_no_run_shows(tmp_path):
         "Scheduler.schedule()": ("(self)", "(self, more=False)"),
     }
     assert found.hooks == ["Scheduler.schedule"]
+
+
+def test_a_side_in_a_step_that_does_not_end_is_closed(tmp_path, monkeypatch):
+    (tmp_path / "sleepy.py").write_text(
+        "import time\n\nclass Sleepy:\n    features = ()\n    def add(self, request): time.sleep(600)\n\n"
+        "def make(config): return Sleepy()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("workbench.analysis.hunt.between.sides.CLOSE_SECONDS", 0.1)
+    side = Asked(place_of("sleepy:make"), as_vllm=False)
+    request = {"id": "r", "prompt": {"len": 1}, "max_tokens": 1}
+    side.send({"workload": {"config": {"num_blocks": 20}, "requests": [request]}})
+    side.close()
+    assert side._process.returncode == -9
+
+
+def test_a_file_that_is_not_code_does_not_stop_a_comparison(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "template.py").write_text("def (\n")
+        (tmp_path / name / "code.py").write_text(f"def {name}(): ...\n")
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert (found.removed, found.added) == ({"a()": "()"}, {"b()": "()"})

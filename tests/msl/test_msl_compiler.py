@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -152,6 +153,23 @@ def test_the_library_of_a_launch_is_not_looked_for_again(monkeypatch):
     assert launch(mx.arange(16.0), checks=False) > dtype
     number = len(looked_for)
     assert launch(mx.arange(16)) == launch(mx.arange(16.0)) == number
+
+
+def test_a_library_whose_file_is_gone_is_compiled_again(empty_cache, monkeypatch):
+    """The first launch is interrupted before the library is loaded."""
+    kernel = msl.metal_kernel(
+        name="k", input_names=["x"], output_names=["y"], source="uint i = thread_position_in_grid.x;\ny[i] = 3 * x[i];"
+    )
+    x = mx.arange(16.0)
+    launch = {"inputs": [x], "output_shapes": [x.shape], "output_dtypes": [x.dtype], "grid": (16, 1, 1)}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("workbench.kernels.msl.kernel.run_library", Mock(side_effect=KeyboardInterrupt))
+        kernel(**launch, threadgroup=(8, 1, 1))
+    libraries = list(empty_cache.glob("*.so"))
+    assert len(libraries) == 1
+    libraries[0].unlink()
+    (y,) = kernel(**launch, threadgroup=(8, 1, 1))
+    np.testing.assert_array_equal(np.array(y), 3 * np.array(x))
 
 
 def test_a_kernel_that_does_not_compile_leaves_nothing_behind(empty_cache):

@@ -179,6 +179,43 @@ def test_what_is_not_a_fleet_is_refused():
     assert "error" not in run_fleet(session, "sticky", replicas=1, policy=policy)[0]
 
 
+@pytest.mark.parametrize("command", ["run", "python"])
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"replicas": "2"}, "replicas must be an integer from 1 to 16, got '2'"),
+        ({"replicas": 1.5}, "replicas must be an integer from 1 to 16, got 1.5"),
+        ({"replicas": 17}, "replicas must be from 1 to 16, got 17"),
+        ({"router": "nope"}, "router must be one of round_robin"),
+        ({"replicas": 2, "router": 'a"b'}, "router must be one of round_robin"),
+        ({"replicas": 2, "policy": "DecodeFirst"}, "a policy in Python runs on one replica"),
+        ({"policy": None}, "policy must be a text, got None"),
+        ({"workload": None}, "workload must be a text, got None"),
+        ({"config": [1]}, "config must be an object, got [1]"),
+        ({"config": 5}, "config must be an object, got 5"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_named_by_every_command(command, values, words):
+    given = {"workload": json.dumps(PRESETS["chunked"].workload)} | values
+    answer = Session().handle(json.dumps({"command": command, **given}))
+    assert words in json.loads(answer.facts)["error"] and answer.packet is None
+
+
+def test_a_fleet_without_requests_is_drawn_as_nothing():
+    session = Session()
+    answer = session.handle(json.dumps({"command": "run", "workload": '{"requests": []}', "replicas": 3}))
+    facts = json.loads(answer.facts)
+    assert facts["replicas"] == [0, 0, 0] and facts["fleet"] == "" and answer.packet is not None
+
+
+def test_a_recording_is_not_served_by_a_fleet(tmp_path):
+    session = Session()
+    simulate(PRESETS["chunked"].workload).save(tmp_path / "run.jsonl.gz")
+    session.handle(json.dumps({"command": "open", "name": "run"}), (tmp_path / "run.jsonl.gz").read_bytes())
+    answer = session.handle(json.dumps({"command": "run", "workload": "{}", "replicas": 3}))
+    assert json.loads(answer.facts)["error"].startswith("replicas is 3: a recording is of one replica")
+
+
 def test_the_cell_of_a_fleet_makes_the_fleet_of_the_page():
     names = {}
     exec(python_cell(PRESETS["fleet"].workload, {"max_num_seqs": 4}, "", 3, "prefix"), names)

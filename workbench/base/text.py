@@ -16,7 +16,11 @@ def shown(value: Any) -> str:
         value = [*value[:MAX_SHOWN], *value[-MAX_SHOWN:]]
     if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to write very long ones
         return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """The text, without its middle if it is long."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN // 2]} ... {text[-MAX_SHOWN // 4 :]}"
 
 

@@ -57,7 +57,8 @@ def with_kept_bounds(schema: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
         return schema
     kept = dict(words)
     for word, value in words.items():
-        if isinstance(value, int) and abs(value) >= _EXACT:
+        if abs(value) >= _EXACT:  # a float of this size is a whole number, too
+            value = int(value)
             is_lower, is_open = word in _LOWER, word.startswith("exclusive")
             step = math.inf if is_lower else -math.inf
             if is_open and kind == "integer":

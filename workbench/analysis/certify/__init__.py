@@ -59,7 +59,7 @@ class Certificate:
             if row.problem:  # it ends the row, whatever was answered before
                 firsts.append(f"{row.feature}: {row.problem}")
             for reason, count in Counter(row.unsupported).most_common(MOST_REASONS):
-                firsts.append(f"{row.feature}: not supported: {printable(reason)} ({counted(count, 'workload')})")
+                firsts.append(f"{row.feature}: not supported: {reason} ({counted(count, 'workload')})")
         num_certified = sum(row.certified for row in self.rows)
         verdict = "certified" if self.certified else f"not certified: {num_certified} of {len(self.rows)} features are"
         if num_lacking := sum(row.verdict == "not supported" for row in self.rows):
@@ -162,7 +162,8 @@ def _row(program: Program, feature: Feature, count: int, rng: random.Random) -> 
             row.unsupported.append(str(problem))
             continue
         except (Exception, SystemExit) as problem:
-            row.problem = f"{problem}" if isinstance(problem, ValueError) else f"{type(problem).__name__}: {problem}"
+            kind = "" if isinstance(problem, ValueError) else f"{type(problem).__name__}: "
+            row.problem = printable(f"{kind}{problem}")
             return row
         row.add(workload, steps_of(trace), told)
     return row
@@ -185,7 +186,7 @@ def _write(out: Path, certificate: Certificate) -> None:
             "title": f"{certificate.program}: {row.feature}",
             "message": row.first.message,
             "step": row.first.step,
-            "expected": [sentence(step) for step in steps_of(trace)],
-            "got": [sentence(step) for step in row.first.steps],
+            "expected": [printable(sentence(step)) for step in steps_of(trace)],
+            "got": [printable(sentence(step)) for step in row.first.steps],
         }
         (folder / "page.html").write_text(find("Certificate.page")(trace, facts), encoding="utf-8")

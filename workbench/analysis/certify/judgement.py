@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.analysis.certify.neutral import ASPECTS
 from workbench.analysis.hunt.schedule import said
+from workbench.base.text import printable, shortened
 
 PARTS = ("steps", *ASPECTS)
 
@@ -94,7 +95,8 @@ class Row:
                 self.scores["steps"].equal += not differs
             if self.first is None and (differs or not (right and given)):
                 name = differs[0] if differs else "length"
-                message = f"expected {said(right, name)}, got {said(given, name)}"
+                aspect = differs[0] if differs else "chunks"
+                message = f"expected {_words(right, aspect)}, got {_words(given, aspect)}"
                 self.first = First(workload, index, name, message, told)
 
     def _equal(self, name: str, right: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
@@ -109,6 +111,10 @@ class Row:
         self.scores[name].of += len(parts)
         self.scores[name].equal += sum(a == b for a, b in parts)
         return bool(one == other)
+
+
+def _words(step: Mapping[str, Any], name: str) -> str:
+    return shortened(printable(said(step, name)))
 
 
 def _comparable(name: str, step: Mapping[str, Any]) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.field_checks import MAX_INT32, integer, json_object
-from workbench.base.text import shown
+from workbench.base.outside_files import json_value
+from workbench.base.text import printable, shortened, shown
 from workbench.simulation.simulate import simulate
 from workbench.simulation.workload import made_up_token, read_workload
 from workbench.trace import StepRecord, Trace
@@ -24,6 +25,9 @@ MOST_STEPS = 10_000
 
 ASPECTS = ("chunks", "hits", "preempted", "finished", "blocks")
 """The aspects of a step, from the one that every schedule has to those that a simulator may leave out."""
+
+CHUNK = ("id", "start", "num_tokens", "num_drafts")
+"""The fields of a chunk."""
 
 _KEPT = ["id", "max_tokens", "arrival_step", "arrival_time", "abort_step", "priority", "accepts", "cache_salt"]
 _KEPT += ["adapter", "grammar"]
@@ -47,6 +51,27 @@ def neutral_workload(name: str, workload: Mapping[str, Any]) -> dict[str, Any]:
         made["output_token_ids"] = [made_up_token(f"{given['id']}:{len(prompt) + i}") for i in range(count)]
         requests.append(made)
     return {"version": VERSION, "id": name, "config": dict(workload["config"]), "requests": requests}
+
+
+def read_neutral(text: str) -> dict[str, Any]:
+    """A neutral workload from a line of JSON; its settings and requests are checked as those of ``simulate()`` are.
+
+    Raises:
+        ValueError: It is not a neutral workload.
+    """
+    fields = json_object("workload", json_value(text, "the line is not JSON"), ("version", "id", "config", "requests"))
+    integer("workload.version", fields.get("version", VERSION), VERSION, VERSION)
+    _of_kind("workload.id", fields.get("id"), str, "name")
+    config = json_object("workload.config", fields.get("config"))
+    if config.get("max_model_len") is not None:
+        integer("workload.config.max_model_len", config["max_model_len"], 1, MAX_INT32)
+    for number, each in enumerate(_of_kind("workload.requests", fields.get("requests"), list, "list of requests")):
+        place = f"workload.requests[{number}]"
+        request = json_object(place, each)
+        integer(f"{place}.max_tokens", request.get("max_tokens"), 1, MAX_INT32)
+        for name in ("prompt_token_ids", "output_token_ids"):
+            _of_kind(f"{place}.{name}", request.get(name), list, "list of tokens")
+    return dict(fields)
 
 
 def simulated_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +129,8 @@ def read_schedule(answer: Any) -> list[dict[str, Any]]:
     """
     fields = json_object("answer", answer, ("steps", "unsupported", "id", "version"))
     if "unsupported" in fields:
-        raise Unsupported(str(fields["unsupported"]))
+        reason = _of_kind("answer.unsupported", fields["unsupported"], str, "text that gives the reason")
+        raise Unsupported(shortened(printable(reason)) or "no reason is given")
     steps = fields.get("steps")
     if not isinstance(steps, list):
         raise ValueError(
@@ -114,7 +140,14 @@ def read_schedule(answer: Any) -> list[dict[str, Any]]:
         raise ValueError(f"answer.steps has {len(steps):,} steps; a schedule has at most {MOST_STEPS:,}")
     for index, step in enumerate(steps):
         _check_step(f"answer.steps[{index}]", step)
-    return steps
+    return [_known(step) for step in steps]
+
+
+def _known(step: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a schedule; a simulator may tell more."""
+    told = {name: step[name] for name in ASPECTS if name in step}
+    told["chunks"] = [{name: each[name] for name in CHUNK if name in each} for each in step["chunks"]]
+    return told
 
 
 def _check_step(place: str, step: Any) -> None:

@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from workbench.base.outside_files import TwoValuesError, json_value
 from workbench.base.text import shown
 
 MOST_BYTES = 1 << 24
@@ -51,7 +53,11 @@ class Program:
         elif re.fullmatch(r"[\w.]+:\w+", program):
             self._function = _imported(program)
         else:
-            self._words = shlex.split(program)
+            try:
+                self._words = shlex.split(program)
+            except ValueError as problem:
+                told = f"PROGRAM {shown(program)} is not a command line: {problem}; quote it as for a shell"
+                raise ValueError(told) from None
             if not self._words:
                 raise ValueError("PROGRAM is empty: give module:function, or a command that answers JSON lines")
             self._command = self._started()
@@ -59,7 +65,7 @@ class Program:
     def _started(self) -> _Command:
         try:
             return _Command(self._words)
-        except OSError as problem:
+        except (OSError, ValueError) as problem:  # ValueError: a null character
             raise ValueError(f"PROGRAM {shlex.join(self._words)!r} cannot be started: {problem}") from None
 
     def schedule(self, workload: dict[str, Any]) -> Any:
@@ -92,13 +98,16 @@ class Program:
             raise ValueError(told) from None
         if not line:
             self._command, (status, _) = None, command.end()
-            raise ValueError(f"the program ended before it answered workload {name}, with exit status {status}")
+            how = f"with exit status {status}" if status >= 0 else f"by signal {-status}"
+            raise ValueError(f"the program ended before it answered workload {name}, {how}")
         if len(line) > MOST_BYTES:
             raise self._give_up(f"the answer to workload {name} is longer than {MOST_BYTES:,} bytes: it was ended")
         text = line.decode("utf-8", "replace")
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            return json_value(text)
+        except TwoValuesError as problem:
+            raise ValueError(f"the answer to workload {name} is {problem}") from None
+        except ValueError:
             if not line.endswith(b"\n"):  # it ended in the middle of an answer
                 self._command = None
                 command.end()
@@ -132,7 +141,12 @@ class _Command:
     """A running command. Threads write and read, so that a program that does neither stops nobody."""
 
     def __init__(self, words: list[str]) -> None:
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that what it starts is ended with it
+        )
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lines: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
         self._has_answered = self._is_over = False
@@ -169,8 +183,10 @@ class _Command:
             try:
                 line = self._lines.get(timeout=timeout * (1 if self._has_answered else 5))
             except queue.Empty:
-                self.num_late += 1
-                raise
+                if self._process.poll() is None:
+                    self.num_late += 1
+                    raise
+                line = b""  # it has ended, and a child of it keeps its output open
             self._has_answered, self._is_over = True, not line
             if not line or not self.num_late:
                 return line
@@ -188,8 +204,10 @@ class _Command:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with suppress(OSError):  # nothing is left of it
+            os.killpg(self._process.pid, signal.SIGKILL)
         rest: list[bytes] = []
-        with suppress(queue.Empty):  # a child of the program may keep its output open
+        with suppress(queue.Empty):  # a child in another session may keep its output open
             while not self._is_over and len(rest) < _MOST_WAITING and (line := self._lines.get(timeout=2)):
                 rest.append(line)
         self._is_over = True
@@ -212,8 +230,9 @@ def _imported(program: str) -> Callable[[dict[str, Any]], Any]:
     module, _, name = program.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as problem:
-        raise ValueError(f"PROGRAM {program!r} cannot be imported: {problem}") from None
+    except (Exception, SystemExit) as problem:  # whatever the module does
+        told = f"PROGRAM {program!r} cannot be imported: {type(problem).__name__}: {problem}"
+        raise ValueError(told) from None
     if not callable(found):
         raise ValueError(f"PROGRAM {program!r} is not a function: it must take a workload and return its schedule")
     return found

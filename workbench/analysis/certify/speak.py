@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from io import TextIOWrapper
 from typing import Any, TextIO
 
-from workbench.analysis.certify.neutral import judge, simulated_workload, steps_of
+from workbench.analysis.certify.neutral import judge, read_neutral, simulated_workload, steps_of
 from workbench.analysis.hunt.search import shape
 from workbench.analysis.hunt.workloads import FEATURES
 from workbench.simulation.workload import read_workload
@@ -28,13 +29,19 @@ def speak(scheduler: str, lines: TextIO = sys.stdin) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a scheduler prints is not an answer
     target = None if scheduler == "workbench" else find_target(scheduler)
+    if isinstance(lines, TextIOWrapper):
+        lines.reconfigure(errors="replace")  # a line that is not UTF-8 gets an answer, too
     for line in lines:
-        print(json.dumps(_answer(target, json.loads(line))), file=answers, flush=True)
+        print(json.dumps(_answer(target, line)), file=answers, flush=True)
 
 
-def _answer(target: Any, workload: dict[str, Any]) -> dict[str, Any]:
+def _answer(target: Any, line: str) -> dict[str, Any]:
     from workbench.analysis.hunt.schedule import schedule_of
 
+    try:
+        workload = read_neutral(line)
+    except ValueError as problem:
+        return {"unsupported": str(problem)}
     try:
         simulated = simulated_workload(workload)
         read_workload(simulated)

@@ -22,6 +22,7 @@ from workbench.analysis.explain import explain
 from workbench.analysis.fork import fork, recorded_config
 from workbench.apps.playground.run import MAX_STEPS, Run, run_of_fleet
 from workbench.base.field_checks import choice, integer, json_object
+from workbench.base.text import shown
 from workbench.config import EngineConfig
 from workbench.scheduler import policies
 from workbench.scheduler.policy import SchedulingPolicy
@@ -104,9 +105,12 @@ class Session:
         router: str = "round_robin",
     ) -> Answer:
         """Simulate the workload, or the open recording, under a configuration and a policy, or by a fleet."""
+        check_fleet(replicas, router, policy)
         rules = read_policy(policy) if policy.strip() else None
-        changes = dict(config or {})
+        changes = dict(json_object("config", {} if config is None else config))
         if self._recording is not None:
+            if replicas > 1:
+                raise ValueError(f"replicas is {replicas}: a recording is of one replica, so close it or give 1")
             json_object("config", changes, tuple(EngineConfig().to_dict()))
             recording = self._recording.traces[0]
             before = recorded_config(recording).to_dict()
@@ -115,8 +119,6 @@ class Session:
                 changes["policy"] = rules
             self._newest = Run((fork(recording, **changes),)) if changes else self._recording
             return self._answer()
-        if integer("replicas", replicas, 1, MAX_REPLICAS) > 1 and rules is not None:
-            raise ValueError("a policy in Python runs on one replica: choose vLLM's rules or priority, or 1 replica")
         self._newest = self._simulate(workload, changes, rules, replicas, router)
         return self._answer()
 
@@ -199,9 +201,20 @@ class Session:
         model = self._cost_model if self._recording is None else None
         return Answer(json.dumps({"text": repr(explain(self._newest.of(request), request, model))}))
 
-    def _do_python(self, workload: str, config: Mapping[str, Any] | None = None, **others: Any) -> Answer:
+    def _do_python(
+        self,
+        workload: str,
+        config: Mapping[str, Any] | None = None,
+        policy: str = "",
+        replicas: int = 1,
+        router: str = "round_robin",
+    ) -> Answer:
         """The cell of a notebook that does what the page does."""
-        return Answer(json.dumps({"text": python_cell(read_workload_text(workload), dict(config or {}), **others)}))
+        check_fleet(replicas, router, policy)
+        changes = json_object("config", {} if config is None else config)
+        return Answer(
+            json.dumps({"text": python_cell(read_workload_text(workload), changes, policy, replicas, router)})
+        )
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +257,8 @@ class Session:
             facts["verdict"] = "" if other is None else changes_of_fleets(first.traces, other.traces)
         except ValueError as problem:
             facts["verdict"] = str(problem)
-        facts |= {"fleet": fleet_svg(rows) if newest.traces[newest.busiest][-1].end else "", "replica": replica}
+        busy = newest.traces[newest.busiest]
+        facts |= {"fleet": fleet_svg(rows) if busy and busy[-1].end else "", "replica": replica}
         facts["replicas"] = [len(trace.requests) for trace in newest.traces]
         self._shown = newest.traces[replica]
         return Answer(json.dumps(facts), self._packet(self._shown))
@@ -276,12 +290,35 @@ def _summary(*traces: Trace) -> dict[str, Any]:
     return asdict(whole.summary) | of_fleet
 
 
+def check_fleet(replicas: int, router: str, policy: str) -> None:
+    """Check the settings of a fleet and a policy beside them, also those of a single replica.
+
+    Raises:
+        ValueError: One of them is not allowed.
+    """
+    _text("policy", policy)
+    integer("replicas", replicas, 1, MAX_REPLICAS)
+    if router != "round_robin":
+        from workbench.analysis.fleet.routers import make_router  # few pages run a fleet
+
+        make_router(router)
+    if replicas > 1 and policy.strip():
+        raise ValueError("a policy in Python runs on one replica: choose vLLM's rules or priority, or 1 replica")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, got {shown(value)}")
+    return value
+
+
 def read_workload_text(text: str) -> dict[str, Any]:
     """A workload from the text of the editor.
 
     Raises:
         ValueError: It is not a JSON object; the message names the line.
     """
+    _text("workload", text)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as problem:
@@ -336,7 +373,7 @@ def python_cell(
     merged = {**workload, "config": {**(workload.get("config") or {}), **config}}
     lines += ["", f"workload = {pformat(merged, width=110, sort_dicts=False)}"]
     if replicas > 1:
-        lines += [f'run = simulate_fleet(workload, replicas={replicas}, router="{router}")', "run", ""]
+        lines += [f"run = simulate_fleet(workload, replicas={replicas}, router={router!r})", "run", ""]
         return "\n".join(lines)
     if policy:
         classes = [node.name for node in ast.parse(policy).body if isinstance(node, ast.ClassDef)]

@@ -303,10 +303,11 @@ class MetalKernel:
         return _EndedLaunch(library, bindings, finished, error)
 
     def _compile(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
-        """The library of a text; one that was launched before is loaded, and not looked for again."""
-        if (text, checks) not in self._libraries:
-            self._libraries[text, checks] = self._compiled(text, texts, checks)
-        return self._libraries[text, checks]
+        """The library of a text; one that was compiled before is not looked for again, unless its file is gone."""
+        library = self._libraries.get((text, checks))
+        if library is None or not library.exists():
+            library = self._libraries[text, checks] = self._compiled(text, texts, checks)
+        return library
 
     def _compiled(self, text: KernelText, texts: Mapping[str, str], checks: bool) -> Path:
         def reject(findings: list[Finding]) -> None:

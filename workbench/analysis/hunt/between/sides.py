@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,9 @@ _KINDS = (
     "workbench, vllm, vllm:module:Class, module:factory, a release such as 0.33.0, a folder or an environment with "
     "vLLM, a checkout of Workbench, or a changed file such as scheduler.py"
 )
+CLOSE_SECONDS = 5.0
+"""Seconds that a side may take to end."""
+
 _OURS = re.compile(r"^\s*(from|import) workbench\b", re.M)
 
 
@@ -210,9 +214,14 @@ class Asked:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it did not read what it was asked last
+            self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:  # in a step that does not end
+            self._process.kill()
+            self._process.wait()
 
 
 def _environment(place: Place) -> dict[str, str]:

@@ -61,10 +61,16 @@ def _read(package: Path) -> dict[tuple[str, str], str]:
     """{(file, name): signature, type or bases} of a package; of a folder without vLLM's files, all of it."""
     files = [path for pattern in FILES for path in sorted(package.glob(pattern))] or sorted(package.rglob("*.py"))
     return {
-        (path.relative_to(package).as_posix(), name): what
-        for path in files
-        for name, what in _names(ast.parse(path.read_text(encoding="utf-8")), "")
+        (path.relative_to(package).as_posix(), name): what for path in files for name, what in _names(_parsed(path), "")
     }
+
+
+def _parsed(path: Path) -> ast.AST:
+    """The syntax tree of a file. A file that this Python cannot read has no names, such as a template."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _names(node: ast.AST, within: str) -> Iterator[tuple[str, str]]:
