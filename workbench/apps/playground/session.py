@@ -201,20 +201,11 @@ class Session:
         model = self._cost_model if self._recording is None else None
         return Answer(json.dumps({"text": repr(explain(self._newest.of(request), request, model))}))
 
-    def _do_python(
-        self,
-        workload: str,
-        config: Mapping[str, Any] | None = None,
-        policy: str = "",
-        replicas: int = 1,
-        router: str = "round_robin",
-    ) -> Answer:
-        """The cell of a notebook that does what the page does."""
-        check_fleet(replicas, router, policy)
+    def _do_python(self, workload: str, config: Mapping[str, Any] | None = None, **others: Any) -> Answer:
+        """The cell of a notebook that does what the page does; ``others`` are the other settings of a run."""
+        check_fleet(**others)
         changes = json_object("config", {} if config is None else config)
-        return Answer(
-            json.dumps({"text": python_cell(read_workload_text(workload), changes, policy, replicas, router)})
-        )
+        return Answer(json.dumps({"text": python_cell(read_workload_text(workload), changes, **others)}))
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -290,7 +281,7 @@ def _summary(*traces: Trace) -> dict[str, Any]:
     return asdict(whole.summary) | of_fleet
 
 
-def check_fleet(replicas: int, router: str, policy: str) -> None:
+def check_fleet(replicas: int = 1, router: str = "round_robin", policy: str = "") -> None:
     """Check the settings of a fleet and a policy beside them, also those of a single replica.
 
     Raises:
