@@ -443,6 +443,7 @@ EXACT = "it differs at one exact size in pixels only, where a label or a line ju
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/events.js", "atEnd = cursor.step === cursor.last;", "first"): "the list is filled again if an event of it differs",
     ("viz/js/gantt.js", "this.shown().map((request) => request.index)", "seq"): "the picture is drawn whole if its rows change",
+    ("viz/js/way.js", "(seconds ?? 0) < NO_WAIT_SECONDS", "<="): "it differs at one exact number of seconds only",
     ("viz/js/timeline.js", "if (axis.last <= axis.first) return;", "<"): "an axis has a step",
     ("viz/js/packed.js", "if (row >= 12) this.drawBlockTicks(", ">"): "no number of rows makes them 12 pixels high",
     ("viz/js/rectangle.js", "if (dx >= 6 && dy >= 6) this.drawCellGrid(", ">"): EXACT,

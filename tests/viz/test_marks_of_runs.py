@@ -93,7 +93,7 @@ def both(facts):
 
 
 @pytest.mark.parametrize("align", ["step", "arrival", "time"])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "late 0"])
 def test_compare(deno_page, name, align):
     page, (first, second, *facts) = deno_page, pair(name)
     page.open(first, second)
@@ -228,9 +228,13 @@ def check_compare_words(page, facts, order, end, timed):
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
         same = "the same tokens" if difference < 0 else f"the first difference is token {difference + 1}"
         assert lines == [who, *ends, same]
+        hover = page("view.panel('compare').hit(40, argument).hover", 140 + row * 24 + 10)
+        assert hover["request"] == facts[0].order.index(who)
     if not timed:
         for step in (0, len(facts[0]) // 2, len(facts[0]) - 1):
-            assert page.hit("compare", LEFT + (step + 0.5) / end * SPACE, 60) == [f"step {step}"]
+            across = LEFT + (step + 0.5) / end * SPACE
+            assert page.hit("compare", across, 60) == page.hit("compare", across, 118) == [f"step {step}"]
+            assert page.hit("compare", across, 119) == []
         short = len(facts[0]) < end
         assert not short or page.hit("compare", LEFT + (len(facts[0]) + 0.5) / end * SPACE, 60) == []
     assert page.hit("compare", LEFT - 10, 60) == []

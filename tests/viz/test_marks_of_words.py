@@ -133,6 +133,10 @@ def test_texts(drawn, name):
             "card.querySelector('.wb-state').textContent, card.querySelector('.wb-output').textContent])"
         )
         assert [card[0] for card in cards] == [facts.order.index(who) for who in here]
+        assert page("view.panel('texts').note.hidden")  # of the requests without a card, from 41 on
+        names = "view.panel('texts').list.children.map((card) => (card.querySelectorAll('button')[1].click(), "
+        assert page(f"{names}view.inspector.pinned.request))") == [card[0] for card in cards]
+        page("view.inspector.pin(null)")
         for (_, state, text), who in zip(cards, here):
             assert text == "".join(written(token, has_text[who]) for token in tokens[who])
             most = facts.trace.requests[who].max_tokens
