@@ -1,5 +1,6 @@
 """Programs that speak the protocol of a certificate: a small simulator, and those that break it in every way."""
 
+import fcntl
 import json
 import random
 import re
@@ -295,20 +296,24 @@ def test_a_program_that_is_killed_names_the_signal(tmp_path):
 
 
 def test_the_processes_that_a_program_has_started_end_with_it(tmp_path):
-    """A child keeps the output open: the program has ended nevertheless, and so must the child."""
+    """A child keeps the output open: the program has ended nevertheless, and so must the child, which holds a lock."""
+    held = tmp_path / "held"
     body = (
-        f"child = os.fork()\nif not child: time.sleep(600)\nopen({str(tmp_path / 'child')!r}, 'w').write(str(child))\n"
+        f"import fcntl\npath, child = {str(held)!r}, os.fork()\n"
+        "if not child: mine = open(path + '.new', 'w')\n"
+        "if not child: fcntl.flock(mine, fcntl.LOCK_EX), os.rename(path + '.new', path), time.sleep(600)\n"
+        "while not os.path.exists(path): time.sleep(0.01)\n"
     )
     asked = programs.Program(command(tmp_path, body + "os._exit(0)"), 1)
     workload, _ = next(iter(draw(FEATURES[0], 1, random.Random(1))))
     with pytest.raises(ValueError, match=r"the program ended before it answered workload .*, with exit status 0"):
         asked.schedule(workload)
-    child = int((tmp_path / "child").read_text())
-    for _ in range(1000):
-        stat = Path(f"/proc/{child}/stat")
-        if not stat.exists() or stat.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.01)
+    with held.open() as lock:
+        for _ in range(1000):
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.01)
     raise AssertionError("the child still runs")
 
 

@@ -196,7 +196,7 @@ def test_the_first_different_token_is_marked(open_page, tmp_path):
     panel.get_by_role("button", name="Table").click()
     page.frame()
     cells = panel.locator(".wb-table-view tbody tr").nth(row).locator("td").all_text_contents()
-    assert (cells[0], cells[-1]) == (changed.request_id, str(nth))
+    assert (cells[0], cells[-1]) == (changed.request_id, str(nth + 1))
 
 
 def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
