@@ -30,15 +30,21 @@ def test_every_browser_can_be_made(kind):
     assert not kind.__abstractmethods__
 
 
-def test_the_first_picture_and_a_card(browser_of_debian, long_trace, tmp_path):
-    long_trace.to_html(tmp_path / "trace.html")
-    reader = Reader(browser_of_debian)
-    browser_of_debian.resize(1280, 900)
-    browser_of_debian.goto(f"file://{tmp_path}/trace.html#story")
+def story_of(browser, trace, tmp_path, width):
+    """A reader of the saved page of a trace, with all its steps."""
+    trace.to_html(tmp_path / "trace.html")
+    reader = Reader(browser)
+    browser.resize(width, 900)
+    browser.goto(f"file://{tmp_path}/trace.html#story")
     deadline = time.monotonic() + 60
-    while reader.view("view.store.numSteps") != len(long_trace):
+    while reader.view("view.store.numSteps") != len(trace):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+    return reader
+
+
+def test_the_first_picture_and_a_card(browser_of_debian, long_trace, tmp_path):
+    reader = story_of(browser_of_debian, long_trace, tmp_path, 1280)
     reader.see("[data-panel=timeline] canvas")
     assert reader.view(INK) > 6, "a picture has several colours"
     reader.write(".wb-search input", "r39")
@@ -48,14 +54,7 @@ def test_the_first_picture_and_a_card(browser_of_debian, long_trace, tmp_path):
 
 def test_a_legend_that_was_hidden_is_painted_again(browser_of_debian, long_trace, tmp_path):
     """WebKit may forget what a hidden canvas showed: it still has its pixels, and the screen has none."""
-    long_trace.to_html(tmp_path / "trace.html")
-    reader = Reader(browser_of_debian)
-    browser_of_debian.resize(1100, 900)
-    browser_of_debian.goto(f"file://{tmp_path}/trace.html#story")
-    deadline = time.monotonic() + 60
-    while reader.view("view.store.numSteps") != len(long_trace):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    reader = story_of(browser_of_debian, long_trace, tmp_path, 1100)
 
     def colours():
         """The number of colours that the screen shows where the legend of the timeline is."""
