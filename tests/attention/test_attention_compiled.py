@@ -139,6 +139,46 @@ def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
     assert doubled(EntryPoint(double)) == 6
 
 
+COMPILE_ONCE = """
+import sys, time
+from test_attention_compiled import EntryPoint, double, doubled, object_code
+
+plain = object_code.compiled
+
+def slow(*how):
+    print("compiled", flush=True)
+    time.sleep(1)  # so that the others ask in the meantime
+    return plain(*how)
+
+object_code.compiled = slow
+assert doubled(EntryPoint(double)) == 6
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no locks of a file's bytes")
+def test_several_processes_compile_a_function_once(folder):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command, environment = [sys.executable, "-c", COMPILE_ONCE], os.environ | {"PYTHONPATH": path}
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = "".join(process.communicate(timeout=300)[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0, 0] and said.split() == ["compiled"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no locks of a file's bytes")
+def test_a_process_that_is_stopped_is_not_waited_for_without_end(folder, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(object_code, "_PATIENCE_SECONDS", 0.2)
+    held = []
+
+    def refused(*how):
+        held.append(how)
+        raise BlockingIOError
+
+    monkeypatch.setattr(fcntl, "lockf", refused)
+    assert doubled(EntryPoint(double)) == 6 and held
+
+
 def test_a_function_that_returns_something_is_refused(folder):
     with pytest.raises(TypeError, match="returns_something returns int64; it must return nothing"):
         EntryPoint(returns_something)(np.zeros(1, np.float32))

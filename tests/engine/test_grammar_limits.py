@@ -428,6 +428,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_alone(model, monkeypatch, m
     assert [outputs[honest].token_ids, outputs[free].token_ids] == alone
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("size", [190, 250])
 def test_masks_that_take_too_long_at_once_are_found_before_a_request_has_them(smollm2, size):
     """With a real vocabulary, whose tokens are many letters: too slow, or too many items in a row."""

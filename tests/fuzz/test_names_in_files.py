@@ -173,7 +173,8 @@ def test_names_in_model_folders(watch, tmp_path, file):
         path.write_text(json.dumps(changed))
         for place in (folder, folder.parent):
             (place / f"{SENTINEL}.py").write_text(f"import sys\nsys.{SENTINEL} = True\n")
-        assert not watch(lambda: Engine(load_model(folder), num_blocks=8)), changed
+        whole = file != "model.safetensors.index.json"  # whose names an engine does not know
+        assert not watch(lambda: Engine(load_model(folder), num_blocks=8) if whole else load_model(folder)), changed
 
 
 def test_names_in_notebooks(watch, tmp_path):

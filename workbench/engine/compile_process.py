@@ -12,10 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
-from workbench.base.cache_folder import cached, make_folder
 from workbench.config import EngineConfig
 from workbench.kernels.cpu.attention import object_code
 
@@ -37,10 +35,8 @@ def main(descriptor: int) -> None:
 
     object_code.listeners.append(lambda name, kept: tell(function=name.lstrip("_"), kept=kept))
     try:
-        tell(state="waiting for another process that compiles")
-        with _alone():
-            tell(state="compiling")
-            _compile(asked["model"], asked["options"], EngineConfig.from_dict(asked["config"]))
+        tell(state="compiling")
+        _compile(asked["model"], asked["options"], EngineConfig.from_dict(asked["config"]))
         tell(state="done")
     except Exception as problem:
         tell(state="failed", reason=f"{type(problem).__name__}: {problem}")
@@ -55,19 +51,6 @@ def _compile(model: str, options: dict[str, str], config: EngineConfig) -> None:
     keep_sum_weights()
     loaded = load_model(model, device="cpu", **options)  # type: ignore[arg-type]
     ModelRunner(loaded, config.replace(num_blocks=NUM_BLOCKS), one_table=False).close()
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Wait for other processes that compile: what they keep need not be compiled again."""
-    path = cached("compiled", "lock")
-    make_folder(path.parent)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as stream:
-        with contextlib.suppress(ImportError, OSError):  # not on every system, or folder
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _end_with(connection: Connection) -> None:

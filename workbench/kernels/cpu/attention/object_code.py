@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -41,6 +41,7 @@ else:
 _LOCK = RLock()
 _DIGEST_BYTES, _PART = 32, ".part"
 _SHOWN_SECONDS = 1.0
+_PATIENCE_SECONDS = 120.0
 _WITHOUT_COMPILING: ContextVar[bool] = ContextVar("without_compiling", default=False)
 
 listeners: list[Callable[[str, bool], None]] = []
@@ -143,16 +144,46 @@ def code_of(wanted: Wanted) -> Code:
                 raise NotCompiled(wanted.name)
             if not path.parent.exists():
                 _announce()
-            start = time.perf_counter()
-            for listener in listeners:
-                listener(wanted.name, False)
-            kept = compiled(wanted.function(), wanted.signature(), wanted.for_python)
-            write(path, kept)
-            for listener in listeners:
-                listener(wanted.name, True)
-            if time.perf_counter() - start > _SHOWN_SECONDS:
-                print(f"compiled {wanted.name.lstrip('_')}", file=sys.stderr, flush=True)
+            with _alone(path):
+                kept = _read(path) or _compiled_and_kept(wanted, path)
         return _load(wanted, kept)
+
+
+def _compiled_and_kept(wanted: Wanted, path: Path) -> _Kept:
+    start = time.perf_counter()
+    for listener in listeners:
+        listener(wanted.name, False)
+    kept = compiled(wanted.function(), wanted.signature(), wanted.for_python)
+    write(path, kept)
+    for listener in listeners:
+        listener(wanted.name, True)
+    if time.perf_counter() - start > _SHOWN_SECONDS:
+        print(f"compiled {wanted.name.lstrip('_')}", file=sys.stderr, flush=True)
+    return kept
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait while another process compiles the function of a file: what it keeps need not be compiled again.
+
+    The lock is a byte of a file that all functions share, and ends with its process. A process that is stopped keeps
+    others waiting for `_PATIENCE_SECONDS` at most. Some systems and folders have no locks: nothing waits there.
+    """
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            make_folder(cached("compiled"))
+            number = os.open(cached("compiled", "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, number)
+            byte = int.from_bytes(hashlib.sha256(str(path).encode()).digest()[:4])
+            until = time.monotonic() + _PATIENCE_SECONDS
+            while time.monotonic() < until:
+                with suppress(BlockingIOError, PermissionError):
+                    fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+                    break
+                time.sleep(0.05)
+        yield
 
 
 class _Kept(NamedTuple):
