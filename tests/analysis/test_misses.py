@@ -193,6 +193,28 @@ def test_a_whole_hit_still_computes_something(length, reason, tokens):
     assert (miss.reason, miss.tokens, miss.found) == (reason, tokens, length - tokens)
 
 
+@pytest.mark.parametrize("num_hits", [16, 20])
+def test_an_engine_that_computes_nothing_behind_a_whole_hit(num_hits, tmp_path):
+    """As a faulty scheduler does, whose run the hunt shows: nothing in it has to be right."""
+    requests = [request("a", 0, (16, "s"), max_tokens=1), request("b", 9, (16, "s"), max_tokens=1)]
+    trace = simulate({"config": {"block_size": 4, "num_blocks": 100}, "requests": requests})
+    step = trace[9]
+    whole = msgspec.structs.replace(step.chunks[0], start=16, num_tokens=0, num_cached_tokens=num_hits, sampled=None)
+    recorded = Trace(trace.meta)
+    for info in trace.requests.values():
+        recorded.add_request(info)
+    for each in (*trace[:9], msgspec.structs.replace(step, chunks=(whole,), finished=())):
+        if not each.has_block_tables:
+            each.attach_block_tables(4, [step.block_table(0)])
+        recorded.append(each)
+    [miss] = recorded.why_missed("b")
+    assert (miss.looked_up, miss.found, miss.tokens, miss.reason) == (16, 16, 0, "unknown")
+    assert "all its tokens were found" in repr(miss)
+    table = misses_table(recorded, changes=False)
+    assert (table.num_admissions, table.looked_up, table.found) == (2, 32, 16)
+    recorded.to_html(tmp_path / "run.html")
+
+
 def test_another_salt():
     requests = [request("a", 0, (17, "s"), cache_salt="x"), request("b", 9, (17, "s"))]
     miss = the_miss(requests, "b")

@@ -287,7 +287,7 @@ class Explainer:
             cut = min(mine, of_each_step)
             mine -= cut
             yield Share(Cause("cut", own.limited_by), cut, {})
-        again = mine * min(1.0, own.num_recomputed_tokens / own.num_tokens)
+        again = mine * min(1.0, own.num_recomputed_tokens / max(1, own.num_tokens))
         yield Share(Cause("own"), mine - again, {})
         yield Share(Cause("recomputed"), again, {})
         yield Share(Cause("prompts"), of_prompts, prompts)

@@ -97,6 +97,8 @@ class Miss:
     @property
     def why(self) -> str:
         """The reason as a sentence about the block."""
+        if not self.tokens:
+            return "all its tokens were found, although the last one has to be computed"
         block, culprit = f"block {self.block}", self.culprit
         ago = "in this step" if not self.steps_ago else f"{self.steps_ago} step{'s'[: self.steps_ago > 1]} before"
         match self.reason:

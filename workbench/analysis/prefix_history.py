@@ -325,8 +325,9 @@ class _Inquiry:
     """Why an admission found no more than it did."""
 
     def __init__(self, history: PrefixHistory, step: int, request: Request, num_hits: int) -> None:
-        self._history, self._step, self._request, self._num_hits = history, step, request, num_hits
+        self._history, self._step, self._request = history, step, request
         self._num_tokens = len(request.token_ids)
+        self._num_hits = min(num_hits, self._num_tokens)
         self._num_groups = len(history.manager.groups)
         self._unit = history.manager.alignment
         lookahead = history.manager.num_hash_lookahead_tokens
@@ -368,7 +369,8 @@ class _Inquiry:
             else:
                 parts.append(Lost(reason.reason, length))
             position += length
-        assert first is not None and cause is not None
+        if first is None or cause is None:  # a recorded engine that computes nothing behind a whole hit
+            first, cause, parts = num_tokens // size, _Cause(UNKNOWN), [Lost(UNKNOWN, 0)]
         return Miss(
             request_id=self._request.request_id,
             admitted=self._step,
