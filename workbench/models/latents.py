@@ -16,7 +16,7 @@ transpose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -56,8 +56,14 @@ class HeadMatrices:
         self._module, self._call = module, call
 
     def __call__(self, rows: mx.array, **options: Any) -> mx.array:
-        """The product with rows [..., heads or 1, count, dim]."""
-        return self._call(self._module, rows, **options)
+        """The product with rows [..., heads or 1, count, dim].
+
+        Rows of a packed batch, [T, heads, 1, dim], are multiplied together, head by head: one by one, each of them
+        would read all matrices.
+        """
+        if rows.ndim != 4 or rows.shape[2] != 1:
+            return self._call(self._module, rows, **options)
+        return self._call(self._module, rows.swapaxes(0, 2), **options).swapaxes(0, 2)
 
     def of_heads(self, first: int, end: int) -> HeadMatrices:
         """The matrices of some heads."""
@@ -258,23 +264,20 @@ def attend_expanded(
     assert made is not None
     rank, num_heads = layer.value_dim, queries.shape[1]
     stored = from_stored(k_cache[blocks]).astype(queries.dtype)  # [num_blocks, block_size, 1, key_dim]
-    latents, rotary = stored[..., :rank].reshape(1, 1, -1, rank), stored[..., rank:]
+    # A part of rows, which all heads read, would be copied for each of them.
+    latents, rotary = mx.contiguous(stored[..., :rank]).reshape(1, 1, -1, rank), stored[..., rank:].flatten(0, 1)
     slots, options = stored.shape[:2], AttentionOptions(1.0)
     outputs: list[mx.array] = []
     step = heads_per_launch(part, made, num_heads)
     for first in range(0, num_heads, step):
         end = min(first + step, num_heads)
         heads = (first, end) if step < num_heads else ()
-        by_heads = [one.of_heads(*heads) if heads else one for one in (to_latents, to_values)]
-        keys = _in_blocks(by_heads[0](latents, transpose=False), slots)
-        values = mx.contiguous(_in_blocks(by_heads[1](latents), slots))
-        keys = mx.concatenate([keys, mx.broadcast_to(rotary, (*keys.shape[:3], rotary.shape[-1]))], axis=-1)
-        outputs.append(backend.attend(queries[:, first:end], keys, values, metadata, options))
+        up, down = [one.of_heads(*heads) if heads else one for one in (to_latents, to_values)]
+        keys, values = (rows.squeeze(0).swapaxes(0, 1) for rows in (up(latents, transpose=False), down(latents)))
+        rotary_keys = mx.broadcast_to(rotary, (*keys.shape[:2], rotary.shape[-1]))
+        keys = mx.concatenate([keys, rotary_keys], axis=-1)
+        pool = [rows.reshape(*slots, *rows.shape[1:]) for rows in (keys, values)]
+        outputs.append(backend.attend(queries[:, first:end], *pool, metadata, options))
         if step < num_heads:
             mx.eval(outputs[-1])  # so that one launch's keys and values are in memory
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
-
-
-def _in_blocks(rows: mx.array, slots: Sequence[int]) -> mx.array:
-    """[1, heads, num_blocks * block_size, dim] as [num_blocks, block_size, heads, dim]."""
-    return rows[0].swapaxes(0, 1).reshape(*slots, rows.shape[1], rows.shape[-1])
