@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import workbench  # isort: skip (installs the BLAS before MLX is imported)
+import workbench  # isort: skip  # noqa: F401 (installs the BLAS before MLX is imported)
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np

@@ -226,22 +226,48 @@ def test_layers_with_windows_or_chunks_are_not_expanded():
 
 # -- planted faults ------------------------------------------------------------------------------------------------
 
+LAYER = paged_layer.PagedLayerCache
 FAULTS = {
-    "scale of the rotary part": (paged_layer.PagedLayerCache, "_attend_in_forms", "* softmax_scale, rotated], axis=-1)[e", "* softmax_scale, rotated * softmax_scale], axis=-1)[e"),
-    "scale of the other part": (paged_layer.PagedLayerCache, "_attend_in_forms", "[queries.rows * softmax_scale, rotated]", "[queries.rows, rotated]"),
+    "scale of the rotary part": (
+        LAYER,
+        "_attend_in_forms",
+        "* softmax_scale, rotated], axis=-1)[e",
+        "* softmax_scale, rotated * softmax_scale], axis=-1)[e",
+    ),
+    "scale of the other part": (
+        LAYER,
+        "_attend_in_forms",
+        "[queries.rows * softmax_scale, rotated]",
+        "[queries.rows, rotated]",
+    ),
     "values are the keys": (latents, "attend_expanded", "down(latents)", "up(latents, transpose=False)"),
     "keys by the transpose": (latents, "attend_expanded", "up(latents, transpose=False)", "down(latents)"),
-    "rotary keys of latents": (latents, "attend_expanded", "stored[..., rank:]", "stored[..., : stored.shape[-1] - rank]"),
+    "rotary keys of latents": (
+        latents,
+        "attend_expanded",
+        "stored[..., rank:]",
+        "stored[..., : stored.shape[-1] - rank]",
+    ),
     "table off by one": (latents, "_compact", "block_table=table", "block_table=np.roll(table, 1, axis=1)"),
-    "table of the pool": (latents, "_compact", "block_table=table", "block_table=self.metadata.block_table % len(blocks)"),
+    "table of the pool": (
+        latents,
+        "_compact",
+        "block_table=table",
+        "block_table=self.metadata.block_table % len(blocks)",
+    ),
     "padding is visible": (latents, "_compact", "derived={}", "derived={}, seqused_k=self.metadata.seqused_k + 1"),
     "a position is lost": (latents, "_compact", "derived={}", "derived={}, seqused_k=self.metadata.seqused_k - 1"),
     "rows in another order": (latents.Forms, "joined", "rows if self.order is None else rows[self.order]", "rows"),
-    "absorbed rows of the expanded": (paged_layer.PagedLayerCache, "_attend_in_forms", "queries.rows[part.mlx_rows]", "queries.rows[: len(part.rows)]"),
-    "nothing is written": (paged_layer.PagedLayerCache, "_attend_in_forms", "self.backend.write(", "(lambda *_: None)("),
+    "absorbed rows of the expanded": (
+        LAYER,
+        "_attend_in_forms",
+        "queries.rows[part.mlx_rows]",
+        "queries.rows[: len(part.rows)]",
+    ),
+    "nothing is written": (LAYER, "_attend_in_forms", "self.backend.write(", "(lambda *_: None)("),
     "heads of the first launch": (latents, "attend_expanded", "queries[:, first:end]", "queries[:, : end - first]"),
     "matrices of the first heads": (latents.HeadMatrices, "of_heads", "array[first:end]", "array[: end - first]"),
-}  # fmt: skip
+}
 
 
 def planted(monkeypatch, home, name, old, new):
@@ -251,7 +277,7 @@ def planted(monkeypatch, home, name, old, new):
     assert source.count(old) == 1, (name, old)
     source = "from __future__ import annotations\n" + source.replace("@cached_property\n", "").replace(old, new)
     scope = {}
-    exec(compile(source, name, "exec"), inspect.getmodule(original).__dict__, scope)  # noqa: S102
+    exec(compile(source, name, "exec"), inspect.getmodule(original).__dict__, scope)
     changed = list(scope.values())[-1]
     if name == "_compact":
         monkeypatch.setattr(latents.Part, "compact", property(changed))
