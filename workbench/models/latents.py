@@ -276,8 +276,8 @@ def attend_expanded(
         keys, values = (rows.squeeze(0).swapaxes(0, 1) for rows in (up(latents, transpose=False), down(latents)))
         rotary_keys = mx.broadcast_to(rotary, (*keys.shape[:2], rotary.shape[-1]))
         keys = mx.concatenate([keys, rotary_keys], axis=-1)
-        pool = [rows.reshape(*slots, *rows.shape[1:]) for rows in (keys, values)]
-        outputs.append(backend.attend(queries[:, first:end], *pool, metadata, options))
+        k_pool, v_pool = (rows.reshape(*slots, *rows.shape[1:]) for rows in (keys, values))
+        outputs.append(backend.attend(queries[:, first:end], k_pool, v_pool, metadata, options))
         if step < num_heads:
             mx.eval(outputs[-1])  # so that one launch's keys and values are in memory
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
