@@ -34,6 +34,11 @@ def backend_of(name):
     return FirstKernel() if name == "first kernel" else get_backend(name)
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_THREADS", "1")
+
+
 BACKENDS = ("cpu", "gather", "dense", "msl", "first kernel")
 LIMITS = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int8_per_token_head": 1e-3}
 """Errors of kernels that round queries and results to the type of the pool."""
@@ -177,6 +182,19 @@ def test_more_heads_than_fit_are_launched_after_others(monkeypatch):
         assert error_of(batch.run(backend, expands_all=True), expected) <= LIMITS["float32"]
         assert [call[0][1] for call in backend.calls] == launches
         assert all(np.prod(k) + np.prod(v) <= fitting * of_a_head / 4 for _, k, v, _ in backend.calls)
+
+
+def test_threads_change_no_bit(monkeypatch):
+    """Each makes keys and values of some heads."""
+    batch = LatentBatch(LatentCase(MIXED, num_heads=5))
+    alone = np.array(batch.run(get_backend("cpu"), expands_all=True))
+    assert error_of(mx.array(alone), batch.reference()) <= LIMITS["float32"]
+    for threads in (2, 3, 8):
+        monkeypatch.setenv("WORKBENCH_THREADS", str(threads))
+        backend = Watched()
+        assert np.array_equal(np.array(batch.run(backend, expands_all=True)), alone)
+        heads = [q[1] for q, *_ in backend.calls if q[2] == 32]
+        assert len(heads) == min(threads, 5) and sum(heads) == 5
 
 
 def test_a_sequence_that_does_not_fit_stays_absorbed(monkeypatch):

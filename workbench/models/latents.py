@@ -65,6 +65,11 @@ class HeadMatrices:
             return self._call(self._module, rows, **options)
         return self._call(self._module, rows.swapaxes(0, 2), **options).swapaxes(0, 2)
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The matrices, and their scales if they are quantised."""
+        return [array for array in self._module.values() if isinstance(array, mx.array)]
+
     def of_heads(self, first: int, end: int) -> HeadMatrices:
         """The matrices of some heads."""
         part = copy(self._module)
@@ -267,17 +272,22 @@ def attend_expanded(
     # A part of rows, which all heads read, would be copied for each of them.
     latents, rotary = mx.contiguous(stored[..., :rank]).reshape(1, 1, -1, rank), stored[..., rank:].flatten(0, 1)
     slots, options = stored.shape[:2], AttentionOptions(1.0)
-    outputs: list[mx.array] = []
-    step = heads_per_launch(part, made, num_heads)
-    for first in range(0, num_heads, step):
-        end = min(first + step, num_heads)
-        heads = (first, end) if step < num_heads else ()
-        up, down = [one.of_heads(*heads) if heads else one for one in (to_latents, to_values)]
+    step, outputs = heads_per_launch(part, made, num_heads), list[mx.array]()
+    backend.wait_for(latents, rotary, *to_latents.arrays, *to_values.arrays)
+
+    def pool_of(first: int, end: int) -> tuple[mx.array, mx.array]:
+        up, down = (one if end - first == num_heads else one.of_heads(first, end) for one in (to_latents, to_values))
         keys, values = (rows.squeeze(0).swapaxes(0, 1) for rows in (up(latents, transpose=False), down(latents)))
         rotary_keys = mx.broadcast_to(rotary, (*keys.shape[:2], rotary.shape[-1]))
         keys = mx.concatenate([keys, rotary_keys], axis=-1)
-        k_pool, v_pool = (rows.reshape(*slots, *rows.shape[1:]) for rows in (keys, values))
-        outputs.append(backend.attend(queries[:, first:end], k_pool, v_pool, metadata, options))
+        return keys.reshape(*slots, *keys.shape[1:]), values.reshape(*slots, *values.shape[1:])
+
+    def attend(begin: int, stop: int) -> list[mx.array]:
+        shares = backend.in_shares(begin, stop, pool_of)
+        return [backend.attend(queries[:, first:end], *pool, metadata, options) for first, end, pool in shares]
+
+    for begin in range(0, num_heads, step):
+        outputs += attend(begin, min(begin + step, num_heads))
         if step < num_heads:
-            mx.eval(outputs[-1])  # so that one launch's keys and values are in memory
+            mx.eval(outputs)  # so that one launch's keys and values are in memory
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)

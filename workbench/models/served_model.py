@@ -15,7 +15,7 @@ from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
-from workbench.models.latents import Forms, forms_of, heads_per_launch
+from workbench.models.latents import Forms, forms_of
 from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.preflight_result import PreflightResult
@@ -101,7 +101,6 @@ class ServedModel:
             for of, launch in described
             for item in launch.work_items
         ]
-        num_heads = self.preflight.num_heads
         return msgspec.structs.replace(
             described[0][1],
             block_q=max(launch.block_q for _, launch in described),
@@ -110,6 +109,5 @@ class ServedModel:
                 **described[0][1].details,
                 "expanded_sequences": len(part.sequences),
                 "expanded_rows": len(part.rows),
-                "expanded_launches": -(-num_heads // heads_per_launch(part, made, num_heads)),
             },
         )
