@@ -125,16 +125,16 @@ def test_each_sequence_takes_its_form_in_one_step():
     assert error_of(out, batch.reference()) <= LIMITS["float32"]
 
 
-def brute_saving(rows, context, rank, rotary, key, value):
+def brute_saving(rows, context, rank, rotary, key, value, cost=1):
     """Multiplications of a head that the expanded form saves, counted one row and position at a time."""
     absorbed = expanded = 0
     for row in range(rows):
         for _ in range(context - rows + row + 1):
             absorbed += (rank + rotary) + rank
             expanded += (key + rotary) + value
-        absorbed += key * rank + rank * value
+        absorbed += (key * rank + rank * value) * cost
     for _ in range(context):
-        expanded += rank * key + rank * value
+        expanded += (rank * key + rank * value) * cost
     return absorbed - expanded
 
 
@@ -147,6 +147,9 @@ def test_the_saving_is_counted_exactly():
         layer = LatentCase((), rank=rank, rotary=rotary, key=key, value=value).layer
         saved = latents.saved_multiplications(np.int64(rows), np.int64(context), layer)
         assert saved == brute_saving(rows, context, rank, rotary, key, value)
+        assert latents.saved_multiplications(np.int64(rows), np.int64(context), layer, 1.5) == brute_saving(
+            rows, context, rank, rotary, key, value, 1.5
+        )
 
 
 def one_chunk(rows, context, block_size=16):
@@ -158,14 +161,15 @@ DEEPSEEK = LatentCase((), num_heads=16, rank=512, rotary=64, key=128, value=128)
 
 
 def test_the_form_changes_at_the_count():
+    def saving(rows, context):
+        return brute_saving(rows, context, 512, 64, 128, 128, latents.MATRIX_COST)
+
     for context in (512, 2048, 8192):
-        expanded = [latents.forms_of(one_chunk(rows, context), DEEPSEEK) is not None for rows in range(1, 257)]
+        expanded = [latents.forms_of(one_chunk(rows, context), DEEPSEEK) is not None for rows in range(1, 300)]
         first = expanded.index(True) + 1
         assert all(expanded[first - 1 :]) and first >= latents.MIN_ROWS
-        assert (
-            brute_saving(first, context, 512, 64, 128, 128) > 0 >= brute_saving(first - 1, context, 512, 64, 128, 128)
-        )
-        assert 100 < first < 175
+        assert saving(first, context) > 0 >= saving(first - 1, context)
+        assert 150 < first < 257
     few = [latents.forms_of(one_chunk(rows, rows), DEEPSEEK) is not None for rows in (1, 31, 32, 33)]
     assert few == [False, False, True, True]
 

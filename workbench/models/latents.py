@@ -40,6 +40,10 @@ MIN_ROWS = 32
 """Rows from which a sequence may take the expanded form: those of a tile of the Metal kernel. Query heads do not share
 keys there, so fewer rows leave a tile partly empty, while heads fill tiles of latents."""
 
+MATRIX_COST = 1.5
+"""Time of a multiplication by the two matrices, in units of one of attention, as `benchmarks/bench_latents.py` has it on
+a CPU: these products are written to memory, and put in another order."""
+
 MAX_BYTES = 2**28
 """Bytes of the expanded keys and values of a launch (256 MiB); more heads than fit are launched one after another."""
 
@@ -188,8 +192,8 @@ class Forms:
 def forms_of(metadata: AttentionMetadata, layer: LayerKV, *, every_chunk: bool = False) -> Forms | None:
     """The forms of a step's sequences, the same for all layers of a kind; None if all of them are absorbed.
 
-    A sequence is expanded if that takes fewer multiplications, and one head of it, and of those before it in the batch,
-    fits into `MAX_BYTES`. So the form depends on nothing but the step.
+    A sequence is expanded if that saves multiplications, those by the two matrices weighted by `MATRIX_COST`, and if
+    one head of it, and of those before it in the batch, fits into `MAX_BYTES`. So forms depend on nothing but the step.
 
     Args:
         metadata: The batch.
@@ -202,20 +206,27 @@ def forms_of(metadata: AttentionMetadata, layer: LayerKV, *, every_chunk: bool =
     key = forms_of, layer.key_dim, layer.value_dim, made.key_dim, made.value_dim, made.dtype, every_chunk
     if key not in metadata.derived:
         rows, context = metadata.query_lens.astype(np.int64), metadata.seqused_k.astype(np.int64)
-        chosen = rows >= 2 if every_chunk else (rows >= MIN_ROWS) & (saved_multiplications(rows, context, layer) > 0)
+        chosen = (
+            rows >= 2
+            if every_chunk
+            else (rows >= MIN_ROWS) & (saved_multiplications(rows, context, layer, MATRIX_COST) > 0)
+        )
         chosen &= np.cumsum(np.where(chosen, context, 0)) * made.bytes_per_token // made.num_kv_heads <= MAX_BYTES
         parts = (Part.of(metadata, ~chosen), Part.of(metadata, chosen)) if chosen.any() else None
         metadata.derived[key] = parts and Forms(*parts)
     return cast("Forms | None", metadata.derived[key])
 
 
-def saved_multiplications(rows: np.ndarray, context: np.ndarray, layer: LayerKV) -> np.ndarray:
+def saved_multiplications(
+    rows: np.ndarray, context: np.ndarray, layer: LayerKV, matrix_cost: float = 1.0
+) -> np.ndarray:
     """Multiplications per head that the expanded form saves, negative if it takes more.
 
     Args:
         rows: Rows of each sequence, the last of its context.
         context: Positions of each sequence.
         layer: The layer.
+        matrix_cost: Weight of a multiplication by the two matrices.
     """
     made, rank = layer.expanded, layer.value_dim
     assert made is not None
@@ -224,7 +235,7 @@ def saved_multiplications(rows: np.ndarray, context: np.ndarray, layer: LayerKV)
     absorbed = pairs * (layer.key_dim + rank)
     expanded = pairs * (made.key_dim + made.value_dim)
     one_row = rank * (made.key_dim - rotary + made.value_dim)  # through both matrices, in either direction
-    return absorbed + rows * one_row - expanded - context * one_row
+    return absorbed - expanded - (context - rows) * one_row * matrix_cost
 
 
 def heads_per_launch(part: Part, made: LayerKV, num_heads: int) -> int:
