@@ -41,8 +41,8 @@ MIN_ROWS = 32
 keys there, so fewer rows leave a tile partly empty, while heads fill tiles of latents."""
 
 MATRIX_COST = 1.5
-"""Time of a multiplication by the two matrices, in units of one of attention, as `benchmarks/bench_latents.py` has it on
-a CPU: these products are written to memory, and put in another order."""
+"""Time of a multiplication by the two matrices, in units of one of attention, as `benchmarks/bench_latents.py` has it
+on a CPU: these products are written to memory, and put in another order."""
 
 MAX_BYTES = 2**28
 """Bytes of the expanded keys and values of a launch (256 MiB); more heads than fit are launched one after another."""
