@@ -1,7 +1,11 @@
 """Engines whose long chunks expand their latents have the tokens of plain mlx-lm, and their records say so."""
 
+import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
+from kernel_in_mlx import MetalInMlx
+from mlx_lm.generate import generate_step
 from plain_model import random_prompts
 from tiny_configurations import SPECIAL, VOCAB_SIZE
 from tiny_models import tiny_loaded_model, tiny_model
@@ -45,20 +49,21 @@ def prompts():
 @pytest.fixture(scope="module")
 def models(prompts):
     """A tiny model of an architecture, and the tokens that mlx-lm generates."""
-    from mlx_lm.generate import generate_step
-
-    import mlx.core as mx  # isort: skip
-
     made = {}
 
     def make(architecture):
         if architecture not in made:
             loaded = tiny_loaded_model(architecture, **sizes_of(architecture))
-            steps = {name: generate_step(mx.array(ids), loaded.model, max_tokens=10) for name, ids in prompts.items()}
-            made[architecture] = loaded, {name: [int(token) for token, _ in step] for name, step in steps.items()}
+            made[architecture] = loaded, {name: generated(loaded.model, tokens) for name, tokens in prompts.items()}
         return made[architecture]
 
     return make
+
+
+def generated(model, prompt):
+    """Greedy tokens of mlx-lm."""
+    steps = generate_step(mx.array(prompt), model, max_tokens=PARAMS.max_tokens)
+    return [int(token) for token, _ in steps]
 
 
 def sizes_of(architecture):
@@ -227,3 +232,47 @@ def test_a_gpu_tries_the_kernel_of_the_expanded_form_at_load(models, monkeypatch
 def test_batch_invariance_is_still_refused(models):
     with pytest.raises(ValueError, match="batch_invariant=True takes compiled code"):
         Engine(models("deepseek_v3")[0], EngineConfig(**SETTINGS, batch_invariant=True))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Engines run the backend of an Apple GPU, as MLX operations that are evaluated after the step."""
+    backend = MetalInMlx()
+
+    def tried(model, _config):
+        return backend, preflight(model if isinstance(model, nn.Module) else model.model, backend), ""
+
+    monkeypatch.setattr(model_runner, "_tried_backend", tried)
+
+
+WIDE = SIZES | {"qk_rope_head_dim": 16, "v_head_dim": 16}
+"""Sizes that the Metal kernel takes."""
+
+
+def test_decodes_are_replayed_and_chunks_are_not(prompts, graphs):
+    loaded = tiny_loaded_model("deepseek_v3", **WIDE)
+    expected = {name: generated(loaded.model, tokens) for name, tokens in prompts.items()}
+    with Engine(loaded, EngineConfig(**SETTINGS)) as engine:
+        for name, tokens in prompts.items():
+            engine.add_request(tokens, PARAMS, request_id=name)
+        found = {output.request_id: list(output.token_ids) for output in engine.run(progress=False)}
+        assert found == expected
+        assert engine.runner.path.num_recorded >= 1 and not engine.runner.path.not_replayed
+        ways = {(step.kernel.details["forward"], expanded_rows(step) > 0) for step in engine.trace}
+    assert ways == {("replayed", False), ("layer by layer", False), ("layer by layer", True)}
+
+
+def test_latents_are_written_in_place_in_both_forms(graphs):
+    """A step's peak of memory would rise by a layer's pool if it were copied."""
+    model = tiny_model("deepseek_v3", **WIDE)  # alone, it has its whole pool at once
+    runner = ModelRunner(model, EngineConfig(**SETTINGS | {"num_blocks": 40_000}))
+    try:
+        for lengths in ([60, 3], [3, 5]):
+            one_step(runner, lengths)
+            mx.reset_peak_memory()
+            active = mx.get_active_memory()
+            _, launch = one_step(runner, lengths)
+            assert ("expanded_rows" in launch.details) == (60 in lengths)
+            assert mx.get_peak_memory() - active < runner.kv_cache.arrays[0].nbytes / 4
+    finally:
+        runner.close()
