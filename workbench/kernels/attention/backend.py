@@ -103,7 +103,7 @@ class AttentionBackend(ABC):
         Args:
             first: First head.
             end: End of the heads.
-            compute: Is given the first head of a share and its end. What it reads has been waited for (`wait_for`).
+            compute: Is given the first head of a share and its end. Its inputs have been waited for (`wait_for`).
 
         Returns:
             The shares in order, with their arrays.
