@@ -34,6 +34,7 @@ BENCHMARKS = (
         "sampling",
         "int8_quality",
         "long_decodes",
+        "latents",
         "adapters",
         "invariance",
         "loading",

@@ -23,11 +23,13 @@ def attend(*, inputs, output_shapes, output_dtypes, **_launch):
     q, k_cache, v_cache, items, block_table, _, scoring, _ = inputs
     scale = scoring[0] / math.log2(math.e)
     item, row = _owners(items, Q_START, q.shape[0])
-    out = _rows(q, k_cache, v_cache, items[item], block_table, row, scale)
+    value_dim = output_shapes[0][2]
+    out = _rows(q, k_cache, v_cache, items[item], block_table, row, scale, value_dim)
     if len(output_shapes) == 1:
         return [out.astype(output_dtypes[0])]
     item, row = _owners(items, PARTIAL_START, output_shapes[1][0])
-    partial = _rows(q[items[item][:, Q_START] + row], k_cache, v_cache, items[item], block_table, row, scale)
+    rows = q[items[item][:, Q_START] + row]
+    partial = _rows(rows, k_cache, v_cache, items[item], block_table, row, scale, value_dim)
     return [out.astype(output_dtypes[0]), partial, mx.zeros(output_shapes[2])]
 
 
@@ -45,8 +47,8 @@ def _owners(items, start, count):
     return item, mx.arange(count) - items[item][:, start]
 
 
-def _rows(q, k_cache, v_cache, items, block_table, row, scale):
-    """Attention of each row over its own context, [rows, num_heads, head_dim]."""
+def _rows(q, k_cache, v_cache, items, block_table, row, scale, value_dim):
+    """Attention of each row over its own context, [rows, num_heads, value_dim]."""
     position = items[:, FIRST_POSITION] + row
     keys, values = (cache[block_table[items[:, 0]]].flatten(1, 2).astype(mx.float32) for cache in (k_cache, v_cache))
     rows, num_keys, num_kv_heads, head_dim = keys.shape
@@ -54,7 +56,7 @@ def _rows(q, k_cache, v_cache, items, block_table, row, scale):
     scores = queries @ keys.transpose(0, 2, 3, 1) * scale
     visible = mx.arange(num_keys) <= position[:, None]
     weights = mx.softmax(mx.where(visible[:, None, None], scores, -mx.inf), axis=-1)
-    return (weights @ values.swapaxes(1, 2)).reshape(q.shape)
+    return (weights @ values[..., :value_dim].swapaxes(1, 2)).reshape(*q.shape[:2], value_dim)
 
 
 class MetalInMlx(MetalBackend):

@@ -634,13 +634,17 @@ def test_a_work_list_tells_the_launch_of_its_own_step(deno_page):
     for record in trace:
         items = (WorkItem(0, 0, 1, 0, 1, 0, 1),)
         launch = KernelLaunch(
-            "metal", (32 * (record.step + 1), 2, 1), (32, 1, 1), 8, 16, 4, 2, 32, "float16", (-1,), items
-        )
+            "metal", (32 * (record.step + 1), 2, 1), (32, 1, 1), 8, 16, 4, 2, 32, "float16", (-1,), items,
+            {"expanded_rows": 40 + record.step, "expanded_sequences": 1 + record.step % 2} if record.step % 2 else {},
+        )  # fmt: skip
         changed.append(replace(record, kernel=launch if record.chunks else None))
     deno_page.open(changed)
     for step in range(0, len(trace), 3):
         if trace[step].chunks:
-            assert f"grid {32 * (step + 1)} × 2 × 1 threads" in deno_page.table("kernel", step)["caption"]
+            caption = deno_page.table("kernel", step)["caption"]
+            assert f"grid {32 * (step + 1)} × 2 × 1 threads" in caption
+            words = f"latents expanded for {40 + step} query rows of 2 chunks"
+            assert (words in caption) == bool(step % 2) == ("latents" in caption)
 
 
 @pytest.mark.parametrize("name", [*RUNS, "crowd 0"])

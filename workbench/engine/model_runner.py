@@ -26,6 +26,7 @@ from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.attention.selection import FALLBACK, SELF_TESTED, get_backend, select_backend
 from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
+from workbench.models.latents import LatentPatch
 from workbench.models.load import LoadedModel
 from workbench.models.mixers import MixerPatch
 from workbench.models.packed.activations import float32_activations
@@ -40,7 +41,7 @@ from workbench.models.state_cache import LayerState
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.computed_by import kernel_words
 
-Change = Patch | FinalNorm | MixerPatch | Adapters
+Change = Patch | LatentPatch | FinalNorm | MixerPatch | Adapters
 """A change of the model that is undone when it is served no more."""
 
 PATHS: tuple[type[ChosenPath], ...] = (CompiledPath, ReplayedPath, LayerByLayer, GatheringPath)
@@ -249,6 +250,8 @@ class ModelRunner:
                 "kv_layout": "latents" if layers[0].latent else "keys and values",
                 "kv_dtype": dtype_name(layers[0].dtype),
             }
+            if layers[0].latent:
+                facts["expands_latents"] = self.preflight.expands_latents
         if self.preflight.states:
             facts |= {"num_recurrent_layers": len(self.preflight.states), "state_bytes_per_request": self.state_bytes}
         if self.fallback_reason:
@@ -311,7 +314,7 @@ def _tried_backend(
     if result.mode == "kernel":
         layers = {
             (layer.num_kv_heads, layer.key_dim, layer.value_dim, layer.latent, dtype_name(layer.dtype))
-            for layer in result.layers
+            for layer in (*result.layers, *(one.expanded for one in result.layers if one.expanded is not None))
         }
         for num_kv_heads, head_dim, value_dim, latent, dtype in sorted(layers):
             chosen = select_backend(

@@ -212,7 +212,7 @@ def far_trial(model: nn.Module, result: PreflightResult) -> FarTrial:
         model: The model. One that is large and cannot be built again runs little.
         result: The way to serve it that a short trial has found.
     """
-    flags = [(one.latent, one.masked) for one in result.layers]
+    flags = [(one.latent, one.masked, one.expanded) for one in result.layers]
     key = fingerprint(model), result.mode, result.mask_ndim, result.reads_arithmetic, result.final_norm, tuple(flags)
     if key in _MADE:
         return _MADE[key]
@@ -287,7 +287,7 @@ def _run(
         trial.reads_arithmetic,
     )
     for layer in kv_cache.kernel_layers:
-        layer.checks_masks = True
+        layer.checks_masks = layer.expands_all = True
     pool_of.fill(kv_cache)
     has_states = any(isinstance(one, LayerState) for one in flat)
     if has_states or not any(case.context for case in cases):

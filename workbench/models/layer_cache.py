@@ -41,6 +41,8 @@ class LayerKV:
         latent: Whether attention is over latents: the model's keys, latents, are the values too, and what it calls
             values are the rotary part of the keys. The pool keeps both as one row, once.
         masked: Whether the model makes masks itself; the preflight has checked that the kernel does what they say.
+        expanded: The keys and values that latents are expanded to for long chunks (`workbench.models.latents`), in the
+            type that the model computes in; None if they never are.
     """
 
     num_kv_heads: int
@@ -52,6 +54,7 @@ class LayerKV:
     chunk_size: int = 0
     latent: bool = False
     masked: bool = False
+    expanded: LayerKV | None = None
 
     @property
     def key_dim(self) -> int:

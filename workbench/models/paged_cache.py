@@ -246,7 +246,7 @@ def _places(caches: Sequence[LayerKV | LayerState], groups: Sequence[int] | None
         if isinstance(layer, LayerState):
             places.append(None)
             continue
-        shape = replace(layer, window=-1, mask_excess=0, chunk_size=0, masked=False)
+        shape = replace(layer, window=-1, mask_excess=0, chunk_size=0, masked=False, expanded=None)
         places.append((shape, counts[group, shape]))
         counts[group, shape] += 1
     return places

@@ -11,6 +11,7 @@ from workbench.kernels.attention.backend import AttentionBackend
 from workbench.kernels.attention.options import AttentionOptions
 from workbench.kernels.attention.work_list import first_visible
 from workbench.models.fetched import Fetched, RowPositions, Scores
+from workbench.models.latents import Forms, HeadMatrices, LatentOutput, LatentQueries, Part, attend_expanded, forms_of
 from workbench.models.layer_cache import AttentionCall, LayerCache, LayerKV, Memory, Tap
 
 
@@ -24,6 +25,9 @@ class PagedLayerCache(LayerCache):
         checks_masks: Compare every mask that the model passes with what the kernel lets a row see.
         wants_latent: Whether the model has asked for attention over latents.
         wants_masks: Whether it has passed a mask.
+        expandable: The keys and values that the model could expand latents to, as its calls have shown them; None if
+            they have not.
+        expands_all: Expand the latents of every chunk, not only of those for which it pays.
     """
 
     def __init__(self, layer: LayerKV, memory: Memory, backend: AttentionBackend, group: int = 0) -> None:
@@ -31,6 +35,8 @@ class PagedLayerCache(LayerCache):
         self.backend = backend
         self.taps: list[Tap] = []
         self.reads_arithmetic = self.checks_masks = self.wants_latent = self.wants_masks = False
+        self.expandable: LayerKV | None = None
+        self.expands_all = False
         self.start_position = 0
         self._options: AttentionOptions | None = None
         self._fetched: tuple[Fetched, Fetched] | None = None
@@ -129,9 +135,59 @@ class PagedLayerCache(LayerCache):
         if not self.layer.latent:
             raise NotImplementedError("the model's attention is over latents, and the pool keeps keys and values")
         latents, rotary_keys = self._fetched
-        whole = mx.concatenate([queries * softmax_scale, rotary.queries * rotary.scale], axis=-1)
-        rows = mx.concatenate([latents, rotary_keys], axis=-1)
-        return self.attend(whole, rows, rows, self._options_for(1.0, 0.0, None))
+        rotated = rotary.queries * rotary.scale
+        rows, options = mx.concatenate([latents, rotary_keys], axis=-1), self._options_for(1.0, 0.0, None)
+        made_of = queries if isinstance(queries, LatentQueries) else None
+        if made_of is not None and (forms := forms_of(self.metadata, self.layer, every_chunk=self.expands_all)):
+            return self._attend_in_forms(forms, made_of, rotated, rows, softmax_scale, options)
+        out = self.attend(mx.concatenate([queries * softmax_scale, rotated], axis=-1), rows, rows, options)
+        if made_of is None:
+            return out
+
+        def values_by(matrices: HeadMatrices) -> mx.array:
+            values, key_dim = matrices(out), made_of.rows.shape[-1] + rotated.shape[-1]
+            self.expandable = LayerKV(self.num_heads, key_dim, values.shape[-1], made_of.rows.dtype)
+            return values
+
+        return LatentOutput(out, values_by)
+
+    def _attend_in_forms(
+        self,
+        forms: Forms,
+        queries: LatentQueries,
+        rotated: mx.array,
+        rows: mx.array,
+        softmax_scale: float,
+        options: AttentionOptions,
+    ) -> mx.array:
+        """Attention over latents of which those of some sequences are expanded, once the model asks for values."""
+        absorbed, expanded = forms.absorbed, forms.expanded
+
+        def query(part: Part) -> mx.array:
+            latent = queries.matrices(queries.rows[part.mlx_rows]) * softmax_scale
+            return mx.concatenate([latent, rotated[part.mlx_rows]], axis=-1).squeeze(2)
+
+        if self.taps:  # they see all rows in the space of latents
+            self.attend(mx.concatenate([queries * softmax_scale, rotated], axis=-1), rows, rows, options)
+        else:
+            self.num_reads += 1
+            self.num_heads = queries.shape[1]
+            self.backend.wait_for(queries.rows, rotated, rows)
+            stored = rows.squeeze(2)
+            self.backend.write(stored, stored, self.k_cache, self.v_cache, self.metadata)
+            self._fetched = None
+
+        def values_by(matrices: HeadMatrices) -> mx.array:
+            chunk = mx.concatenate([queries.rows * softmax_scale, rotated], axis=-1)[expanded.mlx_rows].squeeze(2)
+            by = self.backend, queries.matrices, matrices
+            values = mx.expand_dims(attend_expanded(chunk, self.k_cache, expanded, self.layer, *by), 2)
+            if not len(absorbed.rows):
+                return forms.joined(values, values)
+            out = self.backend.attend(query(absorbed), self.k_cache, self.v_cache, absorbed.metadata, options)
+            return forms.joined(matrices(mx.expand_dims(out, 2)), values)
+
+        # The model hands it to its matrices, as the preflight has seen. Anything else that it does gives no number.
+        return LatentOutput(mx.full(queries.shape, mx.nan, queries.dtype), values_by)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, options: AttentionOptions) -> mx.array:
         """Write this step's keys and values if that has not been done, then attend over each row's own sequence."""

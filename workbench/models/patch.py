@@ -26,6 +26,7 @@ import mlx.nn as nn
 
 from workbench.kernels.attention.backend import AttentionBackend
 from workbench.models.fetched import Fetched, RowPositions, Scores, Weights, positions_between
+from workbench.models.latents import LatentPatch
 from workbench.models.paged_layer import PagedLayerCache
 
 ATTENTION_NAME = "scaled_dot_product_attention"
@@ -216,15 +217,17 @@ def patch_name(model: nn.Module, name: str, make: Callable[[Callable[..., Any]],
     return Patch(modules, name)
 
 
-def patch_model(model: nn.Module, backend: AttentionBackend, reads_arithmetic: bool = False) -> list[Patch]:
-    """Replace every name that has to be replaced for an attention backend to serve a model.
+def patch_model(
+    model: nn.Module, backend: AttentionBackend, reads_arithmetic: bool = False
+) -> list[Patch | LatentPatch]:
+    """Replace every name, and the class of every module, that an attention backend needs replaced to serve a model.
 
     Args:
         model: The model.
         backend: The attention backend.
         reads_arithmetic: Read attention that the model's classes compute by themselves.
     """
-    patches = [patch_name(model, ATTENTION_NAME, AttentionByCache)]
+    patches: list[Patch | LatentPatch] = [patch_name(model, ATTENTION_NAME, AttentionByCache), LatentPatch(model)]
     if reads_arithmetic:
         for name in sorted({name for module in defining_modules(model) for name in _namespaces_in(module)}):
             patches.append(patch_name(model, name, _namespace))

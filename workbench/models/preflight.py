@@ -27,6 +27,7 @@ from workbench.kernels.attention.selection import SELF_TESTED
 from workbench.kernels.attention.stored import STORED_DTYPES
 from workbench.models.far_trial import far_trial
 from workbench.models.final_norm import FinalNorm, norm_candidates
+from workbench.models.latents import LatentPatch
 from workbench.models.layer_cache import LayerCache, LayerKV
 from workbench.models.mixers import MixerPatch, find_mixers
 from workbench.models.paged_cache import CacheSpec, PagedKVCache, flat_caches
@@ -129,10 +130,7 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
         stored = STORED_DTYPES[kv_cache_dtype]
         pool_bound = ROUNDED.get(stored)
         kept = [replace(one, dtype=stored) if isinstance(one, LayerKV) else one for one in kept]
-    rest = iter(kept)
-    specs = tuple(
-        tuple(next(rest) for _ in entry.caches) if isinstance(entry, CacheList) else next(rest) for entry in entries
-    )
+    specs = _with_layers([entry.caches if isinstance(entry, CacheList) else entry for entry in entries], kept)
     for cache in caches:
         vars(cache).clear()  # it refers to itself (`_narrow`), so its keys and values would stay for a while
     trial = _Trial(model, specs, token_ids, reference, own_bound, pool_bound)
@@ -144,7 +142,12 @@ def preflight(model: nn.Module, backend: AttentionBackend, kv_cache_dtype: str =
         except _Mismatch as problem:
             reasons.append(str(problem))
             continue
-        if difference := _far_difference(model, result, backend):
+        difference = _far_difference(model, result, backend)
+        if difference and result.expands_latents:
+            log.info("latents are not expanded: %s", difference)
+            result = result.without_expansion
+            difference = _far_difference(model, result, backend)
+        if difference:
             reasons.append(difference)
             if backend.name in SELF_TESTED:  # its kernel may be at fault
                 continue
@@ -172,6 +175,18 @@ def _far_difference(model: nn.Module, result: PreflightResult, backend: Attentio
         return far.difference(backend, error_bound(far.caches))
     except Exception as problem:
         return f"far from the start, {_why_it_fails(problem)}"
+
+
+def _with_layers(specs: Sequence[Any], flat: Sequence[LayerKV | LayerState]) -> tuple[CacheSpec, ...]:
+    """Caches one after another in the places of others; a tuple among these is a list of caches."""
+    rest = iter(flat)
+    return tuple(tuple(next(rest) for _ in spec) if isinstance(spec, tuple) else next(rest) for spec in specs)
+
+
+def _expanding(flat: Sequence[LayerKV | LayerState], kv_cache: PagedKVCache) -> list[LayerKV | LayerState]:
+    """The same caches with the keys and values that their layers' latents can be expanded to."""
+    expandable = iter([layer.expandable for layer in kv_cache.kernel_layers])
+    return [replace(one, expanded=next(expandable, None)) if isinstance(one, LayerKV) else one for one in flat]
 
 
 def _narrowed(cache: LayerKV | LayerState) -> LayerKV | LayerState:
@@ -300,10 +315,7 @@ class _Trial:
                 if flat == flat_caches(self.caches):
                     self.caches = original
                     raise
-                items = iter(flat)
-                self.caches = tuple(
-                    tuple(next(items) for _ in spec) if isinstance(spec, tuple) else next(items) for spec in self.caches
-                )
+                self.caches = _with_layers(self.caches, flat)
 
     def _rounded_reference(self) -> np.ndarray:
         """The plain model's logits, with keys and values rounded as the pool stores them."""
@@ -329,12 +341,17 @@ class _Trial:
         flat = flat_caches(self.caches)
         paths = [path for one in flat if isinstance(one, LayerState) for path in one.mixers]
         groups = [int(isinstance(one, LayerState)) for one in flat]
-        narrow = tuple(tuple(map(_narrowed, s)) if isinstance(s, tuple) else _narrowed(s) for s in self.caches)
-        patches: list[Patch | MixerPatch] = [MixerPatch(self.model, paths)] if paths else []
+        patches: list[Patch | MixerPatch | LatentPatch] = [MixerPatch(self.model, paths)] if paths else []
         reader = backend if mode == "kernel" else None
-        kv_cache = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim, reads_arithmetic)
-        for layer in kv_cache.kernel_layers:
-            layer.checks_masks = True
+
+        def pool(flat: Sequence[LayerKV | LayerState]) -> PagedKVCache:
+            narrow = _with_layers(self.caches, [_narrowed(one) for one in flat])
+            made = PagedKVCache(narrow, NUM_TRIAL_BLOCKS, BLOCK_SIZE, reader, groups, mask_ndim, reads_arithmetic)
+            for layer in made.kernel_layers:
+                layer.checks_masks = layer.expands_all = True
+            return made
+
+        kv_cache = pool(flat)
         if mode == "kernel":
             patches += patch_model(self.model, backend, reads_arithmetic)
         else:
@@ -344,6 +361,9 @@ class _Trial:
         try:
             final_norm, errors = self._with_any_norm(kv_cache)
             control_error = float(np.median(self._step_errors(kv_cache, CONTROL_STEP, None, shift=POSITION_SHIFT)))
+            expanding = _expanding(flat, kv_cache)
+            if expanding != flat and len(more := self._errors_expanded(pool(expanding), final_norm)):
+                flat, errors = expanding, np.concatenate([errors, more])
         finally:
             for patch in patches:
                 patch.restore()
@@ -357,6 +377,8 @@ class _Trial:
                 "tell right from wrong"
             )
         num_heads = kv_cache.layers[0].num_heads if kv_cache.layers else 0
+        caches = _with_layers(self.caches, flat)
+        layers = [one for one in flat if isinstance(one, LayerKV)]
         return PreflightResult(
             mode,
             tuple(layers),
@@ -366,9 +388,21 @@ class _Trial:
             control_error,
             reason,
             mask_ndim,
-            self.caches if self.caches != tuple(layers) else (),
+            caches if caches != tuple(layers) else (),
             reads_arithmetic,
         )
+
+    def _errors_expanded(self, kv_cache: PagedKVCache, final_norm: str | None) -> np.ndarray:
+        """Errors of the rows if the latents of every chunk are expanded; none if they are too large."""
+        norm = FinalNorm(self.model, final_norm) if final_norm is not None else None
+        try:
+            return self._errors(kv_cache, norm)
+        except _Mismatch as problem:
+            log.info("latents are not expanded: %s", problem)
+            return np.empty(0)
+        finally:
+            if norm is not None:
+                norm.restore()
 
     def _with_any_norm(self, kv_cache: PagedKVCache) -> tuple[str | None, np.ndarray]:
         """The first norm that can select rows, or None, and the errors of the rows when it does."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -61,6 +61,22 @@ class PreflightResult:
     def states(self) -> tuple[LayerState, ...]:
         """Shapes and types of the state of each recurrent layer."""
         return tuple(one for one in flat_caches(self.caches) if isinstance(one, LayerState))
+
+    @property
+    def expands_latents(self) -> bool:
+        """Whether a layer expands the latents of long chunks."""
+        return any(layer.expanded is not None for layer in self.layers)
+
+    @property
+    def without_expansion(self) -> PreflightResult:
+        """The same way, with the latents of no chunk expanded."""
+
+        def plain(spec: Any) -> Any:
+            if isinstance(spec, tuple):
+                return tuple(map(plain, spec))
+            return replace(spec, expanded=None) if isinstance(spec, LayerKV) else spec
+
+        return replace(self, layers=plain(self.layers), entries=plain(self.entries))
 
     @property
     def bound(self) -> float:

@@ -15,6 +15,8 @@ from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.attention.metadata import AttentionMetadata
 from workbench.models.adapters import Adapters
 from workbench.models.final_norm import FinalNorm
+from workbench.models.latents import Forms, forms_of
+from workbench.models.layer_cache import LayerKV
 from workbench.models.paged_cache import PagedKVCache
 from workbench.models.preflight_result import PreflightResult
 from workbench.models.remembered import NOTHING, Remembered
@@ -66,14 +68,46 @@ class ServedModel:
         same, layers = self._launch, self.preflight.layers
         if self.preflight.mode == "gather" or not self.preflight.layers:
             return msgspec.structs.replace(same, details={"reason": self.preflight.reason, **details})
-        launch = self.backend.describe(
+        forms = forms_of(metadata, layers[0])
+        launch = self._described(metadata, layers[0]) if forms is None else self._described_in_forms(forms)
+        return msgspec.structs.replace(launch, windows=same.windows, details={**launch.details, **details})
+
+    def _described(self, metadata: AttentionMetadata, layer: LayerKV) -> KernelLaunch:
+        """The launch of a batch for layers that are like one."""
+        return self.backend.describe(
             metadata,
             # Backends count a window as flash-attn does: the tokens to the left, without the token itself.
-            windows=tuple(layer.kernel_reach for layer in layers[: len(same.windows)]),
-            num_heads=same.num_heads,
-            num_kv_heads=same.num_kv_heads,
-            head_dim=same.head_dim,
-            dtype=same.dtype,
-            value_dim=layers[0].value_dim,
+            windows=tuple(one.kernel_reach for one in self.preflight.layers[: len(self._launch.windows)]),
+            num_heads=self.preflight.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.key_dim,
+            dtype=dtype_name(layer.dtype),
+            value_dim=layer.value_dim,
         )
-        return msgspec.structs.replace(launch, windows=same.windows, details={**launch.details, **details})
+
+    def _described_in_forms(self, forms: Forms) -> KernelLaunch:
+        """The launches of a batch whose latents are expanded for some sequences, as one.
+
+        Sizes are those of the latents, if any rows attend to them. The work items are those of all launches.
+        """
+        layer, part = self.preflight.layers[0], forms.expanded
+        made = layer.expanded
+        assert made is not None
+        described = [(part, self._described(part.compact[1], made))]
+        if len(forms.absorbed.rows):
+            described.insert(0, (forms.absorbed, self._described(forms.absorbed.metadata, layer)))
+        items = [
+            msgspec.structs.replace(item, seq=int(of.sequences[item.seq]), q_start=int(of.rows[item.q_start]))
+            for of, launch in described
+            for item in launch.work_items
+        ]
+        return msgspec.structs.replace(
+            described[0][1],
+            block_q=max(launch.block_q for _, launch in described),
+            work_items=tuple(sorted(items, key=lambda item: (item.seq, item.q_start, item.split))),
+            details={
+                **described[0][1].details,
+                "expanded_sequences": len(part.sequences),
+                "expanded_rows": len(part.rows),
+            },
+        )

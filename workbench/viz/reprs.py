@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.text import counted
 from workbench.simulation.costs.stalls import stalls
-from workbench.trace.readings.computed_by import computed_by
+from workbench.trace.readings.computed_by import computed_by, expanded_words
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import end_words, shown
@@ -62,7 +62,8 @@ def step_html(record: StepRecord) -> str:
         facts.append(" · ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in record.timings.items()))
     if record.kernel:
         items = counted(len(record.kernel.work_items), "work item")
-        facts.append(f"attention: {computed_by(record.kernel)}, {items}")
+        words = filter(None, (computed_by(record.kernel), items, expanded_words(record.kernel)))
+        facts.append(f"attention: {', '.join(words)}")
     parts = [f"<h4>Step {record.step}</h4>", f"<p>{escape('. '.join(facts))}.</p>"]
     if record.chunks:
         parts.append(f"<h5>Packed batch</h5>{image(svg.packed_batch(record, focus))}{_chunks_table(record)}")

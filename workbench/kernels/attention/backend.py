@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,6 +94,21 @@ class AttentionBackend(ABC):
     def wait_for(self, *arrays: mx.array) -> None:
         """Wait for arrays that `write` and `attend` would wait for one after another. The default waits for none."""
         return None
+
+    def in_shares(
+        self, first: int, end: int, compute: Callable[[int, int], tuple[mx.array, mx.array]]
+    ) -> list[tuple[int, int, tuple[mx.array, mx.array]]]:
+        """Compute a pair of arrays for each share of some heads, at the same time if the backend has threads for it.
+
+        Args:
+            first: First head.
+            end: End of the heads.
+            compute: Is given the first head of a share and its end. Its inputs have been waited for (`wait_for`).
+
+        Returns:
+            The shares in order, with their arrays.
+        """
+        return [(first, end, compute(first, end))]
 
     def write_and_attend(
         self,

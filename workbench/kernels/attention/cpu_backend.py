@@ -13,9 +13,11 @@ from workbench.kernels.attention.dtypes import dtype_name
 from workbench.kernels.attention.stored import to_stored, value_dim_of
 from workbench.kernels.cpu.attention.kernel import CACHE_TYPES, run_work_list
 from workbench.kernels.cpu.attention.layout import BLOCK_KV, PAIRS_PER_ITEM, Scoring, Shapes, make_scratch
-from workbench.kernels.cpu.threads import thread_pool
+from workbench.kernels.cpu.threads import share, thread_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from workbench.kernels.attention.metadata import AttentionMetadata
     from workbench.kernels.attention.options import AttentionOptions
 
@@ -53,6 +55,21 @@ class CpuBackend(AttentionBackend):
     def wait_for(self, *arrays: mx.array) -> None:
         """See `AttentionBackend.wait_for`."""
         mx.eval(*arrays)
+
+    def in_shares(
+        self, first: int, end: int, compute: Callable[[int, int], tuple[mx.array, mx.array]]
+    ) -> list[tuple[int, int, tuple[mx.array, mx.array]]]:
+        """See `AttentionBackend.in_shares`: a share per thread, because MLX multiplies matrices with one."""
+        size = min(num_threads(), end - first)
+        made: dict[int, tuple[int, int, tuple[mx.array, mx.array]]] = {}
+
+        def work(thread: int) -> None:
+            begin, stop = (first + bound for bound in share(end - first, thread, size))
+            made[thread] = begin, stop, compute(begin, stop)
+            mx.eval(made[thread][2])
+
+        thread_pool(size).run(work)
+        return [made[thread] for thread in range(size)]
 
     def attend(
         self, q: mx.array, k_cache: mx.array, v_cache: mx.array, metadata: AttentionMetadata, options: AttentionOptions

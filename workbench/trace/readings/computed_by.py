@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.base.text import counted
 from workbench.trace.records import KernelLaunch
 
 KERNELS = {
@@ -31,3 +32,9 @@ def kernel_words(backend: str, forward: str = "") -> str:
 def computed_by(launch: KernelLaunch) -> str:
     """Words for the kernel that a step was computed with."""
     return kernel_words(launch.backend, str(launch.details.get("forward", "")))
+
+
+def expanded_words(launch: KernelLaunch) -> str:
+    """Words for the rows whose latents were expanded, such as "latents expanded for 64 rows of 1 chunk"; "" if none."""
+    rows, chunks = launch.details.get("expanded_rows", 0), launch.details.get("expanded_sequences", 0)
+    return f"latents expanded for {counted(rows, 'row')} of {counted(chunks, 'chunk')}" if rows else ""

@@ -164,8 +164,16 @@ export class KernelPanel extends CanvasPanel {
     return [
       `${this.source()}${hidden ? `, the first ${this.rows.length} are drawn` : ""}`,
       `${rows} · ${kv}${splits ? " · hatched: split over KV and merged afterwards" : ""}`,
+      this.expanded(),
       shadowFacts(this.store.supplements.shadow.get(this.cursor.step), this.launched),
     ].filter(Boolean);
+  }
+
+  /** The rows whose latents were expanded to keys and values before the launch. */
+  expanded() {
+    const { expanded_rows: rows, expanded_sequences: chunks } = this.work.launch?.details ?? {};
+    if (!rows || this.launched) return "";
+    return `latents expanded for ${counted(rows, "query row")} of ${counted(chunks, "chunk")}`;
   }
 
   /** The origin of the rows. */
