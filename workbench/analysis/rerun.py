@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.analysis.fork import Past, hang_of, max_steps_of
 from workbench.analysis.values import Seen, values_until
@@ -191,6 +191,26 @@ def outcome_of(
         return problem
 
 
+class _Arrived(NamedTuple):
+    """What latencies depend on of a request; the scheduler's has its tokens, and would be kept to the end of the run.
+
+    Attributes:
+        prompt_token_ids: The first of them: a latency depends on whether they are known.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    prompt_token_ids: Sequence[int]
+    arrival_step: int
+    arrival_time: float
+
+    @classmethod
+    def of(cls, request: Request) -> _Arrived:
+        """A request that has just arrived."""
+        first = request.token_ids[:1]
+        return cls(request.request_id, request.num_prompt_tokens, first, request.arrival_step, request.arrival_time)
+
+
 class _Summed:
     """Adds the steps of a run up."""
 
@@ -214,7 +234,7 @@ class _Summed:
                 end = "max_steps"
                 break
             for request in run.arrive():
-                self.requests[request.request_id] = self._latencies.arrive(request)
+                self.requests[request.request_id] = self._latencies.arrive(_Arrived.of(request))
             if (done := run.advance(recorded.sample_token)) is not None:
                 batch = done
                 self._add(done, run.leaps.pop(done.step, None))

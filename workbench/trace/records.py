@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -360,24 +361,29 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name, value in zip(self._mappings, _mappings_of(self)):  # of a million records: faster than getattr
+            if type(value) is not FrozenDict:
+                msgspec.structs.force_setattr(self, name, FrozenDict(value) if value else EMPTY)
         if not self.end and (self.time or self.timings):
             msgspec.structs.force_setattr(self, "end", self.end_of_phases)
 
     # -- block tables: attached when the record is made by a scheduler or loaded into a trace ------------------
 
-    def attach_block_tables(self, layout: Layout | int, tables: Sequence[list[int]]) -> None:
+    def attach_block_tables(
+        self, layout: Layout | int, tables: Sequence[list[int]], lengths: tuple[int, ...] | None = None
+    ) -> None:
         """Give the record its full block tables. Called once, by the scheduler or by a trace that is loaded.
 
         Args:
             layout: The only KV cache group, or its block size.
             tables: For each chunk the request's append-only list of block ids; the present length is kept.
+            lengths: These lengths, if the caller has them.
         """
         attached = self.__dict__
         attached["_layout"] = Layout(0, layout) if isinstance(layout, int) else layout
         # Two tuples rather than one of pairs: the cyclic garbage collector then has fewer objects to look at.
         attached["_tables"] = tuple(tables)
-        attached["_table_lengths"] = tuple(map(len, tables))
+        attached["_table_lengths"] = tuple(map(len, tables)) if lengths is None else lengths
 
     def attach_tables_of_groups(self, layout: Layout, tables: Sequence[Sequence[tuple[list[int], int]]]) -> None:
         """The same for several KV cache groups, or tables that have grown since.
@@ -607,6 +613,9 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
                 return chunk
         reason = self.not_scheduled.get(request_id, "it is not waiting either")
         raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
+
+
+_mappings_of = attrgetter(*StepRecord._mappings)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
