@@ -95,17 +95,20 @@ def value_names() -> tuple[str, ...]:
     return (*(f"{value}_{statistic}" for value in VALUES for statistic in STATISTICS), "duration", "output_throughput")
 
 
-def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[str, float]:
+def values_of(
+    trace: Trace, request_ids: Collection[str] | None = None, metrics: TraceMetrics | None = None
+) -> dict[str, float]:
     """The latencies of a run in seconds, by name: "ttft_mean", "itl_p99", "duration" and so on.
 
     Args:
         trace: A trace with a clock.
         request_ids: Requests to count; None for all.
+        metrics: Those of the trace, if the caller has them; None for those that are kept with the trace.
 
     Raises:
         TraceError: The trace has no clock.
     """
-    return latency_values(measured(trace), request_ids)
+    return latency_values(metrics or measured(trace), request_ids)
 
 
 def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:

@@ -18,7 +18,7 @@ each row costs its arithmetic. Coefficients are never negative: more work does n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from typing import Any, Protocol
 
@@ -204,16 +204,16 @@ def step_costs(*traces: Trace) -> StepCosts:
 
     Steps that are known to be disturbed are left out, unless they are too many to be an exception.
     """
-    measured = [(index, step) for index, trace in enumerate(traces) for step in measured_steps(trace)]
-    num_measured = len(measured)
-    if any(trace.disturbed for trace in traces):
-        quiet = [(index, step) for index, step in measured if step.record.step not in traces[index].disturbed]
-        if len(quiet) >= max(MIN_STEPS, len(measured) / 2):
-            measured = quiet
-    return StepCosts(
-        features=[step_features(step.record.chunks) for _, step in measured],
-        seconds=[step.seconds for _, step in measured],
-        places=[(index, step.record.step) for index, step in measured],
-        pauses=[step.pause for _, step in measured],
-        num_disturbed=num_measured - len(measured),
-    )
+    steps = StepCosts([], [], [], [])
+    quiet: list[int] = []
+    for index, trace in enumerate(traces):
+        for step in measured_steps(trace):  # one after the other: a list of them is as large as the result
+            if step.record.step not in trace.disturbed:
+                quiet.append(len(steps))
+            steps.features.append(step_features(step.record.chunks))
+            steps.places.append((index, step.record.step))
+            steps.pauses.append(step.pause)
+            steps.seconds.append(step.seconds)
+    if len(quiet) == len(steps) or len(quiet) < max(MIN_STEPS, len(steps) / 2):
+        return steps
+    return replace(steps.take(quiet), num_disturbed=len(steps) - len(quiet))

@@ -7,7 +7,7 @@ engine's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class MeasuredStep(NamedTuple):
     pause: float = 0.0
 
 
-def measured_steps(trace: Trace) -> list[MeasuredStep]:
+def measured_steps(trace: Trace) -> Iterator[MeasuredStep]:
     """The steps with chunks whose duration is known, in order; the first one, which compiles and warms up, is left out.
 
     Args:
@@ -45,7 +45,6 @@ def measured_steps(trace: Trace) -> list[MeasuredStep]:
     gaps = [record.time - before.end if leaves_work(before) else None for before, record in pairwise(records)]
     counts_gaps = not trace.meta.source.startswith(("engine", "simulation"))
     longest_gap = _longest_gap(gaps) if counts_gaps else 0.0
-    steps: list[MeasuredStep] = []
     is_first = True
     for record, gap in zip(records, [None, *gaps]):
         if record.chunks and (seconds := record.duration) > 0:
@@ -55,9 +54,8 @@ def measured_steps(trace: Trace) -> list[MeasuredStep]:
             elif gap is not None and counts_gaps:
                 pause = gap
             if not is_first and seconds > 0:  # a damaged clock may run backwards
-                steps.append(MeasuredStep(record, seconds, pause))
+                yield MeasuredStep(record, seconds, pause)
             is_first = False
-    return steps
 
 
 def leaves_work(record: StepRecord) -> bool:
