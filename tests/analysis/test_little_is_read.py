@@ -14,6 +14,7 @@ from workbench.analysis import hit_rates, predict
 from workbench.analysis.explain import explainer_of
 from workbench.analysis.predict import Predictor
 from workbench.analysis.rerun import RecordedRun
+from workbench.scheduler.policies import DecodeFirst
 from workbench.scheduler.request import Request
 from workbench.simulation.costs.coefficients import Regression
 from workbench.simulation.costs.cost_model import CostModel
@@ -114,3 +115,10 @@ def test_equal_gaps_are_kept_once(trace):
     assert not Ordered([]) and list(Ordered({0.5: 2, 0.25: 1})) == [0.25, 0.5, 0.5]
     with pytest.raises(IndexError):
         ordered[len(gaps)]
+
+
+def test_a_policy_in_python_is_predicted_where_prefixes_are_unknown(trace):
+    bare = without_tokens(trace, hashes=False)
+    prediction = Predictor(bare, num_draws=1).predict(policy=DecodeFirst(), num_blocks=600)
+    assert predict.UNKNOWN_SHARING in prediction.notes
+    assert prediction["hit_rate"].low < prediction["hit_rate"].high
