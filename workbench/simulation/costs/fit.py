@@ -13,7 +13,7 @@ from workbench.base.text import counted
 from workbench.simulation.costs.coefficients import SEARCHED_ON, Coefficients, Regression, relative_coefficients
 from workbench.simulation.costs.drift import Drift, find_drift
 from workbench.simulation.costs.least_squares import Vector
-from workbench.simulation.costs.step_model import StepCosts, predicted_seconds, slopes
+from workbench.simulation.costs.step_model import StepCosts, predicted_seconds, slopes, thinning
 from workbench.trace.readings.metrics import percentile
 
 HELD_OUT_EVERY = 5
@@ -187,8 +187,9 @@ def find_stalls(steps: StepCosts) -> dict[int, float]:
     found: dict[int, float] = {}
     whole = list(map(add, steps.seconds, steps.pauses))
     for _ in range(2 if len(steps) >= MIN_STEPS else 0):  # the second time without those that were found
-        kept = steps.take(i for i in range(len(steps)) if i not in found)
-        expected = predicted_seconds(relative_coefficients(kept.thinned(SEARCHED_ON)), steps.features)
+        kept = [i for i in range(len(steps)) if i not in found]
+        searched = steps.take(kept[:: thinning(len(kept), SEARCHED_ON)])
+        expected = predicted_seconds(relative_coefficients(searched), steps.features)
         ratios = [math.log(seconds / max(one, 1e-9)) for seconds, one in zip(whole, expected)]
         middle = median(ratios)
         spread = NORMAL_SPREAD * median([abs(ratio - middle) for ratio in ratios])
@@ -214,9 +215,12 @@ def _usual(steps: StepCosts, ratios: Sequence[float], late: Collection[int]) -> 
     Their kind costs more than the model knows, such as a batch of a size for which a machine has no fast kernel.
     """
     kinds = [(sequences, prefill > 0) for sequences, prefill, _, _ in steps.features]
-    lateness: dict[tuple[float, bool], list[float]] = {}
-    for kind, ratio in sorted(zip(kinds, ratios)):
-        lateness.setdefault(kind, []).append(ratio)
+    lateness: dict[tuple[float, bool], list[float]] = {kinds[i]: [] for i in late}
+    for kind, ratio in zip(kinds, ratios):
+        if kind in lateness:
+            lateness[kind].append(ratio)
+    for like_them in lateness.values():
+        like_them.sort()
     usual = []
     for i in late:
         like_it = lateness[kinds[i]]

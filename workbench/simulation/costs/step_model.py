@@ -65,7 +65,12 @@ class StepCosts:
 
     def thinned(self, count: int) -> StepCosts:
         """Every n-th step, so that no more than ``count`` are left."""
-        return self.take(range(0, len(self), -(-len(self) // count)))
+        return self.take(range(0, len(self), thinning(len(self), count)))
+
+
+def thinning(size: int, count: int) -> int:
+    """The n for which every n-th of ``size`` steps are no more than ``count``."""
+    return -(-size // count)
 
 
 def columns(features: Sequence[Features]) -> dict[str, Vector]:
