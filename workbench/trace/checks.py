@@ -113,7 +113,7 @@ class TraceChecker:
         self._numbers: dict[int, int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._tables: tuple[list[int], ...] = ()
-        self._lengths: tuple[int, ...] = ()
+        self._before: StepRecord | None = None
         self._next_step: int | None = None
         first = self.groups[0]
         self._tokens_per_place = first.block_size if first.is_attention else MAX_TOKENS
@@ -228,9 +228,10 @@ class TraceChecker:
         if len(self.groups) == 1 and self.groups[0].kind == "full_attention":
             if (tables := tuple([held[0] for held in scheduled])) != self._tables:
                 self._tables = tables  # equal ones may stand for each other: a table only grows
-            if (lengths := tuple(map(len, tables))) != self._lengths:
-                self._lengths = lengths
-            record.attach_block_tables(self.layout, self._tables, self._lengths)
+            record.attach_block_tables(self.layout, self._tables)
+            if self._before is not None:
+                record.share_table_lengths(self._before)
+            self._before = record
         else:
             record.attach_tables_of_groups(self.layout, [[(table, len(table)) for table in held] for held in scheduled])
         for request_id in record.finished:

@@ -369,21 +369,23 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 
     # -- block tables: attached when the record is made by a scheduler or loaded into a trace ------------------
 
-    def attach_block_tables(
-        self, layout: Layout | int, tables: Sequence[list[int]], lengths: tuple[int, ...] | None = None
-    ) -> None:
+    def attach_block_tables(self, layout: Layout | int, tables: Sequence[list[int]]) -> None:
         """Give the record its full block tables. Called once, by the scheduler or by a trace that is loaded.
 
         Args:
             layout: The only KV cache group, or its block size.
             tables: For each chunk the request's append-only list of block ids; the present length is kept.
-            lengths: These lengths, if the caller has them.
         """
         attached = self.__dict__
         attached["_layout"] = Layout(0, layout) if isinstance(layout, int) else layout
         # Two tuples rather than one of pairs: the cyclic garbage collector then has fewer objects to look at.
         attached["_tables"] = tuple(tables)
-        attached["_table_lengths"] = tuple(map(len, tables)) if lengths is None else lengths
+        attached["_table_lengths"] = tuple(map(len, tables))
+
+    def share_table_lengths(self, before: StepRecord) -> None:
+        """Keep the lengths of its block tables once, if the record before has equal ones: most decodes add no block."""
+        if (lengths := before.__dict__["_table_lengths"]) == self.__dict__["_table_lengths"]:
+            self.__dict__["_table_lengths"] = lengths
 
     def attach_tables_of_groups(self, layout: Layout, tables: Sequence[Sequence[tuple[list[int], int]]]) -> None:
         """The same for several KV cache groups, or tables that have grown since.
