@@ -299,6 +299,11 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
         lambda result: hour_found(result["commands"]),
     ),
     (
+        "recordings_long",
+        "ten hours of a server, 200,000 steps: peak memory of the largest process of `trace whatif`, MB",
+        lambda result: str(result["commands"]["whatif"]["10000 requests"]["peak_mb"]),
+    ),
+    (
         "recordings_growth",
         "200,000 recorded steps against 22,000: CPU time of the commands, and memory, per step",
         lambda result: growth_found(result["commands"]),
