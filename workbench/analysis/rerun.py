@@ -191,7 +191,7 @@ def outcome_of(
 
 
 class _Arrived(NamedTuple):
-    """What latencies depend on of a request; the scheduler's has its tokens, and would be kept to the end of the run.
+    """The facts of a request that latencies depend on: the scheduler's request has its tokens, too many to keep.
 
     Attributes:
         prompt_token_ids: The first of them: a latency depends on whether they are known.

@@ -295,7 +295,7 @@ class TraceChecker:
                     raise TraceError(f"{field}.{name} names more blocks than the pool's {self.num_blocks - 1}")
 
     def _misfit(self, step: int, chunk: Chunk, computed: int, num_blocks: int) -> str:
-        """What is wrong with a chunk that does not follow from what its request had."""
+        """Describe the fault of a chunk that does not follow from the state of its request."""
         who = f"request {shown(chunk.request_id)} in step {step}"
         if chunk.start > computed:
             return f"{who} starts at {chunk.start}, computed so far are {computed} tokens"

@@ -41,7 +41,7 @@ class Numbers:
 
 
 def kind_of(trace: Trace) -> Literal["tokens", "hashes", "hits"]:
-    """What tells which prefixes of a recording are equal; see `Contents`."""
+    """Whether tokens, hashes or hits tell which prefixes of a recording are equal; see `Contents`."""
     if trace.config.get("token_ids_recorded", True) and all(info.prompt_token_ids for info in trace.requests.values()):
         return "tokens"
     return "hashes" if trace.meta.prefix_hashes else "hits"
