@@ -98,10 +98,12 @@ def _own_seconds() -> float:
 
 def chromium() -> str:
     """Path of a Chromium, with or without windows; a script that lacks one ends."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
-    if found := next(filter(None, map(shutil.which, names)), None):
+    sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+    from browsers import CHROMIUM_PROGRAM, CHROMIUM_PROGRAMS
+
+    if found := shutil.which(CHROMIUM_PROGRAM):
         return found
-    raise SystemExit(f"{Path(sys.argv[0]).stem} needs one of {', '.join(names)} on the PATH")
+    raise SystemExit(f"{Path(sys.argv[0]).stem} needs one of {', '.join(CHROMIUM_PROGRAMS)} on the PATH")
 
 
 def machine() -> dict[str, Any]:

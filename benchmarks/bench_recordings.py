@@ -31,6 +31,11 @@ trace = generate({requests})
 trace.save({file!r})
 print(len(trace), list(trace.requests)[len(trace.requests) // 4])
 """
+READ = """
+from workbench import Trace
+trace = Trace.load({file!r})
+print(len(trace), list(trace.requests)[len(trace.requests) // 4])
+"""
 COMMANDS = {
     "info": ("trace", "info", "FILE"),
     "explain one": ("trace", "explain", "FILE", "REQUEST"),
@@ -46,9 +51,13 @@ FLAGS_OF_THIS = ("--force",)
 """Flags that the other checkout does not have, and does not need."""
 
 
-def measure(checkout: Path, arguments: list[str]) -> tuple[float, float, float]:
-    """CPU seconds, wall seconds and peak memory in MB of a command; it must succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+def measure(checkout: Path, arguments: list[str], bytecode: Path) -> tuple[float, float, float]:
+    """CPU seconds, wall seconds and peak memory in MB of a command; it must succeed.
+
+    Python keeps its bytecode in a folder, as for an installed package, although the environment may tell it not to.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(bytecode)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "workbench", *arguments]
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as said:
@@ -68,6 +77,7 @@ def main() -> None:
     parser.add_argument("other", type=Path, nargs="?", help="the checkout to compare with; none for several lengths")
     help = "lengths of the recording (default 1100), the first of which the others are compared with"
     parser.add_argument("--requests", type=int, nargs="+", default=[1100], help=help)
+    parser.add_argument("--file", type=Path, help="a recording that all read, in place of one of that length")
     parser.add_argument("--repeats", type=int, default=3, help="repeats of each measurement (default 3)")
     default = [name for name in COMMANDS if name != "tune"]
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=default, help="some of them (default: not tune)")
@@ -84,8 +94,12 @@ def main() -> None:
     results: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = {arm: Path(folder) / f"{arm.split()[0]}.jsonl.gz" for arm in arms}
-        sizes = {arm: prepare(*arms[arm], file) for arm, file in files.items()}
+        if options.file:
+            files = dict.fromkeys(files, options.file.resolve())
+        sizes = {arm: prepare(*arms[arm], file, is_written=bool(options.file)) for arm, file in files.items()}
         num_steps = {arm: steps for arm, (steps, _) in sizes.items()}
+        for arm, (checkout, _) in arms.items():
+            measure(checkout, ["trace", "info", str(files[arm])], Path(folder, "bytecode"))  # writes the bytecode
         for name in options.only:
             found: dict[str, list[tuple[float, float, float]]] = {arm: [] for arm in arms}
             for repeat in range(options.repeats):
@@ -95,7 +109,7 @@ def main() -> None:
                     places = {"FILE": str(files[arm]), "REQUEST": sizes[arm][1], "PAGE": f"{folder}/page.html"}
                     left_out = FLAGS_OF_THIS if arm == "other" else ()
                     words = [places.get(word, word) for word in COMMANDS[name] if word not in left_out]
-                    found[arm].append(measure(arms[arm][0], words))
+                    found[arm].append(measure(arms[arm][0], words, Path(folder, "bytecode")))
             row: dict[str, object] = {}
             for arm, runs in found.items():
                 if runs:
@@ -115,9 +129,11 @@ def main() -> None:
             print(f"{name:12} CPU s {medians}  ratio {ratio}  {row.get('growth', '')}", flush=True)
 
 
-def prepare(checkout: Path, requests: int, file: Path) -> tuple[int, str]:
-    """Let a checkout write a recording; returns its number of steps, and a request in its first half."""
-    program = GENERATE.format(benchmarks=str(HERE / "benchmarks"), requests=requests, file=str(file))
+def prepare(checkout: Path, requests: int, file: Path, *, is_written: bool = False) -> tuple[int, str]:
+    """Let a checkout write a recording, if it is not there; its number of steps, and a request in its first half."""
+    program = (READ if is_written else GENERATE).format(
+        benchmarks=str(HERE / "benchmarks"), requests=requests, file=str(file)
+    )
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True, text=True)

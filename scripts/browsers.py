@@ -24,7 +24,10 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-CHROMIUM_PROGRAM = "chromium" if shutil.which("chromium") else "chromium-headless-shell"
+CHROMIUM_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+"""Chromium's names, those with windows first; benchmarks look for the same."""
+
+CHROMIUM_PROGRAM = next(filter(shutil.which, CHROMIUM_PROGRAMS), CHROMIUM_PROGRAMS[-1])
 WEBKIT = "/usr/lib/x86_64-linux-gnu/webkit2gtk-4.1/MiniBrowser"
 PATIENCE = 60.0
 """Seconds that a browser may take to start."""

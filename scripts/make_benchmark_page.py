@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmark_figures import ARM_NAMES, WATCHED_NAMES, arena_figure, chunk_size_figure, serving_figure, watched_figure
-from benchmark_origins import origins
+from benchmark_origins import origins, script_of
 from benchmark_tables import Result, cell, load, loaded, number, provenance, spread, table
 from generated_files import write_or_check
 from model_tables import llama_cpp_table, models_table, quality_table, starts_table
@@ -220,7 +220,7 @@ def other_scripts() -> str:
     """One number from each of the remaining result files."""
     return table(
         ["measurement", "result", "script"],
-        [[what, read(load(name)), f"`bench_{name.removesuffix('_growth')}.py`"] for name, what, read in OTHER_RESULTS],
+        [[what, read(load(name)), f"`{script_of(name).name}`"] for name, what, read in OTHER_RESULTS],
     )
 
 
@@ -230,6 +230,12 @@ def growth_found(commands: Result) -> str:
     least, most = min(cpu, key=cpu.__getitem__), max(cpu, key=cpu.__getitem__)
     memory = max(row["growth"]["memory"] for row in commands.values())
     return f"{number(cpu[least])} ({least}) to {number(cpu[most])} ({most}); at most {number(memory)}"
+
+
+def hour_found(commands: Result) -> str:
+    """CPU time and peak memory of each command on an hour of a server."""
+    seconds = ", ".join(number(row["this"]["cpu_s"]["median"]) for row in commands.values())
+    return f"{seconds}; {', '.join(str(row['this']['peak_mb']) for row in commands.values())}"
 
 
 def stalls_found(kinds: Result, *, planted: bool) -> str:
@@ -286,6 +292,16 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
         "stalls",
         "as many processes without one: stalls claimed in steps that were not late by the process's clock",
         lambda result: stalls_found(result["kinds"], planted=False),
+    ),
+    (
+        "recordings_saved",
+        "an hour of a server: CPU time of `trace info`, `html` and `whatif`, s; peak memory of each, MB",
+        lambda result: hour_found(result["commands"]),
+    ),
+    (
+        "recordings_long",
+        "ten hours of a server, 200,000 steps: peak memory of the largest process of `trace whatif`, MB",
+        lambda result: str(result["commands"]["whatif"]["10000 requests"]["peak_mb"]),
     ),
     (
         "recordings_growth",

@@ -134,7 +134,7 @@ def test_a_model_with_a_knee_predicts_other_settings(noise, tolerance):
 def test_predictions_add_up_to_the_measured_time():
     trace = simulate(workload(), cost_model=Roofline(0.3))
     model, _ = CostModel.fit(trace)
-    steps = measured_steps(trace)
+    steps = list(measured_steps(trace))
     assert sum(model.step_seconds(step.record.chunks) for step in steps) == pytest.approx(
         sum(step.seconds for step in steps), rel=1e-3
     )

@@ -126,7 +126,19 @@ def test_a_loaded_trace_keeps_each_id_and_each_table_once(tmp_path):
     assert len({id(name) for names in named for name in names}) == len(requests)
     starts = [chunk.start for record in trace for chunk in record.chunks]
     assert len({id(start) for start in starts}) == len(set(starts))
-    for field in ("running", "waiting", "tables"):
-        kept = [record.__dict__["_tables"] if field == "tables" else getattr(record, field) for record in trace]
+    for field in ("running", "waiting", "_tables", "_table_lengths"):
+        kept = [record.__dict__.get(field) or getattr(record, field, ()) for record in trace]
         changes = sum(len(a) != len(b) or any(map(is_not, a, b)) for a, b in pairwise(kept))
         assert len({id(one) for one in kept}) <= changes + 1 < len(trace) / 4, field
+
+
+def test_a_loaded_trace_keeps_the_id_of_a_block_once(tmp_path):
+    requests = [{"id": f"r{i}", "prompt": {"len": 900}, "max_tokens": 200} for i in range(6)]
+    config = {"max_num_seqs": 2, "block_size": 2, "num_blocks": 1500, "enable_prefix_caching": True}
+    simulate({"config": config, "requests": requests}).save(tmp_path / "t.jsonl")
+    trace = Trace.load(tmp_path / "t.jsonl")
+    added = [block for record in trace for chunk in record.chunks for block in chunk.new_block_ids]
+    blocks = [*added, *(block for record in trace for block in record.cached_block_ids)]
+    large = [block for block in blocks if block > 256]  # Python itself keeps smaller numbers once
+    assert len(large) > 2 * len(set(large)) > 1000
+    assert len({id(block) for block in large}) == len(set(large))

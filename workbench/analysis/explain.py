@@ -21,7 +21,7 @@ from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.config import MAX_LORAS
 from workbench.simulation.costs.cost_model import CostModel, StepCost
-from workbench.simulation.costs.fit import MIN_STEPS, FitReport
+from workbench.simulation.costs.fit import MIN_STEPS, Fit, FitReport
 from workbench.simulation.costs.slow_steps import compare_steps, slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
@@ -97,7 +97,6 @@ class Explainer:
     Attributes:
         stalls: The stalls of the trace, by their steps.
         slow: Its other slow steps, likewise.
-        misfit: Why no cost model could be fitted; "" if one was, or was given.
         unit: "s", or "steps" if the trace has no clock.
     """
 
@@ -105,24 +104,43 @@ class Explainer:
         self.trace = trace
         self.metrics = metrics(trace)
         self.unit = self.metrics.summary.unit
-        self._is_given = cost_model is not None
-        self.model: CostModel | None = cost_model
-        self._report: FitReport | None = None
-        self.misfit = ""
+        self._given = cost_model
+        self._fit: Fit | None = None
         if cost_model is None and self.unit == "s":
-            steps = compare_steps(trace).steps
-            try:
-                self.model, self._report = CostModel.fit(trace, steps=steps)
-            except ValueError as problem:  # too few steps, or durations that do not follow from the chunks
-                self.misfit = str(problem) if len(steps) >= MIN_STEPS else ""
+            compared = compare_steps(trace)
+            if len(compared.steps) >= MIN_STEPS:
+                self._fit = Fit(compared.steps, 1, compared.stalled)
         self._past: Past | None = None  # read when a simulation asks for it
         self._run: RecordedRun | None = None
         self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}
         late = slow_steps(trace) if self.unit == "s" else ()
         self.slow = {step.step: step for step in late if step.step not in self.stalls}
-        self._shares: StepCost = self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
         self._records = tuple(trace)  # those that the metrics are of: the trace may grow
         self._ends = {step: trace[step - trace[0].step].end for step in (*self.stalls, *self.slow)}
+
+    @cached_property
+    def _fitted(self) -> tuple[CostModel | None, FitReport | None, str]:
+        """The model, the report of its fit, and why there is none."""
+        if self._fit is None:
+            return self._given, None, ""
+        try:
+            return *CostModel.of_fit(self._fit), ""
+        except ValueError as problem:  # durations do not follow from the chunks
+            return None, None, str(problem)
+
+    @property
+    def model(self) -> CostModel | None:
+        """Divides steps between the requests in them; fitted when somebody asks for it."""
+        return self._fitted[0]
+
+    @property
+    def misfit(self) -> str:
+        """Why no cost model could be fitted; "" if one was, or was given."""
+        return "" if self._fit is None or self._fit.holds else self._fitted[2]
+
+    @cached_property
+    def _shares(self) -> StepCost:
+        return self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
 
     @cached_property
     def _stretches(self) -> list[_Stretch]:
@@ -165,7 +183,7 @@ class Explainer:
             course.ttft(),
             course.long_gaps(),
             tuple([stall for stall in self.stalls.values() if arrival < self._ends[stall.step] and stall.time < end]),
-            self._report,
+            self._fitted[1],
             self._confirmer(course.request_id),
             self.metrics.requests[course.request_id].e2e is None,
             course.waiting(),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -196,7 +197,8 @@ class Past:
         self._trace, self._open_loop, self._loops = trace, open_loop, loops
         self._contents = contents or Contents(trace)
         self._first_time = trace[0].time if len(trace) else 0.0
-        self._sampled: dict[str, list[int]] = defaultdict(list)
+        # Four bytes for a token instead of forty: other processes get a copy of all of them.
+        self._sampled: dict[str, array[int]] = defaultdict(partial(array, "i"))
         self._accepts: dict[str, list[int]] = defaultdict(list)
         self._ended: dict[str, str] = {}  # the reason, "" if it is not known
         self._aborted: dict[str, int] = {}
@@ -219,7 +221,8 @@ class Past:
         request_id, outputs = info.request_id, self._sampled[info.request_id]
         if info.prompt_token_ids or not outputs:
             return
-        outputs[:] = self._contents.tokens(request_id, info.num_prompt_tokens, info.num_prompt_tokens + len(outputs))
+        start = info.num_prompt_tokens
+        outputs[:] = array("i", self._contents.tokens(request_id, start, start + len(outputs)))
         if self._ended.get(request_id) == "stop":  # its KV is not computed, so no other request can find it
             outputs[-1] = STOP_NUMBER
 
@@ -234,7 +237,7 @@ class Past:
         return self._contents.is_complete
 
     @property
-    def tokens(self) -> dict[str, list[int]]:
+    def tokens(self) -> dict[str, array[int]]:
         """The output of each request, or numbers that stand for it."""
         return self._sampled
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from workbench.analysis.loops import Turn, find_loops, turns_of
 from workbench.base.text import counted, printable
-from workbench.trace.readings.contents import Contents, Numbers
+from workbench.trace.readings.contents import Contents, Numbers, kind_of
 from workbench.trace.readings.metrics import RequestMetrics
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
@@ -154,17 +154,18 @@ def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -
     hashed: list[Turn] = []
     unknown = ""
     for trace in traces:
-        contents, outputs = Contents(trace, numbers), _outputs(trace)
-        if contents.kind == "hits":
+        kind = kind_of(trace)
+        outputs = _outputs(trace) if kind == "tokens" else {}
+        if kind == "hits":
             unknown = "the recording has neither token ids nor hashes of blocks, which would tell them"
-        elif contents.kind == "hashes":
-            hashed += turns_of(trace, contents, trace.meta.created - start)
+        elif kind == "hashes":
+            hashed += turns_of(trace, Contents(trace, numbers), trace.meta.created - start)
         for name, request in metrics(trace).requests.items():
             if request.first_scheduled_step is not None:
                 info = trace.requests[name]
                 arrival = trace.meta.created + info.arrival_time if info.arrival_time else float(info.arrival_step)
                 row = _Row(arrival, request, info.adapter)
-                if contents.kind == "tokens":
+                if kind == "tokens":
                     tokens = (*info.prompt_token_ids, *outputs.get(name, ()))
                     blocks = _blocks(numbers, info.cache_salt, tokens, trace.block_size)
                     row = row._replace(blocks=blocks, tokens=tokens, size=trace.block_size)

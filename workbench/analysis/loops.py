@@ -156,12 +156,15 @@ def turns_of(trace: Trace, contents: Contents, late: float = 0.0) -> Iterator[Tu
     """
     lengths: dict[str, int] = {name: info.num_prompt_tokens for name, info in trace.requests.items()}
     outputs: dict[str, list[int]] = defaultdict(list)
+    num_output: dict[str, int] = defaultdict(int)
     ends: dict[str, tuple[int, float]] = {}
     last_token: dict[str, float] = {}
     for record in trace:
         for chunk in record.chunks:
-            if accepted := chunk.accepted:
-                outputs[chunk.request_id] += accepted
+            if chunk.sampled is not None:
+                num_output[chunk.request_id] += 1 + len(chunk.sampled_before)
+                if contents.kind == "tokens":
+                    outputs[chunk.request_id] += chunk.accepted
                 last_token[chunk.request_id] = record.end
         for name in record.finished:
             ends[name] = record.step + 1, last_token.get(name, record.end) + late
@@ -170,13 +173,12 @@ def turns_of(trace: Trace, contents: Contents, late: float = 0.0) -> Iterator[Tu
     chains: dict[tuple[int, tuple[int, ...]], int] = {}
     for name, info in trace.requests.items():
         size = contents.block_size if contents.kind != "tokens" else TOKENS_PER_BLOCK
-        output = outputs[name]
         if contents.kind == "tokens":
-            blocks = _chained(chains, [*info.prompt_token_ids, *output], size)
+            blocks = _chained(chains, [*info.prompt_token_ids, *outputs[name]], size)
         else:
             blocks = contents.blocks(name)
         arrival = info.arrival_step, info.arrival_time + late
-        yield Turn(name, lengths[name], lengths[name] + len(output), blocks, size, arrival, ends.get(name))
+        yield Turn(name, lengths[name], lengths[name] + num_output[name], blocks, size, arrival, ends.get(name))
 
 
 def _chained(known: dict[tuple[int, tuple[int, ...]], int], tokens: Sequence[int], size: int) -> list[int]:

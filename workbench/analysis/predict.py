@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -37,7 +36,7 @@ from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.trace import Trace, TraceError
 from workbench.trace.readings.contents import Contents
 from workbench.trace.readings.metrics import RequestMetrics, still_without
-from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.metrics_collector import MetricsCollector
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
@@ -122,10 +121,17 @@ class Predictor:
             return dict(self._measured)
         if self.trace.meta.source.startswith(SOURCE):
             return {}
+        return self._measured_here[0]
+
+    @cached_property
+    def _measured_here(self) -> tuple[dict[str, float], list[RequestMetrics]]:
+        """The values of the recording, empty without a clock, and the requests that had not ended with it."""
+        found = MetricsCollector(self.trace).collect()  # with the times of all tokens: too much to keep with the trace
+        unended = [each for each in found.requests.values() if each.age is not None]
         try:
-            return values_of(self.trace, self._counted)
+            return values_of(self.trace, self._counted, found), unended
         except TraceError:
-            return {}
+            return {}, unended
 
     @property
     def unchanged(self) -> Prediction:
@@ -177,9 +183,12 @@ class Predictor:
         """The recorded run, to be simulated again."""
         if len(self.trace) and self.trace[0].step:
             raise ValueError(f"a prediction needs the whole run, and this trace has only {self.trace.steps_in_words}")
+        return self._run_of(self._past)
+
+    def _run_of(self, past: Past) -> RecordedRun:
         return RecordedRun.of(
             self.trace,
-            self._past,
+            past,
             self.model,
             draws=self._models,
             drift=self._drift,
@@ -192,7 +201,7 @@ class Predictor:
     @cached_property
     def _unended(self) -> list[RequestMetrics]:
         """The requests that had not ended when the recording did."""
-        return [each for each in metrics(self.trace).requests.values() if each.age is not None]
+        return self._measured_here[1]
 
     @cached_property
     def _until(self) -> float | None:
@@ -212,28 +221,40 @@ class Predictor:
         Yields:
             The index of a task and its outcome, as they become known; a ValueError for an impossible setting.
         """
-        recorded, possible, known = recorded_config(self.trace), [], []
+        possible, known = [], []
         keys = [(repr(sorted(changes.items())), draw) for changes, draw in tasks]
-        policies = [policy if isinstance(policy := c.get("policy"), SchedulingPolicy) else None for c, _ in tasks]
-        for index, ((changes, draw), policy) in enumerate(zip(tasks, policies)):
-            fields = {name: value for name, value in changes.items() if policy is None or name != "policy"}
-            if policy is None and keys[index] in self._known:
+        for index, (changes, draw) in enumerate(tasks):
+            if _policy_in(changes) is None and keys[index] in self._known:
                 known.append((index, self._known[keys[index]]))
                 continue
             try:
-                possible.append((index, (self._past.changed(recorded, fields), draw, policy)))
+                possible.append((index, self._task(self._past, changes, draw)))
             except ValueError as problem:
                 known.append((index, problem))
         yield from known
-        num_tokens = len(tasks) * sum(len(outputs) for outputs in self._run.tokens.values())
-        # A policy is perhaps one of a notebook, and not known in another process.
-        jobs = 1 if num_tokens < WORTH_PROCESSES or any(policies) else None
-        for place, outcome in spread_out(
-            outcome_of, self._run, [task for _, task in possible], executor=self._executor, jobs=jobs
-        ):
+        for place, outcome in self._simulated(self._run, [task for _, task in possible], num_planned=len(tasks)):
             index = possible[place][0]
             self._known[keys[index]] = outcome = self._if_possible(outcome)
             yield index, outcome
+
+    def _task(self, past: Past, changes: Mapping[str, Any], draw: int | None) -> _Task:
+        """The arguments of a simulation after the run.
+
+        Raises:
+            ValueError: The setting is impossible.
+        """
+        policy = _policy_in(changes)
+        fields = {name: value for name, value in changes.items() if policy is None or name != "policy"}
+        return past.changed(recorded_config(self.trace), fields), draw, policy
+
+    def _simulated(
+        self, run: RecordedRun, tasks: Sequence[_Task], *, num_planned: int, apart: bool = False
+    ) -> Iterator[tuple[int, Outcome | ValueError]]:
+        """Simulate a run, in other processes if the simulations together are long."""
+        is_long = num_planned * sum(len(outputs) for outputs in run.tokens.values()) >= WORTH_PROCESSES
+        # A policy is perhaps one of a notebook, and not known in another process.
+        jobs = None if is_long and all(policy is None for _, _, policy in tasks) else 1
+        yield from spread_out(outcome_of, run, tasks, executor=self._executor, jobs=jobs, apart=apart)
 
     def _if_possible(self, outcome: Outcome | ValueError) -> Outcome | ValueError:
         """The outcome, or the reason why it cannot be: somebody asked on before the answer had come."""
@@ -273,13 +294,13 @@ class Predictor:
                 if isinstance(outcome, ValueError):
                     raise outcome from None
                 found[missing[place]] = outcome
-        predictions, worst = [], self._at_worst(settings, found)
+        predictions, worst, shared = [], self._at_worst(settings, found), self._sharing_most(settings)
         rounds = [range(first, first + len(settings)) for first in range(0, len(tasks), len(settings))]
         drawn = rounds[1:] if self.first_draw is None else rounds
         whole = [each for each in drawn if all(index in found for index in each)]
         for place, changes in enumerate(settings):
             draws = [found[each[place]] for each in whole]
-            prediction = self._prediction(changes, found[place], draws, worst.get(place))
+            prediction = self._prediction(changes, found[place], draws, worst.get(place), shared.get(place))
             if self._unchanged is None:
                 self._unchanged = prediction
             else:
@@ -287,7 +308,12 @@ class Predictor:
         return predictions
 
     def _prediction(
-        self, changes: Mapping[str, Any], outcome: Outcome, runs: Sequence[Outcome], worst: Outcome | None
+        self,
+        changes: Mapping[str, Any],
+        outcome: Outcome,
+        runs: Sequence[Outcome],
+        worst: Outcome | None,
+        shared: Outcome | None,
     ) -> Prediction:
         errors = self.errors if changes else {}
         draws = {name: [run.values.get(name, math.nan) for run in runs] for name in outcome.values}
@@ -298,8 +324,8 @@ class Predictor:
             for name, value in outcome.values.items()
         }
         notes = self._notes(outcome, changes)
-        if changes and not self._past.knows_prefixes:
-            intervals = widened(intervals, outcome.values, self._with_shared_prefixes(changes))
+        if shared is not None:
+            intervals = widened(intervals, outcome.values, shared.values)
             notes += (UNKNOWN_SHARING,)
         if worst is not None:
             intervals = widened(intervals, outcome.values, worst.values)
@@ -311,12 +337,23 @@ class Predictor:
         }
         return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
 
-    def _with_shared_prefixes(self, changes: Mapping[str, Any]) -> Mapping[str, float]:
-        """The values of the run in which requests share as much as the recording allows."""
+    def _sharing_most(self, settings: Sequence[Mapping[str, Any]]) -> dict[int, Outcome]:
+        """If it is not known what prompts share, the run of each change, by place, if they share the most possible."""
+        places = [place for place, changes in enumerate(settings) if changes]
+        if self._past.knows_prefixes or not places:
+            return {}
+        self.__dict__.pop("_run", None)  # made again if somebody asks: two runs take twice the memory
         most = Past(self.trace, Contents(self.trace, assume_shared=True), open_loop=self.is_open_loop, loops=self.loops)
-        arrivals = [most.timed_arrival(info, 0) for info in self.trace.requests.values()]
-        run = replace(self._run, arrivals=arrivals, tokens=most.tokens)
-        return run.outcome(most.changed(recorded_config(self.trace), changes), self.first_draw).values
+        run = self._run_of(most)
+        tasks = [self._task(most, settings[place], self.first_draw) for place in places]
+        del most  # as large as the run
+        found: dict[int, Outcome] = {}
+        # Apart, even if there is one: it takes memory beside that of the recording here.
+        for index, outcome in self._simulated(run, tasks, num_planned=len(tasks), apart=True):
+            if isinstance(outcome, ValueError):
+                raise outcome
+            found[places[index]] = outcome
+        return found
 
     def _at_worst(self, settings: Sequence[Mapping[str, Any]], found: Mapping[int, Outcome]) -> dict[int, Outcome]:
         """The settings, by place, of which steps have more rows than any measured one, with the longest steps."""
@@ -349,6 +386,15 @@ class Predictor:
         equal = len({info.priority for info in self.trace.requests.values()}) < 2
         why = "all requests have the same priority: " if "policy" in changes and equal else ""
         return f"{why}nothing changes, every step of the simulation is as before"
+
+
+_Task = tuple[EngineConfig, int | None, SchedulingPolicy | None]
+"""A configuration, the number of a draw, and a policy."""
+
+
+def _policy_in(changes: Mapping[str, Any]) -> SchedulingPolicy | None:
+    """The policy among changed fields, if it is an object and not a name."""
+    return policy if isinstance(policy := changes.get("policy"), SchedulingPolicy) else None
 
 
 UNKNOWN_SHARING = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.analysis.fork import Past, hang_of, max_steps_of
 from workbench.analysis.values import Seen, values_until
@@ -99,10 +99,9 @@ class RecordedRun:
     @classmethod
     def of(cls, trace: Trace, past: Past, model: CostModel, **fields: Any) -> RecordedRun:
         """The run of a trace, from its first step on, with its requests; fields that are not given have defaults."""
-        # Four bytes for a token instead of forty: other processes get a copy of all of them.
         all_arrivals = (past.timed_arrival(info, 0) for info in trace.requests.values())
         arrivals = [replace(each, prompt_token_ids=array("i", each.prompt_token_ids)) for each in all_arrivals]
-        tokens = {each.request_id: array("i", past.tokens[each.request_id]) for each in arrivals}
+        tokens = {each.request_id: past.tokens[each.request_id] for each in arrivals}
         return cls(arrivals, tokens, trace.meta.is_of_vllm, max_steps_of(trace), model, **fields)
 
     def without(self, request_ids: Collection[str]) -> RecordedRun:
@@ -136,7 +135,7 @@ class RecordedRun:
             replayed = Replayed(self.model if draw is None else AtWorst(self.model, self.largest["rows"]), self.drift)
         else:
             replayed = Replayed(self.draws[draw], self.drift, self.noise, draw)
-        cost = _Measuring(replayed)
+        cost = _Measuring(replayed, self.largest)
         summed, end = self._summed(config, cost, policy)
         values = summed.values(self.counted)
         seen = values if self.until is None else values | summed.latencies(self.counted, self.until)
@@ -145,7 +144,7 @@ class RecordedRun:
             for name, times in summed.requests.items()
         }
         e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
-        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond(self.largest), seen, spans)
+        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond, seen, spans)
 
     def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes | None:
         """Simulate the run until a request has ended: its times, None if the run hangs before it arrives.
@@ -191,6 +190,26 @@ def outcome_of(
         return problem
 
 
+class _Arrived(NamedTuple):
+    """The facts of a request that latencies depend on: the scheduler's request has its tokens, too many to keep.
+
+    Attributes:
+        prompt_token_ids: The first of them: a latency depends on whether they are known.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    prompt_token_ids: Sequence[int]
+    arrival_step: int
+    arrival_time: float
+
+    @classmethod
+    def of(cls, request: Request) -> _Arrived:
+        """A request that has just arrived."""
+        first = request.token_ids[:1]
+        return cls(request.request_id, request.num_prompt_tokens, first, request.arrival_step, request.arrival_time)
+
+
 class _Summed:
     """Adds the steps of a run up."""
 
@@ -214,7 +233,7 @@ class _Summed:
                 end = "max_steps"
                 break
             for request in run.arrive():
-                self.requests[request.request_id] = self._latencies.arrive(request)
+                self.requests[request.request_id] = self._latencies.arrive(_Arrived.of(request))
             if (done := run.advance(recorded.sample_token)) is not None:
                 batch = done
                 self._add(done, run.leaps.pop(done.step, None))
@@ -280,11 +299,19 @@ class _Summed:
 
 
 class _Measuring:
-    """A cost of steps that remembers their sizes."""
+    """A cost of steps that compares their sizes with the largest measured ones.
 
-    def __init__(self, cost: Replayed) -> None:
+    Args:
+        cost: The cost.
+        largest: The largest measured sizes, by the names of ``SIZES``.
+    """
+
+    def __init__(self, cost: Replayed, largest: Mapping[str, int]) -> None:
         self._cost = cost
-        self._sizes: list[tuple[float, float, float]] = []
+        self._limits = [TOLERANCE * largest.get(name, math.inf) for name in SIZES]
+        self._known = [name in largest for name in SIZES]
+        self._num_steps = 0
+        self._num_beyond, self._largest = [0] * len(SIZES), [0.0] * len(SIZES)
 
     def step_seconds(self, chunks: Sequence[Any]) -> float:
         """Duration of the next step, by its chunks."""
@@ -293,14 +320,21 @@ class _Measuring:
     def seconds(self, features: Features) -> float:
         """Duration of the next step, by its features."""
         sequences, prefill_tokens, kv_tokens, _ = features
-        self._sizes.append((sequences, sequences + prefill_tokens, kv_tokens))
+        self._num_steps += 1
+        for index, size in enumerate((sequences, sequences + prefill_tokens, kv_tokens)):
+            if size > self._largest[index]:
+                self._largest[index] = size
+            if size > self._limits[index]:
+                self._num_beyond[index] += 1
         return self._cost.seconds(features)
 
-    def beyond(self, largest: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    @property
+    def beyond(self) -> dict[str, tuple[float, int]]:
         """For each size with a known largest value the share of steps far beyond it, and the largest size."""
-        return dict(self._beyond(largest))
-
-    def _beyond(self, largest: Mapping[str, int]) -> Iterator[tuple[str, tuple[float, int]]]:
-        for name, column in zip(SIZES, zip(*self._sizes)):
-            if name in largest:
-                yield name, (fmean(value > TOLERANCE * largest[name] for value in column), int(max(column)))
+        if not self._num_steps:
+            return {}
+        return {
+            name: (count / self._num_steps, int(largest))
+            for name, is_known, count, largest in zip(SIZES, self._known, self._num_beyond, self._largest)
+            if is_known
+        }

@@ -26,6 +26,7 @@ def spread_out(
     *,
     executor: Executor | None = None,
     jobs: int | None = None,
+    apart: bool = False,
 ) -> Iterator[tuple[int, T]]:
     """Call a function for each task, and give the results as they become known.
 
@@ -35,12 +36,14 @@ def spread_out(
         tasks: The other arguments of each call.
         executor: Any `concurrent.futures.Executor`, such as Dask's ``client.get_executor()``; None for processes here.
         jobs: Number of processes without an executor; None for one per core, 1 for calls in this process.
+        apart: Take a process for a single call too, unless ``jobs`` is 1.
 
     Yields:
         The index of a task and its result.
     """
-    jobs = min(jobs or os.cpu_count() or 1, len(tasks))
-    if executor is None and (jobs <= 1 or not PROCESSES):
+    num_processes = min(jobs or os.cpu_count() or 1, len(tasks))
+    is_here = not tasks or jobs == 1 or not PROCESSES or (num_processes == 1 and not apart)
+    if executor is None and is_here:
         yield from ((index, function(shared, *task)) for index, task in enumerate(tasks))
         return
     from concurrent.futures import as_completed
@@ -53,7 +56,7 @@ def spread_out(
             packed = Path(folder, "shared.pickle")
             with packed.open("wb") as file:
                 pickle.dump((function, shared), file)
-            executor = _processes(jobs)
+            executor = _processes(num_processes)
             stack.callback(executor.shutdown, cancel_futures=True)
         else:
             packed = pickle.dumps((function, shared))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -13,6 +14,7 @@ from workbench.trace import Trace, TraceError
 from workbench.trace.readings.censored import Times
 from workbench.trace.readings.metrics import TraceMetrics, percentile
 from workbench.trace.readings.metrics_collector import metrics as measured
+from workbench.trace.readings.ordered import Ordered
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
 """Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""
@@ -24,12 +26,12 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def statistics_of(
-    columns: Mapping[str, Sequence[float]], open: Mapping[str, Sequence[float]] = MappingProxyType({})
+    columns: Mapping[str, Sequence[float] | Counter[float]], open: Mapping[str, Sequence[float]] = MappingProxyType({})
 ) -> dict[str, float]:
     """Mean, percentiles and maximum of each latency, by names such as "ttft_p99".
 
     Args:
-        columns: The latencies by name.
+        columns: The latencies by name, or the number of each.
         open: The times so far of those that had not ended.
     """
     values: dict[str, float] = {}
@@ -39,7 +41,7 @@ def statistics_of(
             percentiles = [times.percentile(percent) for percent in (50, 90, 95, 99, 100)]
             values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (times.mean or 0.0, *percentiles))}
         elif seconds:
-            ordered = sorted(seconds)
+            ordered = Ordered(seconds)
             percentiles = [percentile(ordered, percent) for percent in (50, 90, 95, 99, 100)]
             values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (fmean(ordered), *percentiles))}
     return values
@@ -71,6 +73,7 @@ def values_until(requests: Iterable[Seen], until: float = math.inf) -> dict[str,
         until: The time, at which a recording may have ended before its requests did.
     """
     columns: dict[str, list[float]] = {name: [] for name in VALUES}
+    gaps: Counter[float] = Counter()
     open: dict[str, list[float]] = {name: [] for name in OPEN}
     for request in requests:
         if request.arrival > until:
@@ -83,8 +86,8 @@ def values_until(requests: Iterable[Seen], until: float = math.inf) -> dict[str,
         tokens = [token for token in request.tokens if token <= until]
         if len(tokens) > 1:
             columns["tpot"].append((tokens[-1] - tokens[0]) / (len(tokens) - 1))
-        columns["itl"] += [after - before for before, after in pairwise(tokens)]
-    return statistics_of(columns, open)
+        gaps.update([after - before for before, after in pairwise(tokens)])
+    return statistics_of(columns | {"itl": gaps}, open)
 
 
 def value_names() -> tuple[str, ...]:
@@ -92,17 +95,20 @@ def value_names() -> tuple[str, ...]:
     return (*(f"{value}_{statistic}" for value in VALUES for statistic in STATISTICS), "duration", "output_throughput")
 
 
-def values_of(trace: Trace, request_ids: Collection[str] | None = None) -> dict[str, float]:
+def values_of(
+    trace: Trace, request_ids: Collection[str] | None = None, metrics: TraceMetrics | None = None
+) -> dict[str, float]:
     """The latencies of a run in seconds, by name: "ttft_mean", "itl_p99", "duration" and so on.
 
     Args:
         trace: A trace with a clock.
         request_ids: Requests to count; None for all.
+        metrics: Those of the trace, if the caller has them; None for those that are kept with the trace.
 
     Raises:
         TraceError: The trace has no clock.
     """
-    return latency_values(measured(trace), request_ids)
+    return latency_values(metrics or measured(trace), request_ids)
 
 
 def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = None) -> dict[str, float]:
@@ -140,8 +146,9 @@ def _open(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[st
     }
 
 
-def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
+def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float] | Counter[float]]:
     columns: dict[str, list[float]] = {name: [] for name in VALUES}
+    gaps: Counter[float] = Counter()
     for request in metrics.requests.values():
         if request_ids is not None and request.request_id not in request_ids:
             continue
@@ -152,5 +159,5 @@ def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> di
         if request.decode is not None and request.num_output_tokens > 1:
             assert request.decode.seconds is not None  # the trace has a clock
             columns["tpot"].append(request.decode.seconds / (request.num_output_tokens - 1))
-        columns["itl"] += request.gaps("s")
-    return columns
+        gaps.update(request.gaps("s"))
+    return columns | {"itl": gaps}

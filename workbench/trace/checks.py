@@ -7,7 +7,7 @@ allocate arrays by these numbers without another check.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import astuple, force_setattr
@@ -72,8 +72,8 @@ def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
 _NAMES = ("arrived", "admitted", "resumed", "preempted", "finished", "aborted", "running", "waiting")
 """Fields of a record that hold the names of requests."""
 
-_NUMBERS = ("step", "free_blocks", "free_blocks_end", "token_budget")
-"""Fields of a record whose numbers are kept once, like positions."""
+_NUMBERS = ("free_blocks", "free_blocks_end", "token_budget")
+"""Fields of a record whose numbers are kept once, like positions and the ids of blocks."""
 
 _names_of, _numbers_of = attrgetter(*_NAMES), attrgetter(*_NUMBERS)
 
@@ -113,6 +113,7 @@ class TraceChecker:
         self._numbers: dict[int, int] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._tables: tuple[list[int], ...] = ()
+        self._before: StepRecord | None = None
         self._next_step: int | None = None
         first = self.groups[0]
         self._tokens_per_place = first.block_size if first.is_attention else MAX_TOKENS
@@ -181,43 +182,40 @@ class TraceChecker:
                 raise TraceError(f"request {shown(request_id)} is admitted in step {record.step} but runs already")
             running[request_id] = _Held(self._ids.setdefault(request_id, request_id), [[] for _ in self.groups])
         self._keep_numbers_once(record)
-        scheduled, numbers = [], self._numbers
+        scheduled, numbers, has_others = [], self._numbers, len(self.groups) > 1
         num_tokens = 0
-        for chunk in record.chunks:
+        chunks = record.chunks
+        for chunk in chunks:
             request = running.get(chunk.request_id)
             if request is None:
                 name = shown(chunk.request_id)
                 raise TraceError(f"request {name} is scheduled in step {record.step} but not admitted")
-            start = numbers.setdefault(chunk.start, chunk.start)
+            start, count, held = chunk.start, chunk.num_tokens, request.tables
             force_setattr(chunk, "request_id", request.request_id)
-            force_setattr(chunk, "start", start)
-            held = request.tables
+            force_setattr(chunk, "start", numbers.setdefault(start, start))
             if chunk.removed:
                 self._remove(held, 0, chunk.removed)
             table = held[0]
-            if chunk.new_block_ids:
-                self._check_block_ids("new_block_ids", chunk.new_block_ids)
-                table.extend(chunk.new_block_ids)
-            if len(held) > 1:
+            if new_block_ids := chunk.new_block_ids:
+                self._check_block_ids("new_block_ids", new_block_ids)
+                force_setattr(chunk, "new_block_ids", new_block_ids := self._kept_once(new_block_ids))
+                table.extend(new_block_ids)
+            if has_others:
                 self._change_others(record.step, chunk, held)
-            count = chunk.num_tokens
-            if start > request.computed:
-                raise TraceError(
-                    f"request {shown(chunk.request_id)} in step {record.step} starts at {start}, "
-                    f"computed so far are {request.computed} tokens"
-                )
-            if start + count > len(table) * tokens_per_place or chunk.num_cached_tokens > start:
-                raise TraceError(self._misfit(record.step, chunk, len(table)))
-            if chunk.ahead > start or len(chunk.drafts) >= count:
-                raise TraceError(
-                    f"request {shown(chunk.request_id)} in step {record.step} has {len(chunk.drafts)} drafts among "
-                    f"{count} tokens, and starts at {start}, {chunk.ahead} ahead"
-                )
-            request.computed = start + count
+            end = start + count
+            if (
+                start > request.computed
+                or end > len(table) * tokens_per_place
+                or chunk.num_cached_tokens > start
+                or chunk.ahead > start
+                or (chunk.drafts and len(chunk.drafts) >= count)
+            ):
+                raise TraceError(self._misfit(record.step, chunk, request.computed, len(table)))
+            request.computed = end
             num_tokens += count
             scheduled.append(held)
-        if record.chunks:
-            if len({chunk.request_id for chunk in record.chunks}) != len(record.chunks):
+        if chunks:
+            if len(set(map(id, scheduled))) != len(scheduled):
                 raise TraceError(f"step {record.step} schedules a request twice")
             if num_tokens > (record.token_budget or MAX_TOKENS):
                 raise TraceError(
@@ -231,6 +229,9 @@ class TraceChecker:
             if (tables := tuple([held[0] for held in scheduled])) != self._tables:
                 self._tables = tables  # equal ones may stand for each other: a table only grows
             record.attach_block_tables(self.layout, self._tables)
+            if self._before is not None:
+                record.share_table_lengths(self._before)
+            self._before = record
         else:
             record.attach_tables_of_groups(self.layout, [[(table, len(table)) for table in held] for held in scheduled])
         for request_id in record.finished:
@@ -260,24 +261,25 @@ class TraceChecker:
             table[place] = 0
 
     def _check_names(self, record: StepRecord) -> None:
-        is_known = self._requests.__contains__
         for field, names in zip(_NAMES, _names_of(record)):
-            if names and not all(map(is_known, names)):
-                name = next(name for name in names if name not in self._requests)
-                raise TraceError(f"{field} of step {record.step} names {shown(name)}, which has no request line")
-        self._keep_once(record, "running", record.running)
-        self._keep_once(record, "waiting", record.waiting)
+            if not names:
+                continue
+            if (kept := self._names.get(field)) != names:
+                if not all(map(self._requests.__contains__, names)):
+                    name = next(name for name in names if name not in self._requests)
+                    raise TraceError(f"{field} of step {record.step} names {shown(name)}, which has no request line")
+                kept = self._names[field] = tuple(map(self._ids.setdefault, names, names))
+            force_setattr(record, field, kept)
 
-    def _keep_once(self, record: StepRecord, field: str, names: tuple[str, ...]) -> None:
-        """Give a record the ids, or all the names, of the records before it in place of equal ones."""
-        if names:
-            if names != self._names.get(field):
-                self._names[field] = tuple(map(self._ids.setdefault, names, names))
-            force_setattr(record, field, self._names[field])
+    def _kept_once(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """The same numbers, as objects that other records have already."""
+        return tuple(map(self._numbers.setdefault, numbers, numbers))
 
     def _keep_numbers_once(self, record: StepRecord) -> None:
         for field, number in zip(_NUMBERS, _numbers_of(record)):
             force_setattr(record, field, self._numbers.setdefault(number, number))
+        if record.cached_block_ids:
+            force_setattr(record, "cached_block_ids", self._kept_once(record.cached_block_ids))
 
     def _check_block_ids(self, field: str, ids: tuple[int, ...]) -> None:
         if ids and max(ids) >= self.num_blocks:
@@ -285,18 +287,28 @@ class TraceChecker:
 
     def _check_pool(self, field: str, change: PoolChange | None) -> None:
         if change is not None and change is not NO_CHANGE:
-            for name, runs in filter(itemgetter(1), zip(change.__struct_encode_fields__, astuple(change))):
+            for name, runs in zip(change.__struct_encode_fields__, astuple(change)):
+                if not runs:
+                    continue
                 self._check_block_ids(f"{field}.{name}", tuple(map(abs, runs)))
                 if length_of(runs) >= self.num_blocks:
                     raise TraceError(f"{field}.{name} names more blocks than the pool's {self.num_blocks - 1}")
 
-    def _misfit(self, step: int, chunk: Chunk, num_blocks: int) -> str:
+    def _misfit(self, step: int, chunk: Chunk, computed: int, num_blocks: int) -> str:
+        """Describe the fault of a chunk that does not follow from the state of its request."""
         who = f"request {shown(chunk.request_id)} in step {step}"
+        if chunk.start > computed:
+            return f"{who} starts at {chunk.start}, computed so far are {computed} tokens"
         if chunk.num_cached_tokens > chunk.start:
             return f"{who} has {chunk.num_cached_tokens} cached tokens but starts at {chunk.start}"
+        if chunk.end > num_blocks * self._tokens_per_place:
+            return (
+                f"{who} computes tokens [{chunk.start}, {chunk.end}), its {num_blocks} blocks hold "
+                f"{num_blocks * self._tokens_per_place}"
+            )
         return (
-            f"{who} computes tokens [{chunk.start}, {chunk.end}), its {num_blocks} blocks hold "
-            f"{num_blocks * self._tokens_per_place}"
+            f"{who} has {len(chunk.drafts)} drafts among {chunk.num_tokens} tokens, and starts at {chunk.start}, "
+            f"{chunk.ahead} ahead"
         )
 
     @staticmethod

@@ -133,7 +133,7 @@ class LineDecoder:
             _check_version(self._path, raw)
         try:
             line: TraceLine = _decoder.decode(raw)
-            if isinstance(line, StepRecord):
+            if isinstance(line, StepRecord) and (line.passed_over or line.preempt_reasons):
                 line = _with_reasons(line)
         except _UNDECODABLE as problem:
             raise TraceError(f"{self._path}, line {self.number}: {problem}") from None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -360,7 +361,9 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for name, value in zip(self._mappings, _mappings_of(self)):  # of a million records: faster than getattr
+            if type(value) is not FrozenDict:
+                msgspec.structs.force_setattr(self, name, FrozenDict(value) if value else EMPTY)
         if not self.end and (self.time or self.timings):
             msgspec.structs.force_setattr(self, "end", self.end_of_phases)
 
@@ -378,6 +381,11 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
         # Two tuples rather than one of pairs: the cyclic garbage collector then has fewer objects to look at.
         attached["_tables"] = tuple(tables)
         attached["_table_lengths"] = tuple(map(len, tables))
+
+    def share_table_lengths(self, before: StepRecord) -> None:
+        """Keep the lengths of its block tables once, if the record before has equal ones: most decodes add no block."""
+        if (lengths := before.__dict__["_table_lengths"]) == self.__dict__["_table_lengths"]:
+            self.__dict__["_table_lengths"] = lengths
 
     def attach_tables_of_groups(self, layout: Layout, tables: Sequence[Sequence[tuple[list[int], int]]]) -> None:
         """The same for several KV cache groups, or tables that have grown since.
@@ -607,6 +615,9 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
                 return chunk
         reason = self.not_scheduled.get(request_id, "it is not waiting either")
         raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
+
+
+_mappings_of = attrgetter(*StepRecord._mappings)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -8,62 +8,49 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+from importlib import import_module
 
 import workbench
-from workbench.apps.cli import (
-    bench,
-    certify,
-    course,
-    demo,
-    doctor,
-    fleet,
-    hunt,
-    kernel,
-    notebooks,
-    playground,
-    serve,
-    simulate,
-    trace,
-    why,
-)
 from workbench.apps.cli.options import Parser
 from workbench.base.on_demand import missing_extra
 from workbench.base.text import printable
 
 COMMANDS = (
-    demo,
-    simulate,
-    fleet,
-    hunt,
-    certify,
-    playground,
-    serve,
-    trace,
-    why,
-    bench,
-    kernel,
-    notebooks,
-    course,
-    doctor,
+    "demo",
+    "simulate",
+    "fleet",
+    "hunt",
+    "certify",
+    "playground",
+    "serve",
+    "trace",
+    "why",
+    "bench",
+    "kernel",
+    "notebooks",
+    "course",
+    "doctor",
 )
+"""The commands, each in the module of its name."""
 
 MAX_REASON = 2000
 """Maximum number of characters of an error message; files and options appear in it."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """All commands and their options, or one command alone: a command reads no other one's module."""
     parser = Parser(prog="workbench", description="An LLM engine you can look inside.")
     parser.add_argument("--version", action="version", version=f"workbench {workbench.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name in [command] if command in COMMANDS else COMMANDS:
+        import_module(f"{__name__}.{name}").add_parser(commands)
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; bad input is one line on standard error and exit status 2."""
-    options = build_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = build_parser(*arguments[:1]).parse_args(arguments)
     thresholds = gc.get_threshold()
     try:
         return options.run(options)

@@ -188,6 +188,11 @@ def add_unit_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-columns", type=_names, default=(), metavar="NAME[,NAME...]", help=help)
 
 
+def has_units(options: argparse.Namespace) -> bool:
+    """Whether one of the options of `add_unit_options` is given."""
+    return options.time_unit is not None or options.block_size is not None or bool(options.ignore_columns)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name.strip())
 

@@ -15,6 +15,7 @@ from workbench.apps.cli.options import (
     add_out_option,
     add_unit_options,
     add_window_options,
+    has_units,
     has_window,
     load_trace,
     parts_of,
@@ -33,6 +34,9 @@ _KV_EVENTS = """\
   workbench trace kv-events tcp://127.0.0.1:5557 --out events.jsonl --seconds 120
   workbench trace info events.jsonl
 """
+
+_TRACE = '{"kind":"meta"'
+"""Beginning of a trace as `encode_line` writes it: the readers of other formats need not look at it."""
 
 _NO_PART = "--from, --to, --last and --around take a part of a trace, and {} is none"
 
@@ -106,13 +110,13 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from workbench.trace.readings.fleet import Fleet
-
     is_folder = options.trace.is_dir()
     other = None if is_folder else _read_other(options)
     if other is not None and has_window(options):
         raise ValueError(_NO_PART.format(options.trace))
     if is_folder:
+        from workbench.trace.readings.fleet import Fleet
+
         with Fleet(options.trace) as fleet:
             fleet.traces = parts_of(fleet.traces, options)
             print(fleet)
@@ -171,6 +175,10 @@ def _print_late(trace: Trace, start: str = "") -> None:
 
 def _read_other(options: argparse.Namespace) -> Scrapes | KVEvents | RequestLog | AccessLog | ServerLog | None:
     """The recording of another tool, with the units of an access log; None for a trace."""
+    from workbench.trace.text_file import beginning
+
+    if beginning(options.trace, len(_TRACE)) == _TRACE and not has_units(options):
+        return None
     from workbench.simulation.access_log import is_access_log, read_log, refuse_units
     from workbench.simulation.request_log import read_request_log
     from workbench.trace.formats.kv_events import is_kv_events, read_kv_events

@@ -23,10 +23,10 @@ from random import Random
 from typing import Any, Protocol
 
 from workbench.base.field_checks import number
-from workbench.base.text import counted, shown
+from workbench.base.text import shown
 from workbench.simulation.costs.coefficients import SEARCHED_ON, Regression
 from workbench.simulation.costs.drift import stretches
-from workbench.simulation.costs.fit import MIN_STEPS, FitReport, fit
+from workbench.simulation.costs.fit import MIN_STEPS, Fit, FitReport
 from workbench.simulation.costs.step_model import Features, StepCosts
 from workbench.trace import Trace
 from workbench.trace.readings.durations import measured_steps
@@ -172,12 +172,16 @@ class CostModel:
         Raises:
             ValueError: Too few steps have timings, or their durations do not follow from their contents.
         """
-        steps = step_costs(*traces) if steps is None else steps
-        coefficients, report = fit(steps, len(traces))
-        disturbed = any(trace.disturbed for trace in traces)
-        if disturbed and (num_disturbed := sum(len(measured_steps(trace)) for trace in traces) - len(steps)):
-            note = f"left out: {counted(num_disturbed, 'step')} during which a page was loading"
-            report = replace(report, notes=(*report.notes, note))
+        return cls.of_fit(Fit(step_costs(*traces) if steps is None else steps, len(traces)))
+
+    @classmethod
+    def of_fit(cls, fit: Fit) -> tuple[CostModel, FitReport]:
+        """The same for steps that have been fitted.
+
+        Raises:
+            ValueError: Their durations do not follow from their contents.
+        """
+        coefficients, report = fit.model()
         return cls(**coefficients), report
 
     @classmethod
@@ -200,13 +204,16 @@ def step_costs(*traces: Trace) -> StepCosts:
 
     Steps that are known to be disturbed are left out, unless they are too many to be an exception.
     """
-    measured = [(index, step) for index, trace in enumerate(traces) for step in measured_steps(trace)]
-    quiet = [(index, step) for index, step in measured if step.record.step not in traces[index].disturbed]
-    if len(quiet) >= max(MIN_STEPS, len(measured) / 2):
-        measured = quiet
-    return StepCosts(
-        features=[step_features(step.record.chunks) for _, step in measured],
-        seconds=[step.seconds for _, step in measured],
-        places=[(index, step.record.step) for index, step in measured],
-        pauses=[step.pause for _, step in measured],
-    )
+    steps = StepCosts([], [], [], [])
+    quiet: list[int] = []
+    for index, trace in enumerate(traces):
+        for step in measured_steps(trace):  # one after the other: a list of them is as large as the result
+            if step.record.step not in trace.disturbed:
+                quiet.append(len(steps))
+            steps.features.append(step_features(step.record.chunks))
+            steps.places.append((index, step.record.step))
+            steps.pauses.append(step.pause)
+            steps.seconds.append(step.seconds)
+    if len(quiet) == len(steps) or len(quiet) < max(MIN_STEPS, len(steps) / 2):
+        return steps
+    return replace(steps.take(quiet), num_disturbed=len(steps) - len(quiet))

@@ -13,7 +13,7 @@ from workbench.base.text import counted
 from workbench.simulation.costs.coefficients import SEARCHED_ON, Coefficients, Regression, relative_coefficients
 from workbench.simulation.costs.drift import Drift, find_drift
 from workbench.simulation.costs.least_squares import Vector
-from workbench.simulation.costs.step_model import StepCosts, predicted_seconds, slopes
+from workbench.simulation.costs.step_model import StepCosts, predicted_seconds, slopes, thinning
 from workbench.trace.readings.metrics import percentile
 
 HELD_OUT_EVERY = 5
@@ -103,61 +103,80 @@ class NoSeconds(ValueError):
     plain = "the times of this run vary too much to predict seconds"
 
 
-def fit(steps: StepCosts, num_traces: int) -> tuple[Coefficients, FitReport]:
-    """Fit measured steps, with a report of the errors on every fifth step, which the measured fit has not seen.
+class Fit:
+    """A fit of measured steps: its errors on every fifth one, which are known first, and the model of all.
 
     Args:
         steps: The measured steps of all recordings.
         num_traces: Number of recordings.
+        stalled: Their stalls, if somebody has found them (`find_stalls`).
 
     Raises:
-        ValueError: There are too few steps, or the costs do not follow from the contents of the steps; the message
-            names the step that shows it most.
+        ValueError: There are too few steps.
     """
-    if len(steps) < MIN_STEPS:
-        raise ValueError(
-            f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}: record more, give "
-            "a cost model, or use fork(), which answers in steps"
+
+    def __init__(self, steps: StepCosts, num_traces: int, stalled: Collection[int] | None = None) -> None:
+        if len(steps) < MIN_STEPS:
+            raise ValueError(
+                f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}: record more, give "
+                "a cost model, or use fork(), which answers in steps"
+            )
+        self._num_disturbed = steps.num_disturbed
+        self._steps, self._stalls = without_stalls(steps, stalled)
+        self._regression = Regression()
+        held_out = range(HELD_OUT_EVERY - 1, len(self._steps), HELD_OUT_EVERY)
+        unseen = self._steps.take(held_out)
+        seen = self._steps.take(i for i in range(len(self._steps)) if i not in held_out)
+        predicted, actual = predicted_seconds(self._regression.coefficients(seen), unseen.features), unseen.seconds
+        errors = sorted(abs(one - seconds) / seconds for one, seconds in zip(predicted, actual))
+        mean = fmean(actual)
+        spread = sum((seconds - mean) ** 2 for seconds in actual)
+        missed = sum((one - seconds) ** 2 for one, seconds in zip(predicted, actual))
+        self._report = FitReport(
+            num_fitted=len(seen),
+            num_held_out=len(unseen),
+            median_error=median(errors),
+            p90_error=percentile(errors, 90),
+            total_error=abs(sum(predicted) - sum(actual)) / sum(actual),
+            r_squared=1 - missed / spread if spread else 0.0,
+            num_traces=num_traces,
+            stalls=self._stalls,
         )
-    steps, stalls = without_stalls(steps)
-    unseen = steps.take(range(HELD_OUT_EVERY - 1, len(steps), HELD_OUT_EVERY))
-    seen = steps.take(i for i in range(len(steps)) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1)
-    regression = Regression()
-    predicted, actual = predicted_seconds(regression.coefficients(seen), unseen.features), unseen.seconds
-    errors = sorted(abs(one - seconds) / seconds for one, seconds in zip(predicted, actual))
-    mean = fmean(actual)
-    spread = sum((seconds - mean) ** 2 for seconds in actual)
-    missed = sum((one - seconds) ** 2 for one, seconds in zip(predicted, actual))
-    median_error, total_error = median(errors), abs(sum(predicted) - sum(actual)) / sum(actual)
-    coefficients, drift = regression.coefficients(steps), Drift()
-    if num_traces == 1:
-        coefficients, drift = _leveled(steps, coefficients, regression)
-    if median_error > MAX_MEDIAN_ERROR or total_error > MAX_TOTAL_ERROR:
-        predicted = predicted_seconds(coefficients, steps.features)
-        raise NoSeconds(_refusal(steps, predicted, median_error, total_error, num_traces))
-    sizes = [int(max(column)) for column in zip(*steps.features)]
-    notes = []
-    if drift.change:
-        slower = "slower" if drift.change > 0 else "faster"
-        notes.append(f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted")
-    if stalls:
-        notes.append(
-            f"left out: {counted(len(stalls), 'stall')}, steps that took over {STALL_FACTOR:g} times as long as others "
-            "like them"
-        )
-    return coefficients, FitReport(
-        num_fitted=len(seen),
-        num_held_out=len(unseen),
-        median_error=median_error,
-        p90_error=percentile(errors, 90),
-        total_error=total_error,
-        r_squared=1 - missed / spread if spread else 0.0,
-        num_traces=num_traces,
-        drift=drift,
-        stalls=stalls,
-        largest={"sequences": sizes[0], "rows": int(max(steps.rows)), "kv_tokens": sizes[2]},
-        notes=tuple(notes),
-    )
+
+    @property
+    def holds(self) -> bool:
+        """Whether durations follow from the contents of steps, so that there is a model."""
+        return not (self._report.median_error > MAX_MEDIAN_ERROR or self._report.total_error > MAX_TOTAL_ERROR)
+
+    def model(self) -> tuple[Coefficients, FitReport]:
+        """The coefficients of all steps, and the errors.
+
+        Raises:
+            NoSeconds: The fit does not hold; the message names the step that shows it most.
+        """
+        steps = self._steps
+        coefficients, drift = self._regression.coefficients(steps), Drift()
+        if self._report.num_traces == 1:
+            coefficients, drift = _leveled(steps, coefficients, self._regression)
+        if not self.holds:
+            predicted = predicted_seconds(coefficients, steps.features)
+            raise NoSeconds(_refusal(steps, predicted, self._report))
+        sizes = [int(max(column)) for column in zip(*steps.features)]
+        notes = []
+        if drift.change:
+            slower = "slower" if drift.change > 0 else "faster"
+            notes.append(
+                f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted"
+            )
+        if self._stalls:
+            notes.append(
+                f"left out: {counted(len(self._stalls), 'stall')}, steps that took over {STALL_FACTOR:g} times as long "
+                "as others like them"
+            )
+        if self._num_disturbed:
+            notes.append(f"left out: {counted(self._num_disturbed, 'step')} during which a page was loading")
+        largest = {"sequences": sizes[0], "rows": int(max(steps.rows)), "kv_tokens": sizes[2]}
+        return coefficients, replace(self._report, drift=drift, largest=largest, notes=tuple(notes))
 
 
 def find_stalls(steps: StepCosts) -> dict[int, float]:
@@ -168,8 +187,9 @@ def find_stalls(steps: StepCosts) -> dict[int, float]:
     found: dict[int, float] = {}
     whole = list(map(add, steps.seconds, steps.pauses))
     for _ in range(2 if len(steps) >= MIN_STEPS else 0):  # the second time without those that were found
-        kept = steps.take(i for i in range(len(steps)) if i not in found)
-        expected = predicted_seconds(relative_coefficients(kept.thinned(SEARCHED_ON)), steps.features)
+        kept = [i for i in range(len(steps)) if i not in found]
+        searched = steps.take(kept[:: thinning(len(kept), SEARCHED_ON)])
+        expected = predicted_seconds(relative_coefficients(searched), steps.features)
         ratios = [math.log(seconds / max(one, 1e-9)) for seconds, one in zip(whole, expected)]
         middle = median(ratios)
         spread = NORMAL_SPREAD * median([abs(ratio - middle) for ratio in ratios])
@@ -195,9 +215,12 @@ def _usual(steps: StepCosts, ratios: Sequence[float], late: Collection[int]) -> 
     Their kind costs more than the model knows, such as a batch of a size for which a machine has no fast kernel.
     """
     kinds = [(sequences, prefill > 0) for sequences, prefill, _, _ in steps.features]
-    lateness: dict[tuple[float, bool], list[float]] = {}
-    for kind, ratio in sorted(zip(kinds, ratios)):
-        lateness.setdefault(kind, []).append(ratio)
+    lateness: dict[tuple[float, bool], list[float]] = {kinds[i]: [] for i in late}
+    for kind, ratio in zip(kinds, ratios):
+        if kind in lateness:
+            lateness[kind].append(ratio)
+    for like_them in lateness.values():
+        like_them.sort()
     usual = []
     for i in late:
         like_it = lateness[kinds[i]]
@@ -207,9 +230,9 @@ def _usual(steps: StepCosts, ratios: Sequence[float], late: Collection[int]) -> 
     return usual
 
 
-def without_stalls(steps: StepCosts) -> tuple[StepCosts, tuple[int, ...]]:
-    """The steps without the stalls, and the steps left out."""
-    found = find_stalls(steps)
+def without_stalls(steps: StepCosts, stalled: Collection[int] | None = None) -> tuple[StepCosts, tuple[int, ...]]:
+    """The steps without the stalls, which are found unless they are given, and the steps left out."""
+    found = find_stalls(steps) if stalled is None else stalled
     kept = steps.take(i for i in range(len(steps)) if i not in found) if found else steps
     return kept, tuple([steps.places[i][1] for i in sorted(found)])
 
@@ -221,15 +244,15 @@ def without_trend(steps: StepCosts, drift: Drift) -> StepCosts:
     )
 
 
-def _refusal(steps: StepCosts, predicted: Vector, median_error: float, total_error: float, num_traces: int) -> str:
+def _refusal(steps: StepCosts, predicted: Vector, report: FitReport) -> str:
     worst = max(range(len(steps)), key=lambda i: abs(predicted[i] - steps.seconds[i]))
     trace, step = steps.places[worst]
     sequences, prefill, kv_tokens, _ = steps.features[worst]
-    where = f" of recording {trace + 1}" if num_traces > 1 else ""
+    where = f" of recording {trace + 1}" if report.num_traces > 1 else ""
     return (
         f"the durations of the steps do not follow from their contents: steps like others took other times. A "
-        f"prediction of one is off by {median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of the whole by "
-        f"{total_error:.0%} (allowed {MAX_TOTAL_ERROR:.0%}). Step {step}{where} shows it most: "
+        f"prediction of one is off by {report.median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of the whole by "
+        f"{report.total_error:.0%} (allowed {MAX_TOTAL_ERROR:.0%}). Step {step}{where} shows it most: "
         f"{counted(int(sequences), 'sequence')} with {counted(int(prefill), 'prompt token')} and "
         f"{counted(int(kv_tokens), 'KV position')} took {steps.seconds[worst]:.4g} s, predicted are "
         f"{predicted[worst]:.4g} s. Record longer, with less else running"

@@ -8,15 +8,16 @@ small differences between such steps; if there are too few of them, it stands in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
 from workbench.base.text import counted
 from workbench.simulation.costs.coefficients import SEARCHED_ON, relative_coefficients
 from workbench.simulation.costs.cost_model import step_costs
-from workbench.simulation.costs.fit import MIN_STEPS, NORMAL_SPREAD
+from workbench.simulation.costs.fit import MIN_STEPS, NORMAL_SPREAD, find_stalls
 from workbench.simulation.costs.step_model import Features, StepCosts, predicted_seconds
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import amount, percentile
@@ -157,11 +158,13 @@ class Compared(NamedTuple):
         steps: The steps.
         expected: The duration that each should have; empty for too few steps.
         slow: The indices of slow steps, with the seconds that steps like them take.
+        stalled: The same of stalls, as a fit finds them.
     """
 
     steps: StepCosts
     expected: list[Expected]
     slow: dict[int, float]
+    stalled: dict[int, float]
 
 
 def compare_steps(trace: Trace) -> Compared:
@@ -172,7 +175,7 @@ def compare_steps(trace: Trace) -> Compared:
 def _compared(trace: Trace) -> Compared:
     steps = step_costs(trace)
     expected = expectations(steps)
-    return Compared(steps, expected, find_slow(steps, expected))
+    return Compared(steps, expected, find_slow(steps, expected), find_stalls(steps))
 
 
 class _Comparison:
@@ -186,48 +189,55 @@ class _Comparison:
         residuals: Sequence[float],
     ) -> None:
         self._features, self._seconds, self._priced, self._residuals = features, seconds, priced, residuals
+        self._kinds = [-sequences if prefill > 0 else sequences for sequences, prefill, _, _ in features]
+        self._contexts = [kv_tokens for _, _, kv_tokens, _ in features]
 
     def of(self, index: int) -> Expected:
         """The duration that a step should have."""
-        features, residuals, priced = self._features, self._residuals, self._priced
-        price, (sequences, prefill, kv_tokens, cells) = priced[index], features[index]
-        has_prompt = prefill > 0
+        kinds, contexts, priced = self._kinds, self._contexts, self._priced
+        kind, context, price = kinds[index], contexts[index], priced[index]
         equal: list[float] = []
         like: list[float] = []
-        same_kind: list[float] = []
-        for other in self._near(index):
-            others, other_prefill, other_kv, other_cells = features[other]
-            if (other_prefill > 0) != has_prompt:  # never alike
+        needs_like = True  # they count only if fewer than FEWEST_LIKE are equal
+        for other in self._near(index):  # in place, because a million pairs are compared
+            if (another := kinds[other]) != kind:
+                if not needs_like or (another > 0) != (kind > 0):  # with a prompt and without are never alike
+                    continue
+                difference, most = abs(another - kind), max(abs(another), abs(kind))
+                if difference > 1 and difference > 0.15 * most:
+                    continue
+            further = contexts[other]
+            if abs(context - further) > 0.3 * (context if context > further else further):
                 continue
-            if len(same_kind) < NUM_LIKE:
-                same_kind.append(residuals[other])
-            # About the same decodes, prompt tokens and context. In place, because a million pairs are compared.
-            difference = abs(sequences - others)
-            if difference > 1 and difference > 0.15 * (sequences if sequences > others else others):
-                continue
-            if abs(kv_tokens - other_kv) > 0.3 * (kv_tokens if kv_tokens > other_kv else other_kv):
-                continue
-            if has_prompt and (
-                abs(prefill - other_prefill) > 0.1 * max(prefill, other_prefill)
-                or abs(cells - other_cells) > 0.4 * max(cells, other_cells)
-            ):
+            if kind < 0 and not self._has_like_prompts(index, other):
                 continue
             ratio = price / priced[other] if priced[other] > 0 else 1.0
             if 1 / MOST_DIFFERENT <= ratio <= MOST_DIFFERENT:
-                (equal if others == sequences else like).append(self._seconds[other] * ratio)
+                (equal if another == kind else like).append(self._seconds[other] * ratio)
                 if len(equal) == NUM_LIKE:
                     break
+                needs_like = len(equal) < FEWEST_LIKE and len(like) < NUM_LIKE
         if len(equal) >= FEWEST_LIKE:
             return Expected(median(equal), 0)
         if len(equal) + len(like) >= FEWEST_LIKE:
-            return Expected(median([*equal, *like[:NUM_LIKE]]), 1)
+            return Expected(median([*equal, *like]), 1)
+        of_kind = (self._residuals[other] for other in self._near(index) if (kinds[other] > 0) == (kind > 0))
+        same_kind = list(islice(of_kind, NUM_LIKE))
         return Expected(price * math.exp(median(same_kind)) if same_kind else price, 2)
 
-    def _near(self, index: int) -> Iterator[int]:
+    def _has_like_prompts(self, index: int, other: int) -> bool:
+        """Whether two steps have about the same prompt tokens, and as much work for them."""
+        (_, tokens, _, cells), (_, other_tokens, _, other_cells) = self._features[index], self._features[other]
+        return abs(tokens - other_tokens) <= 0.1 * max(tokens, other_tokens) and abs(cells - other_cells) <= 0.4 * max(
+            cells, other_cells
+        )
+
+    def _near(self, index: int) -> Iterable[int]:
         """The steps near one, the nearest first."""
         size = len(self._features)
-        for distance in range(1, REACH + 1):
-            if index >= distance:
-                yield index - distance
-            if index + distance < size:
-                yield index + distance
+        if REACH <= index < size - REACH:
+            return map(index.__add__, _OFFSETS)
+        return [index + offset for offset in _OFFSETS if 0 <= index + offset < size]
+
+
+_OFFSETS = [offset for distance in range(1, REACH + 1) for offset in (-distance, distance)]

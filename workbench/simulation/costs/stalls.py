@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.base.text import counted
-from workbench.simulation.costs.fit import STALL_FACTOR, STALL_SECONDS, find_stalls
+from workbench.simulation.costs.fit import STALL_FACTOR, STALL_SECONDS
 from workbench.simulation.costs.slow_steps import Compared, compare_steps
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import amount
@@ -100,7 +100,7 @@ def _standing_out(compared: Compared) -> dict[int, float]:
     steps, expected = compared.steps, compared.expected
     found = {
         index: seconds
-        for index, seconds in find_stalls(steps).items()
+        for index, seconds in compared.stalled.items()
         if expected[index].ground or steps.pauses[index] or steps.seconds[index] >= 2 * expected[index].seconds
     }
     late = {

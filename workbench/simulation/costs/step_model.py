@@ -36,12 +36,14 @@ class StepCosts:
         seconds: Duration of each step.
         places: Index of the trace, and step.
         pauses: Time before each step in which the engine stood still although it had work; no part of ``seconds``.
+        num_disturbed: Number of measured steps that were left out, because something else disturbed them.
     """
 
     features: list[Features]
     seconds: list[float]
     places: list[tuple[int, int]]
     pauses: list[float]
+    num_disturbed: int = 0
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -63,7 +65,12 @@ class StepCosts:
 
     def thinned(self, count: int) -> StepCosts:
         """Every n-th step, so that no more than ``count`` are left."""
-        return self.take(range(0, len(self), -(-len(self) // count)))
+        return self.take(range(0, len(self), thinning(len(self), count)))
+
+
+def thinning(size: int, count: int) -> int:
+    """The n for which every n-th of ``size`` steps are no more than ``count``."""
+    return -(-size // count)
 
 
 def columns(features: Sequence[Features]) -> dict[str, Vector]:
@@ -90,6 +97,9 @@ def overlapped(memory: Vector, compute: Vector, overlap: float) -> tuple[list[fl
     """
     # In passes of one operation over all steps: three powers of each step.
     power, unit = overlap - 1, max(*memory, *compute) or 1.0
+    if not power:  # a sum, with the same rounding as below
+        sums = [(one + other) / unit or 1e-300 for one, other in zip(memory, compute)]
+        return [unit * one for one in sums], [1.0] * len(sums), [1.0] * len(sums)
     memory_power = [(one / unit) ** power for one in memory]
     compute_power = [(one / unit) ** power for one in compute]
     sums = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from workbench.trace import RequestInfo, Trace
 from workbench.trace.lines import HASH_DIGITS
@@ -40,6 +40,13 @@ class Numbers:
         return next(self._next)
 
 
+def kind_of(trace: Trace) -> Literal["tokens", "hashes", "hits"]:
+    """Whether tokens, hashes or hits tell which prefixes of a recording are equal; see `Contents`."""
+    if trace.config.get("token_ids_recorded", True) and all(info.prompt_token_ids for info in trace.requests.values()):
+        return "tokens"
+    return "hashes" if trace.meta.prefix_hashes else "hits"
+
+
 class Contents:
     """The tokens of a recording's requests, as far as they decide which prefixes are equal.
 
@@ -64,12 +71,11 @@ class Contents:
         self._ended: dict[str, str] = {}
         self._lookahead, self._key_id, self._num_read = 0, "", 0
         self.block_size, self.is_complete = 1, True
-        tokens = trace.config.get("token_ids_recorded", True)
-        self.kind = "tokens" if tokens and all(info.prompt_token_ids for info in trace.requests.values()) else "hits"
+        self.kind = kind_of(trace)
         if self.kind == "tokens":
             return
         if made := trace.meta.prefix_hashes:
-            self.kind, self._key_id = "hashes", made.key_id
+            self._key_id = made.key_id
             self.block_size, self._lookahead = made.block_size, made.num_lookahead_tokens
             self._ended = dict(_ended_hashes(trace))
         else:

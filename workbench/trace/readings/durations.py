@@ -7,8 +7,10 @@ engine's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from workbench.trace import StepRecord, Trace
 
@@ -19,8 +21,7 @@ MIN_PAUSE_SECONDS = 0.02
 """A shorter time between two steps is never taken for a pause."""
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
+class MeasuredStep(NamedTuple):
     """A step with its duration.
 
     Attributes:
@@ -34,27 +35,27 @@ class MeasuredStep:
     pause: float = 0.0
 
 
-def measured_steps(trace: Trace) -> list[MeasuredStep]:
+def measured_steps(trace: Trace) -> Iterator[MeasuredStep]:
     """The steps with chunks whose duration is known, in order; the first one, which compiles and warms up, is left out.
 
     Args:
         trace: A trace with timings.
     """
+    records = tuple(trace)
+    gaps = [record.time - before.end if leaves_work(before) else None for before, record in pairwise(records)]
     counts_gaps = not trace.meta.source.startswith(("engine", "simulation"))
-    longest_gap = _longest_gap(trace) if counts_gaps else 0.0
-    steps: list[MeasuredStep] = []
-    previous_end, is_busy, is_first = 0.0, False, True
-    for record in trace:
-        gap = record.time - previous_end
-        if record.chunks and record.duration > 0:
-            is_work = is_busy and gap <= longest_gap
-            seconds = record.duration + (gap if is_work else 0.0)
+    longest_gap = _longest_gap(gaps) if counts_gaps else 0.0
+    is_first = True
+    for record, gap in zip(records, [None, *gaps]):
+        if record.chunks and (seconds := record.duration) > 0:
+            pause = 0.0
+            if gap is not None and gap <= longest_gap:
+                seconds += gap
+            elif gap is not None and counts_gaps:
+                pause = gap
             if not is_first and seconds > 0:  # a damaged clock may run backwards
-                pause = gap if counts_gaps and is_busy and not is_work else 0.0
-                steps.append(MeasuredStep(record, seconds, pause))
+                yield MeasuredStep(record, seconds, pause)
             is_first = False
-        previous_end, is_busy = record.end, leaves_work(record)
-    return steps
 
 
 def leaves_work(record: StepRecord) -> bool:
@@ -62,12 +63,7 @@ def leaves_work(record: StepRecord) -> bool:
     return len(record.running) + len(record.waiting) > len(record.finished)
 
 
-def _longest_gap(trace: Trace) -> float:
+def _longest_gap(gaps: Sequence[float | None]) -> float:
     """The longest time between two busy steps that counts as work, from the usual one."""
-    gaps = []
-    previous_end, is_busy = 0.0, False
-    for record in trace:
-        if is_busy:
-            gaps.append(max(0.0, record.time - previous_end))
-        previous_end, is_busy = record.end, leaves_work(record)
-    return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * median(gaps)) if gaps else 0.0
+    busy = [max(0.0, gap) for gap in gaps if gap is not None]
+    return max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * median(busy)) if busy else 0.0

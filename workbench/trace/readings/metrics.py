@@ -22,6 +22,7 @@ from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.text import counted
 from workbench.trace.readings.censored import Times
 from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Distribution:
             bounds |= {"mean"} if times.is_bound() else set()
             found = {name: times.percentile(percent) for name, percent in percentiles.items()}
             return cls(len(times), times.mean, **found, num_open=times.num_open, bounds=tuple(sorted(bounds)))
-        ordered = sorted(map(float, values))
+        ordered = Ordered(map(float, values))
         if not ordered:
             return cls(0)
         p50, p95, p99 = (percentile(ordered, percent) for percent in (50, 95, 99))
@@ -312,7 +313,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
+def percentile(ordered: Sequence[float] | Ordered, percent: float) -> float:
     """A percentile of sorted values, interpolated as ``numpy.percentile`` does by default."""
     place = (len(ordered) - 1) * (percent / 100)
     index = int(place)

@@ -205,21 +205,21 @@ class MetricsCollector:
         self._floats["time"].append(record.time)
         self._floats["duration"].append(record.duration)
         num_blocks = self._trace.num_blocks
-        counts = {
-            "step": record.step,
-            "num_tokens": num_tokens,
-            "num_decode_tokens": num_decode,
-            "num_recomputed_tokens": num_recomputed,
-            "num_cached_tokens": num_cached,
-            "token_budget": record.token_budget,
-            "num_running": len(record.running),
-            "num_waiting": len(record.waiting),
-            "num_preempted": len(record.preempted),
-            "free_blocks": record.free_blocks,
-            "owned_blocks": num_blocks - 1 - record.free_blocks if num_blocks else -1,
-        }
-        for name, count in counts.items():
-            self._counts[name].append(count)
+        counts = (
+            record.step,
+            num_tokens,
+            num_decode,
+            num_recomputed,
+            num_cached,
+            record.token_budget,
+            len(record.running),
+            len(record.waiting),
+            len(record.preempted),
+            record.free_blocks,
+            num_blocks - 1 - record.free_blocks if num_blocks else -1,
+        )
+        for column, count in zip(self._counts.values(), counts):  # in the order of _COUNTS
+            column.append(count)
         for request_id in record.preempted:
             (requests.get(request_id) or self._unknown(request_id)).num_preemptions += 1
         ended = [(request_id, "abort") for request_id in record.aborted]

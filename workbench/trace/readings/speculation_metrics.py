@@ -88,13 +88,17 @@ class SpeculationCounter:
     def add(self, record: StepRecord) -> None:
         """Count a step."""
         counts = self._counts
-        sampling = [chunk for chunk in record.chunks if chunk.sampled is not None and not chunk.discarded]
-        counts["chunks"] += len(sampling)
-        counts["tokens"] += len(sampling)
-        for chunk in [chunk for chunk in sampling if chunk.drafts or chunk.sampled_before]:
+        sampling = [chunk for chunk in record.chunks if chunk.sampled is not None]
+        num_sampling = len(sampling)
+        for chunk in [chunk for chunk in sampling if chunk.drafts or chunk.sampled_before or chunk.discarded]:
+            if chunk.discarded:
+                num_sampling -= 1
+                continue
             counts["tokens"] += len(chunk.sampled_before)
             if chunk.drafts:
                 self._add_drafts(chunk)
+        counts["chunks"] += num_sampling
+        counts["tokens"] += num_sampling
         counts["discarded"] += sum([chunk.num_tokens for chunk in record.chunks if chunk.discarded])
 
     def _add_drafts(self, chunk: Chunk) -> None:
