@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
 from workbench.analysis.course import Course, Piece, Share
@@ -418,7 +418,7 @@ def _in_unit(latency: Any, unit: str) -> float:
     return float(latency.seconds if unit == "s" else latency.steps)
 
 
-def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Explanation]:
+def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "ttft") -> list[Explanation]:
     """Explain the requests that waited longest.
 
     Args:

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, Unpack
 
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.flags import BY_VLLM_RULES
@@ -26,6 +26,7 @@ from workbench.analysis.loops import Loops
 from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
+from workbench.base.keyword_fields import ConfigChanges
 from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
@@ -150,7 +151,7 @@ class Predictor:
         """Relative error of each value of the unchanged configuration: 0.1 if the prediction is 10 % too high."""
         return self.check.errors
 
-    def predict(self, **changes: Any) -> Prediction:
+    def predict(self, **changes: Unpack[ConfigChanges]) -> Prediction:
         """The run under a changed configuration.
 
         Raises:
@@ -158,7 +159,7 @@ class Predictor:
         """
         return self.predict_all([changes])[0]
 
-    def simulate(self, **changes: Any) -> Trace:
+    def simulate(self, **changes: Unpack[ConfigChanges]) -> Trace:
         """The run under a changed configuration, without an interval."""
         cost_model = Replayed(self.model, self._drift)
         return fork(self.trace, cost_model=cost_model, open_loop=self.is_open_loop, **changes)
@@ -358,7 +359,12 @@ UNKNOWN_SHARING = (
 
 
 def whatif(
-    trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, open_loop: bool = False, **config: Any
+    trace: Trace,
+    cost_model: CostModel | None = None,
+    *,
+    force: bool = False,
+    open_loop: bool = False,
+    **config: Unpack[ConfigChanges],
 ) -> Trace:
     """Simulate the recorded requests under another configuration.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
@@ -18,8 +18,9 @@ from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compat
 from workbench.base.device import Device, default_device, hold_device
 from workbench.base.field_checks import integer
 from workbench.base.installed import installed_version
+from workbench.base.keyword_fields import ConfigChanges, ConfigFields, SamplingFields
 from workbench.base.named_fields import show_fields
-from workbench.base.on_demand import find, picture
+from workbench.base.on_demand import find, picture, with_attached_methods
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.compiling import MAX_COMPARED_ROWS, Compiling, start, taken_over, why_wait
@@ -60,6 +61,7 @@ log = logging.getLogger("workbench")
 NOTHING_TO_DO = "nothing to do: no request is waiting or running; add one with add_request()"
 
 
+@with_attached_methods
 class Engine(Shortcuts):
     """An LLM engine you can look inside.
 
@@ -134,11 +136,12 @@ class Engine(Shortcuts):
         wait_for_compiled: bool = False,
         clock: Callable[[], float] | None = None,
         check_laws: bool = False,
-        **config_fields: Any,
+        **config_fields: Unpack[ConfigFields],
     ) -> None:
+        fields: dict[str, Any] = {**config_fields}
         if isinstance(policy, str):
-            config_fields["policy"], policy = policy, None
-        config = make_config(config, config_fields)
+            fields["policy"], policy = policy, None
+        config = make_config(config, fields)
         loading: dict[str, Any] = {"weights": weights, "activations": activations, "chat_template": chat_template}
         loading["ignore_config_keys"] = ignore_config_keys
         options = {name: value for name, value in loading.items() if value}
@@ -351,7 +354,7 @@ class Engine(Shortcuts):
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
-        **sampling_fields: Any,
+        **sampling_fields: Unpack[SamplingFields],
     ) -> str:
         """Queue a request. It is checked here and scheduled by the next step.
 
@@ -805,7 +808,7 @@ class Engine(Shortcuts):
 
         return self._thread.call(peek)
 
-    def fork(self, at_step: int = 0, **config_changes: Any) -> Trace:
+    def fork(self, at_step: int = 0, **config_changes: Unpack[ConfigChanges]) -> Trace:
         """Simulate the same arrivals and the same sampled tokens under another configuration ("what if").
 
         Args:

@@ -8,6 +8,7 @@ A tenant is by default the ``cache_salt`` of its requests, which keeps its promp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, get_args
 
 from workbench.base.field_checks import choice, number
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
@@ -105,6 +106,9 @@ class WeightedFairQueueing(SchedulingPolicy):
         return sorted(view.waiting, key=lambda request: self._tags[request.request_id][1])
 
 
+VictimRule = Literal["least_computed", "most_blocks", "most_left"]
+
+
 class Victim(SchedulingPolicy):
     """Another victim of a preemption than the request that was admitted last.
 
@@ -113,9 +117,9 @@ class Victim(SchedulingPolicy):
             from its end.
     """
 
-    RULES = ("least_computed", "most_blocks", "most_left")
+    RULES: ClassVar[tuple[VictimRule, ...]] = get_args(VictimRule)
 
-    def __init__(self, rule: str = "least_computed") -> None:
+    def __init__(self, rule: VictimRule = "least_computed") -> None:
         self.rule = choice("rule", rule, self.RULES)
 
     def victim(self, view: PolicyView) -> Request:

@@ -37,6 +37,7 @@ from workbench.simulation.log_tables import (
 from workbench.simulation.log_units import (
     Hashed,
     Moment,
+    UnitOfTime,
     block_sizes,
     read_moment,
     single_block_size,
@@ -100,7 +101,7 @@ def _begins_workload(line: str) -> bool:
 
 def read_access_log(
     path: str | os.PathLike[str],
-    time_unit: str | None = None,
+    time_unit: UnitOfTime | None = None,
     block_size: int | None = None,
     *,
     speed: float = 1.0,
@@ -126,7 +127,7 @@ def read_access_log(
 
 def read_log(
     path: str | os.PathLike[str],
-    time_unit: str | None = None,
+    time_unit: UnitOfTime | None = None,
     block_size: int | None = None,
     *,
     speed: float = 1.0,
@@ -147,7 +148,7 @@ def read_log(
 
 
 def refuse_units(
-    source: Any, time_unit: str | None, block_size: int | None, ignore_columns: Collection[str] = ()
+    source: Any, time_unit: UnitOfTime | None, block_size: int | None, ignore_columns: Collection[str] = ()
 ) -> None:
     """Refuse units and columns for a file that is not an access log: a trace and a workload say what they count.
 

@@ -24,7 +24,7 @@ from workbench.simulation.limits import MAX_PROMPT_TOKENS
 from workbench.simulation.log_rows import json_rows
 from workbench.simulation.log_tables import CONVERSATION_RULES, RULES, column_check
 from workbench.simulation.log_turns import first_exchange
-from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, block_sizes
+from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, UnitOfTime, block_sizes
 from workbench.trace.fields import MAX_SECONDS
 
 Lengths = Callable[[random.Random], int]
@@ -308,7 +308,7 @@ def read_mooncake(
     path: str | os.PathLike[str],
     *,
     speed: float = 1.0,
-    time_unit: str = "ms",
+    time_unit: UnitOfTime = "ms",
     block_size: int = MOONCAKE_BLOCK,
 ) -> Iterator[Arrival]:
     """Requests of a Mooncake-style trace, one by one.

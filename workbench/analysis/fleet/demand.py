@@ -26,6 +26,7 @@ from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.fit import without_stalls, without_trend
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.limits import MAX_STEPS
+from workbench.simulation.log_units import UnitOfTime
 from workbench.simulation.simulate import next_token
 from workbench.simulation.summary import summary_of
 from workbench.simulation.workload import read_json_workload
@@ -84,7 +85,7 @@ class Demand:
         load: float = 1.0,
         how: str = "repeated",
         seed: int = 0,
-        time_unit: str | None = None,
+        time_unit: UnitOfTime | None = None,
         block_size: int | None = None,
         ignore_columns: Collection[str] = (),
         open_loop: bool = False,
