@@ -33,6 +33,9 @@ Each is imported from `workbench`. The fields of configurations and records are 
 """
 
 
+ABOUT_RESULTS = "Results of the functions and methods above: you read them, and make none."
+
+
 class Group(NamedTuple):
     """A page.
 
@@ -214,7 +217,7 @@ def parent(of: type) -> type | None:
 def methods(of: type) -> Iterator[tuple[str, str, Any]]:
     """Kind, name and function of the public methods and properties that a class of ours defines or inherits.
 
-    Those of a public class are with that class, unless the class defines them anew.
+    Those of a public class are with that class, unless the class has its own.
     """
     above = of.__mro__[of.__mro__.index(parent(of) or object) :]
     homes = [home for home in of.__mro__ if home.__module__.startswith("workbench") and home not in above]
@@ -363,7 +366,7 @@ def pages() -> dict[Path, str]:
                 results[of.__name__] = of
                 others += [*held_by(of), *(returned_by(of) if is_read(of) else ())]
         if results:
-            lines.append("## Classes of results\n\nResults of the functions and methods above: you read them, and make none.\n")
+            lines.append(f"## Classes of results\n\n{ABOUT_RESULTS}\n")
             for name, of in sorted(results.items()):
                 lines += [f"#{line}" if line.startswith("##") else line for line in entry(name, of)]
         listing.append("")

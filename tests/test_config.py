@@ -69,7 +69,7 @@ def test_a_threshold_longer_than_the_model_is_refused():
 
 @pytest.mark.parametrize(("kind", "keywords"), [(EngineConfig, ConfigChanges), (SamplingParams, SamplingFields)])
 def test_the_fields_as_keywords_have_the_types_of_the_configuration(kind, keywords):
-    """What a type checker and an editor offer is what the configuration takes."""
+    """A type checker and an editor offer what the configuration takes."""
     types = {field.name: field.type for field in dataclasses.fields(kind)}
     offered = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
     if kind is EngineConfig:

@@ -53,7 +53,7 @@ def verdict(found: Comparison) -> str:
     """The comparison in one line: the largest change of a first token, and that of the longest pause.
 
     Example: "first token of strings 7.4 s -> 9.1 s; longest pause 880 ms -> 210 ms". Without times it has the numbers
-    of steps, and of KV blocks in use. What stays the same is left out.
+    of steps, and of KV blocks in use. Values that stay the same are left out.
     """
     in_steps = found.unit == "steps"
     parts = [change_words("steps", *map(str, (len(found.a), len(found.b))))] if in_steps else []
