@@ -565,7 +565,7 @@ class Engine(Shortcuts):
         Example:
             >>> capture = engine.capture(layer=3)
             >>> step = engine.step()
-            >>> capture.weights(row=4).shape            # heads, context
+            >>> capture.weights(row=4).shape  # heads, context
             (9, 5)
         """
         caches = self.runner.kv_cache.kernel_layers

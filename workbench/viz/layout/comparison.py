@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from workbench.trace.errors import TraceError
@@ -20,7 +21,8 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     Returns:
         ``badge``, ``same_tokens``, ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None) and
         ``rows`` (request, then TTFT, ITL and recomputed tokens of a and b; a missing value is None), the largest
-        change first. If the traces cannot be compared, only ``refused``, the reason.
+        change first, and ``mean``, the same numbers over all requests that have both values. If the traces cannot be
+        compared, only ``refused``, the reason.
     """
     try:
         found = compare(a, b)
@@ -46,7 +48,22 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
             ]
             for request in found.requests
         ],
+        "mean": _means(found),
     }
+
+
+def _means(found: Comparison) -> list[float | None]:
+    """The mean of each number of a row, over the requests in which neither run lacks it."""
+    pairs = (
+        [(request.ttft_a, request.ttft_b) for request in found.requests],
+        [(request.itl_a, request.itl_b) for request in found.requests],
+        [(request.a.num_recomputed_tokens, request.b.num_recomputed_tokens) for request in found.requests],
+    )
+    means: list[float | None] = []
+    for values in pairs:
+        both = [pair for pair in values if None not in pair]
+        means += [fmean(column) for column in zip(*both)] if both else [None, None]
+    return means
 
 
 def verdict(found: Comparison) -> str:
