@@ -176,6 +176,13 @@ class EngineConfig(_Frozen):
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
+
+    Example:
+        >>> config = EngineConfig(max_num_batched_tokens=256, num_blocks=128)
+        >>> config.replace(max_num_seqs=4)
+        EngineConfig(max_num_batched_tokens=256, max_num_seqs=4, num_blocks=128)
+        >>> config.num_usable_blocks
+        127
     """
 
     max_num_batched_tokens: int = 512
@@ -454,6 +461,12 @@ class SamplingParams(_Frozen):
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
+
+    Example:
+        >>> SamplingParams(max_tokens=64, temperature=0.7, top_p=0.95, stop="END")
+        SamplingParams(max_tokens=64, temperature=0.7, top_p=0.95, stop=('END',))
+        >>> SamplingParams(temperature=0.7).replace(seed=3)
+        SamplingParams(temperature=0.7, seed=3)
     """
 
     max_tokens: int = 16

@@ -43,3 +43,23 @@ def test_what_public_functions_return_has_an_entry():
 
 def test_types_are_written_as_in_the_source():
     assert not re.search(r"ForwardRef|<factory>|<class '|<function", TEXT)
+
+
+WITHOUT_EXAMPLE = {
+    *("AttentionBackend", "AttentionMetadata", "PagedVarlenKernels", "Probe", "float64_attention", "metal_source"),
+    *("paged_varlen_attention", "probe_batch"),  # the kernel page and notebook 03 call them
+    *("LockstepEngine", "join_group", "leader_host", "open_link"),  # they need several machines
+    *("Broken", "Certificate", "Change", "Chunk", "Comparison", "Finding", "Keyframe", "Limits", "LoadedModel"),
+    *("Plan", "PlannedChunk", "RequestInfo", "SampledToken", "SchedulerState", "StepRecord", "TraceError", "TraceMeta"),
+    *("Eviction", "SlidingWindow", "Victim", "backend_info"),
+}
+"""Names that others make or call, and those of which no line says more than their docstring."""
+
+
+def test_a_name_that_people_call_has_an_example():
+    lacking = {
+        name
+        for name in workbench.__all__
+        if callable(of := getattr(workbench, name)) and ">>>" not in (inspect.getdoc(of) or "")
+    }
+    assert lacking == WITHOUT_EXAMPLE

@@ -428,6 +428,13 @@ def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "
 
     Raises:
         ValueError: ``by`` is something else.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": "long", "prompt": {"len": 900}}, {"id": "short", "prompt": {"len": 9}, "max_tokens": 1}]
+        >>> trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
+        >>> [explanation.request_id for explanation in trace.slowest(1)]
+        ['short']
     """
     if by not in ("ttft", "e2e"):
         raise ValueError(f'by must be "ttft" or "e2e", got {by!r}')

@@ -75,6 +75,14 @@ class Predictor:
 
     Raises:
         ValueError: The trace has no clock, or the fit does not hold.
+
+    Example:
+        >>> from workbench import CostModel, Predictor, simulate
+        >>> requests = [{"id": f"r{i}", "prompt": {"len": 300}, "arrival_time": i / 9} for i in range(9)]
+        >>> model = CostModel(fixed=0.01, per_row=1e-4)
+        >>> predictor = Predictor(simulate({"requests": requests}, cost_model=model), model)
+        >>> predictor.predict(max_num_batched_tokens=64).intervals["itl_p99"].value > 0
+        True
     """
 
     def __init__(

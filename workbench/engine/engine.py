@@ -375,6 +375,13 @@ class Engine(Shortcuts):
             TypeError: There is no such sampling field.
             ValueError: An empty or too long prompt, an unknown token id, an id in use, or a request that the KV
                 pool could never hold. Nothing is queued then.
+
+        Example:
+            >>> engine = Engine("smollm2", num_blocks=64)
+            >>> engine.add_request("The capital of France is", max_tokens=8, temperature=0.7, seed=3)
+            'r0'
+            >>> engine.add_request([{"role": "user", "content": "Why is the sky blue?"}], request_id="sky")
+            'sky'
         """
         sampling = replace(sampling or SamplingParams(), **sampling_fields) if sampling_fields else sampling
         sampling = sampling or SamplingParams()
@@ -688,6 +695,10 @@ class Engine(Shortcuts):
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival: a
             list, which a notebook draws as a table.
+
+        Example:
+            >>> [(output.request_id, output.finish_reason) for output in engine.run(progress=False)]
+            [('r0', 'length')]
         """
         with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress) as bar:
 
@@ -734,6 +745,13 @@ class Engine(Shortcuts):
 
         Returns:
             A function that ends it.
+
+        Example:
+            >>> sizes = []
+            >>> stop = engine.on_step(lambda step: sizes.append(step.num_tokens))
+            >>> outputs = engine.run(progress=False)
+            >>> sizes
+            [5, 1, 1, 1]
         """
         listeners = self._step.listeners
         listeners.append(listener)
@@ -760,6 +778,12 @@ class Engine(Shortcuts):
 
         Raises:
             ValueError: The condition is not understood.
+
+        Example:
+            >>> breakpoint = engine.break_when(lambda step: step.num_decode_tokens, "a decode")
+            >>> outputs = engine.run(progress=False)
+            >>> engine.stopped_by
+            "'a decode' at step 1"
         """
         return self.breakpoints.add(condition, label)
 
@@ -780,6 +804,10 @@ class Engine(Shortcuts):
         """Add a request and give its text as it grows, taking steps as needed.
 
         Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
+
+        Example:
+            >>> "".join(engine.stream("The capital of France is", SamplingParams(max_tokens=2)))
+            ' Paris.'
         """
         return self._growing_text(self._outputs[self.add_request(prompt, sampling)])
 
@@ -817,6 +845,11 @@ class Engine(Shortcuts):
 
         Returns:
             The trace of the simulated run, from step 0.
+
+        Example:
+            >>> steps = engine.run(progress=False)
+            >>> len(engine.trace), len(engine.fork(max_num_batched_tokens=2))
+            (4, 6)
         """
         trace: Trace = find("Trace.fork")(self.trace, at_step, **config_changes)
         return trace

@@ -31,6 +31,14 @@ class VirtualTokenCounter(SchedulingPolicy):
     Args:
         tenant: The tenant of a request.
         output_weight: Weight of an output token; a prompt token has 1.
+
+    Example:
+        >>> from workbench import VirtualTokenCounter, simulate
+        >>> requests = [{"id": name, "prompt": {"len": 50}, "cache_salt": name[0]} for name in ("a1", "a2", "b1")]
+        >>> workload = {"requests": requests, "config": {"max_num_seqs": 1}}
+        >>> trace = simulate(workload, policy=VirtualTokenCounter())
+        >>> [request for step in trace for request in step.admitted]
+        ['a1', 'b1', 'a2']
     """
 
     def __init__(self, tenant: Tenant = by_salt, output_weight: float = 2.0) -> None:
@@ -83,6 +91,14 @@ class WeightedFairQueueing(SchedulingPolicy):
     Args:
         weights: Weight by tenant; 1 for others.
         tenant: The tenant of a request.
+
+    Example:
+        >>> from workbench import WeightedFairQueueing, simulate
+        >>> requests = [{"id": name, "prompt": {"len": 50}, "cache_salt": name[0]} for name in ("a1", "a2", "b1")]
+        >>> workload = {"requests": requests, "config": {"max_num_seqs": 1}}
+        >>> trace = simulate(workload, policy=WeightedFairQueueing({"b": 2.0}))
+        >>> [request for step in trace for request in step.admitted]
+        ['b1', 'a1', 'a2']
     """
 
     def __init__(self, weights: dict[str, float] | None = None, tenant: Tenant = by_salt) -> None:

@@ -262,6 +262,13 @@ def read_generated(spec: Mapping[str, Any]) -> Iterator[Arrival]:
 
     Raises:
         ValueError: The description is malformed; the message names the place.
+
+    Example:
+        >>> from workbench import read_generated
+        >>> at_once = {"process": "at_once"}
+        >>> arrivals = read_generated({"num_requests": 3, "prompt": 500, "output": 8, "arrivals": at_once})
+        >>> [(arrival.request_id, len(arrival.prompt_token_ids)) for arrival in arrivals]
+        [('r0', 500), ('r1', 500), ('r2', 500)]
     """
     json_object("generate", spec, ("num_requests", "seed", "prompt", "output", "arrivals"))
     seed = integer("generate.seed", spec.get("seed", 0), 0)

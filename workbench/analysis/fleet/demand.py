@@ -58,6 +58,13 @@ class Demand:
         summary: The requests of the file in a few words, as they were understood.
         noise: Deviations of recorded steps from the cost model; None without a recording.
         generate: The description of generated requests, which another seed draws again; None for others.
+
+    Example:
+        >>> from workbench import Demand
+        >>> requests = [{"id": f"r{i}", "prompt": {"len": 60}, "arrival_time": i / 20} for i in range(40)]
+        >>> demand = Demand.read({"requests": requests, "cost_model": {"fixed": 0.02}})
+        >>> [demand.times(load).run(2, "least_loaded").metrics().summary.num_requests for load in (1, 2)]
+        [40, 80]
     """
 
     arrivals: list[Arrival]
