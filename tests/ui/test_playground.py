@@ -445,6 +445,11 @@ def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
         assert numbers["y"] > 400 and numbers["y"] + numbers["height"] <= 800, "what a slider changes is in sight"
         page.page.evaluate("scrollTo(0, document.body.scrollHeight)")
     page.page.evaluate("scrollTo(0, 0)")
+    page.page.evaluate("document.body.classList.add('embedded')")
+    assert page.page.is_visible("#sliders") and page.page.is_hidden("#fleet-settings"), (
+        "the page of a concept is about one"
+    )
+    page.page.evaluate("document.body.classList.remove('embedded')")
     number = page.store("store.requests.length")
     page.page.locator("#drawing").click(position={"x": 200, "y": 60})
     page.settle()
