@@ -4,11 +4,15 @@ import dataclasses
 import inspect
 import json
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from workbench import EngineConfig, SamplingParams
+from workbench.analysis.fleet.routers import ROUTERS, RouterName
+from workbench.base.keyword_fields import ConfigChanges, ConfigFields, SamplingFields
+from workbench.viz.panel_names import PANELS, PanelName
 
 BIG = 2**31 - 1
 
@@ -61,6 +65,21 @@ def test_a_misspelt_keyword_gets_a_suggestion(kind, name, meant):
 def test_a_threshold_longer_than_the_model_is_refused():
     with pytest.raises(ValueError, match="long_prefill_token_threshold must be from 0 to 100, got 101"):
         EngineConfig(max_model_len=100, long_prefill_token_threshold=101)
+
+
+@pytest.mark.parametrize(("kind", "keywords"), [(EngineConfig, ConfigChanges), (SamplingParams, SamplingFields)])
+def test_the_fields_as_keywords_have_the_types_of_the_configuration(kind, keywords):
+    """A type checker and an editor offer what the configuration takes."""
+    types = {field.name: field.type for field in dataclasses.fields(kind)}
+    offered = {name: reference.__forward_arg__ for name, reference in keywords.__annotations__.items()}
+    if kind is EngineConfig:
+        assert "policy" not in ConfigFields.__annotations__
+        types["policy"] = "Any"  # functions that simulate also take an object
+    assert offered == types
+
+
+def test_words_that_a_type_checker_knows_are_those_that_are_taken():
+    assert get_args(RouterName) == tuple(ROUTERS) and get_args(PanelName) == tuple(PANELS)
 
 
 def test_engine_config_is_frozen_and_comparable():

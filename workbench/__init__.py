@@ -166,6 +166,8 @@ ATTACHED.update(
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
         "Engine.__panel__": "workbench.viz.panes:page_of",
+        "Engine.view": "workbench.viz.widget:view",
+        "Engine.watch": "workbench.viz.widget:watch",
         "Engine._repr_html_": "workbench.viz.reprs:engine_html",
         "Outputs._repr_html_": "workbench.viz.reprs:outputs_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",

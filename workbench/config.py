@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, get_args
 
 from workbench.base.compatibility import check_compatible
 from workbench.base.field_checks import (
@@ -27,6 +27,7 @@ from workbench.base.field_checks import (
     json_object,
     number,
 )
+from workbench.base.keyword_fields import BackendName, CacheType, ConfigChanges, PolicyName, SamplingFields
 from workbench.base.named_fields import show_fields
 from workbench.base.text import shown
 from workbench.speculation import Speculation
@@ -36,12 +37,12 @@ from workbench.trace.kv_groups import KVCacheGroup, read_groups
 EVICTIONS = ("lru", "lfu", "ttl", "two_zones", "session", "s3fifo", "belady")
 """Words for the rule by which cached blocks are evicted."""
 
-POLICIES = ("fcfs", "priority")
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
-KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8_per_token_head")
+KV_CACHE_DTYPES: tuple[CacheType, ...] = get_args(CacheType)
 """Element types of the KV cache, in vLLM's words."""
 
-BACKEND_NAMES = ("auto", "metal", "cuda", "cpu", "gather", "dense", "msl")
+BACKEND_NAMES: tuple[BackendName, ...] = get_args(BackendName)
 """Names that ``EngineConfig(attention_backend=...)`` and ``paged_varlen_attention(backend=...)`` take."""
 
 MAX_LORAS, MAX_LORA_RANK = 1024, 512
@@ -175,6 +176,13 @@ class EngineConfig(_Frozen):
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
+
+    Example:
+        >>> config = EngineConfig(max_num_batched_tokens=256, num_blocks=128)
+        >>> config.replace(max_num_seqs=4)
+        EngineConfig(max_num_batched_tokens=256, max_num_seqs=4, num_blocks=128)
+        >>> config.num_usable_blocks
+        127
     """
 
     max_num_batched_tokens: int = 512
@@ -188,7 +196,7 @@ class EngineConfig(_Frozen):
     enable_prefix_caching: bool = True
     eviction: Any = "lru"
     second_tier: Mapping[str, Any] | None = None
-    policy: str = "fcfs"
+    policy: PolicyName = "fcfs"
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
     long_prefill_token_threshold: int = 0
@@ -203,8 +211,8 @@ class EngineConfig(_Frozen):
     max_loras: int = 0
     max_lora_rank: int = 16
     prefix_cache_retention_interval: int | str = 0
-    attention_backend: str = "auto"
-    kv_cache_dtype: str = "auto"
+    attention_backend: BackendName = "auto"
+    kv_cache_dtype: CacheType = "auto"
     batch_invariant: bool = False
     seed: int = 0
     shadow_metal: Mapping[str, int] | None = None
@@ -395,7 +403,7 @@ class EngineConfig(_Frozen):
         """KV blocks that can hold tokens: all but the null block 0."""
         return self.num_pool_blocks - 1
 
-    def replace(self, **changes: Any) -> EngineConfig:
+    def replace(self, **changes: Unpack[ConfigChanges]) -> EngineConfig:
         """A copy with some fields changed, checked like a new one.
 
         Raises:
@@ -453,6 +461,12 @@ class SamplingParams(_Frozen):
 
     Raises:
         ValueError: A value is outside its range; the message names field, value and range.
+
+    Example:
+        >>> SamplingParams(max_tokens=64, temperature=0.7, top_p=0.95, stop="END")
+        SamplingParams(max_tokens=64, temperature=0.7, top_p=0.95, stop=('END',))
+        >>> SamplingParams(temperature=0.7).replace(seed=3)
+        SamplingParams(temperature=0.7, seed=3)
     """
 
     max_tokens: int = 16
@@ -551,7 +565,7 @@ class SamplingParams(_Frozen):
                 )
         return dict(given)
 
-    def replace(self, **changes: Any) -> SamplingParams:
+    def replace(self, **changes: Unpack[SamplingFields]) -> SamplingParams:
         """A copy with some fields changed, checked like a new one."""
         return dataclasses.replace(self, **changes)
 

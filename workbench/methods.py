@@ -83,6 +83,8 @@ if TYPE_CHECKING:
             raise NotImplementedError
 
         fork = giving_trace(engine.Engine.fork)
+        view = widget.view
+        watch = widget.watch
 
     def of_traces(function: Callable[P, Any]) -> Callable[P, Trace]:
         """A function that makes such a trace."""

@@ -265,6 +265,7 @@ def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):
     assert main(["trace", "explain", str(path), "--slowest", "3"]) == 0
     said = capsys.readouterr().out
     assert len(said.strip().split("\n")) >= 4 and "victim" in said
+    assert f"  {first.ttft.amount(first.unit)}  " in said, "the time as the explanation itself tells it"
     assert main(["trace", "explain", str(path), "nobody"]) == 2
     assert "the trace has no request 'nobody'" in capsys.readouterr().err
     assert main(["trace", "explain", str(path), "victim", "--slowest", "3"]) == 2

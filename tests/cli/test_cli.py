@@ -84,6 +84,20 @@ def test_bad_input_is_an_error_on_stderr_with_status_2(run_here, arguments, word
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.parametrize("group", [(), ("trace",), ("fleet",), ("kernel",), ("course",)])
+def test_a_group_without_a_command_lists_its_commands(run_here, group):
+    finished = run_here(*group)
+    assert finished.returncode == 2 and finished.stderr == run_here(*group, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "--router"], ["size", "--slo", "ttft_p99=1s", "--router"], ["compare", "--routers"]]
+)
+def test_an_unknown_router_is_refused_before_the_log_is_read(run_here, command):
+    finished = run_here("fleet", command[0], "/no/such/log.csv", *command[1:], "stiky")
+    assert finished.returncode == 2 and "did you mean sticky?" in finished.stderr and not finished.stdout
+
+
 @pytest.mark.parametrize("content", ["{", '{"requests": [{"id": "a"}]}', '{"requests": [], "config": {"blocks": 3}}'])
 def test_a_bad_workload_is_one_line(run_here, tmp_path, content):
     path = tmp_path / "workload.json"

@@ -34,6 +34,13 @@ def servable(timed, count):
     raise AssertionError("too few workloads can be served")
 
 
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("requests", [[], [{"id": "a", "prompt": {"len": 9}, "max_tokens": 2}]])
+def test_a_notebook_shows_every_run(requests, timed):
+    run = simulate_fleet({"requests": requests, **({"cost_model": {"fixed": 0.1}} if timed else {})}, replicas=2)
+    assert ("<svg" in run._repr_html_()) == (timed and bool(requests))
+
+
 @pytest.mark.repeats(step=2)
 @CLOCKS
 def test_one_replica_behind_any_router_is_a_simulation(timed):

@@ -180,6 +180,14 @@ def test_other_arrivals_are_noted():
     moved = {**WORKLOAD, "requests": [{**request, "arrival_step": 1} for request in WORKLOAD["requests"]]}
     notes = compare(simulate(WORKLOAD), simulate(moved)).notes
     assert notes == ("3 requests arrive in different steps, the first is long: 0 in a, 1 in b",)
+    first, *others = WORKLOAD["requests"]
+    found = compare(
+        simulate(WORKLOAD), simulate({**WORKLOAD, "requests": [first, *others[:-1], {**others[-1], "arrival_step": 9}]})
+    )
+    assert found.notes[0].startswith("late arrives in different steps: ") and "1 requests" not in str(found)
+    alone = {"requests": WORKLOAD["requests"][:1]}
+    slower = compare(simulate(alone), simulate(alone, config={"max_num_batched_tokens": 16}))
+    assert "; 0 requests gain, 1 pays" in str(slower)
 
 
 def test_cut_traces_are_noted(tmp_path):

@@ -258,10 +258,12 @@ def declared_methods():
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             aliases.update({name.asname or name.name: f"{node.module}.{name.name}" for name in node.names})
-        elif isinstance(node, ast.ClassDef) and node.name.startswith("Trace"):
-            for line in node.body[1:]:
+        elif isinstance(node, ast.ClassDef):
+            for line in [line for line in node.body if isinstance(line, ast.Assign)]:
                 value = line.value.args[0] if isinstance(line.value, ast.Call) else line.value
                 alias, _, function = ast.unparse(value).partition(".")
+                if function.startswith(f"{node.name}."):  # its own method, with another type
+                    continue
                 yield f"{node.name}.{line.targets[0].id}", f"{aliases[alias]}.{function}"
 
 

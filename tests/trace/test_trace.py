@@ -28,6 +28,14 @@ def test_a_trace_is_a_sequence(trace):
     assert trace[7] in trace
 
 
+def test_a_request_is_not_looked_up_among_the_steps():
+    trace = one_trace()
+    for wrong in ("a", None, 1.5):
+        with pytest.raises(TypeError, match=r"a trace has its steps by number, got .*; requests are in trace.requests"):
+            trace[wrong]
+    assert trace.requests._ipython_key_completions_() == list(trace.requests)
+
+
 def test_slices_share_records(trace):
     part = trace[5:9]
     assert isinstance(part, Trace)

@@ -36,6 +36,24 @@ def press(page, *keys):
     page.frame()
 
 
+@pytest.mark.parametrize("width", [990, 1440])
+def test_the_bars_of_buttons_keep_their_rows(open_page, serve, engine, width):
+    """A comparison brings a button and no further row; in a notebook of 990 pixels, no button has a row alone."""
+    engine.run(progress=False)
+    page = open_page(serve(engine), width=width)
+    page.wait(f"view.store.numSteps === {len(engine.trace)}")
+    page.page.keyboard.press("Home")
+    page.frame()
+    bars = page.root.locator(".wb-bar")
+    first, second = (bars.nth(i).bounding_box()["height"] for i in range(2))
+    assert second < 50, "one row"
+    page.view("view.simulate(0, { max_num_batched_tokens: 8 })")
+    page.wait("view.other && view.comparison")
+    page.frame()
+    assert page.root.get_by_title("comparison of two runs (C)").is_visible()
+    assert bars.first.bounding_box()["height"] == first
+
+
 # -- what if ------------------------------------------------------------------------------------------------------
 
 

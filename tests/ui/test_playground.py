@@ -440,6 +440,16 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
 def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
     page = open_playground(viewport={"width": 390, "height": 800}, has_touch=True)
     assert page.page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    for _ in range(2):  # at the sliders, and at the end of the page
+        numbers = page.page.locator("#numbers").bounding_box()
+        assert numbers["y"] > 400 and numbers["y"] + numbers["height"] <= 800, "what a slider changes is in sight"
+        page.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    page.page.evaluate("scrollTo(0, 0)")
+    page.page.evaluate("document.body.classList.add('embedded')")
+    assert page.page.is_visible("#sliders") and page.page.is_hidden("#fleet-settings"), (
+        "the page of a concept is about one"
+    )
+    page.page.evaluate("document.body.classList.remove('embedded')")
     number = page.store("store.requests.length")
     page.page.locator("#drawing").click(position={"x": 200, "y": 60})
     page.settle()

@@ -351,17 +351,15 @@ def test_comparison(name, same):
             found_ = [each.latencies(s).get(who) for s in range(len(each))]
             pauses[side] += [value for is_first, value in filter(None, found_) if not is_first]
     moved, who, before, after = max(moves, key=lambda move: move[0])
-    parts = [] if timed else [f"{len(facts[0])} steps -> {len(facts[1])}"]
-    if moved:
-        parts.append(f"first token of {who} {spoken(before, timed)} -> {spoken(after, timed)}")
-    else:
-        parts.append("no first token moves")
-    longest = [max(side) for side in pauses]
-    if timed or longest[0] != longest[1]:
-        parts.append(f"longest pause {spoken(longest[0], timed)} -> {spoken(longest[1], timed)}")
+    changes = [] if timed else [("steps", *map(str, map(len, facts)))]
+    changes.append((f"first token of {who}", spoken(before, timed), spoken(after, timed)))
+    changes.append(("longest pause", *(spoken(max(side), timed) for side in pauses)))
     if not timed:
         most = [each.num_blocks - 1 - min(r.free_blocks for r in each.records) for each in facts]
-        parts.append(f"most KV blocks in use {most[0]} -> {most[1]}")
+        changes.append(("most KV blocks in use", *map(str, most)))
+    parts = [f"{what} {one} -> {other}" for what, one, other in changes if one != other]
+    if spoken(before, timed) == spoken(after, timed):
+        parts.insert(0 if timed or len(facts[0]) == len(facts[1]) else 1, "no first token moves")
     said = found["verdict"].split("; ")
     ties = [who for change, who, *_ in moves if change == moved]
     assert len(said) == len(parts)

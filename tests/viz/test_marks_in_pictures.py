@@ -451,7 +451,8 @@ def test_a_step_in_a_notebook(name):
                 for chunk, q0, q1, *_ in placed(record)[:32]
             ])  # fmt: skip
         if events := facts.events(step):
-            expected.append([[str(number), kind, who, why] for number, kind, who, why in events])
+            said = any(why for *_, why in events)
+            expected.append([[str(number), kind, who, why][: 3 + said] for number, kind, who, why in events])
         if record.waiting:
             waits = [(who, record.passed_over.get(who, record.waiting_reason)) for who in record.waiting]
             expected.append([[who, shown(why) if why else "the record does not say why"] for who, why in waits][:20])

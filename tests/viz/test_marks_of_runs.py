@@ -203,6 +203,17 @@ def check_compare_words(page, facts, order, end, timed):
     def write(value):
         return "–" if value is None else seconds(value) if facts[0].timed else digits(value)
 
+    means = page("view.panel('compare').meanRow.children.map((row) => row.children.map((cell) => cell.textContent))")
+    if len(order) > 1:
+        (name, *said), waste = means[0], [[compared(each, who)[2] for who in order] for each in facts]
+        for place in (0, 1):
+            pairs = [[compared(each, who)[place] for each in facts] for who in order]
+            both = [pair for pair in pairs if None not in pair]
+            columns = [sum(column) / len(both) for column in zip(*both)] if both else [None, None]
+            assert all(near(cell, write(value)) for cell, value in zip(said[3 * place :], columns))
+        assert name == "mean" and all(near(said[6 + i], digits(sum(waste[i]) / len(order))) for i in (0, 1))
+    else:
+        assert means == []
     cells = page("view.panel('compare').gainRows.children.map((row) => row.children.map((cell) => cell.textContent))")
     rows = page.table("compare")["rows"]
     for who, row, gains in zip(order, rows, cells, strict=True):

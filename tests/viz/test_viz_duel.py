@@ -1,5 +1,6 @@
 """A duel: the class bets on a run or another configuration of it, then the other is simulated and the score told."""
 
+import json
 import random
 import re
 from itertools import combinations, pairwise
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from viz_traces import ReplayingController
 
-import workbench.viz
+import workbench
 from workbench import simulate, simulate_fleet
 from workbench.analysis.fork import fork
+from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
 from workbench.viz.feed import Feed
@@ -133,7 +135,7 @@ def test_a_duel_of_routers_is_decided_by_the_records_of_all_replicas(timed):
     line = changes_of_fleets(sides["round_robin"], sides["sticky"])
     for measure in ("mean time to first token", "hit rate of prompt tokens", FLEET_ONLY):
         before, after = (shown(measured(sides[name], measure), measure, timed) for name in ("round_robin", "sticky"))
-        assert f"{measure} {before} -> {after}" in line
+        assert (f"{measure} {before} -> {after}" in line) == (before != after) == (measure in line)
 
 
 def test_the_busiest_replica_is_offered_to_fleets_alone():
@@ -141,11 +143,21 @@ def test_the_busiest_replica_is_offered_to_fleets_alone():
     assert dict(measure_words())["hit rate of prompt tokens"] == "higher hit rate of prompt tokens"
 
 
-def test_the_form_of_a_live_duel_offers_these_measures():
-    source = (Path(workbench.viz.__file__).parent / "js/what_if.js").read_text()
-    offered = re.search(r"const MEASURES = \[(.*?)\];", source, re.DOTALL).group(1)
-    pairs = re.findall(r'\["(.*?)", "(.*?)"\]', offered)
-    assert [(name, f"{better} {name}") for name, better in pairs] == measure_words()
+def test_a_line_of_two_fleets_names_only_what_changes():
+    a, b = fleet("round_robin"), fleet("sticky")
+    line = changes_of_fleets(a, b)
+    assert all(before != after for before, after in re.findall(r"([\d.]+ ?\S+) -> ([\d.]+ ?[^;]+)", line))
+    assert line.count(" -> ") >= 2
+    alone = changes_of_fleets(fleet("round_robin", replicas=1), fleet("sticky", replicas=1))
+    assert alone == "no measure changes" and changes_of_fleets(a, a) == alone
+
+
+def test_the_measures_of_a_duel_have_one_home():
+    """A live duel offers those that Python names; no script spells one."""
+    assert f"const MEASURES = {json.dumps(measure_words())};" in bundle()
+    package = Path(workbench.__file__).parent
+    scripts = [*package.glob("viz/js/*.js"), *package.glob("apps/playground/page/*.js")]
+    assert scripts and not [(path.name, name) for path in scripts for name in MEASURES if name in path.read_text()]
 
 
 def test_what_is_no_duel_is_refused():
@@ -173,7 +185,7 @@ def test_one_side_without_a_first_token_has_nothing_to_compare(late):
     with pytest.raises(ValueError, match="no mean time to first token yet"):
         outcome(*sides, "mean time to first token")
     told = changes_of_fleets(*sides)
-    assert "first token" not in told and told.startswith("hit rate of prompt tokens 0.0% -> 0.0%")
+    assert told == "no measure changes", "the hit rate, and the share of the only replica"
 
 
 @pytest.fixture

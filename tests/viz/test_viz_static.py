@@ -143,6 +143,29 @@ def test_a_long_chunk_has_a_straight_edge():
     assert (found != expected).sum() <= 300 and svg.mask(record, {}).count(",") < 100
 
 
+def test_a_part_of_a_run_lists_the_requests_of_its_steps():
+    """An answer is drawn as the steps that computed it: earlier requests have no part in them."""
+    requests = [{"id": name, "prompt": {"len": 9}, "max_tokens": 3, "arrival_step": at} for name, at in QUEUE.items()]
+    trace = simulate({"requests": requests, "config": {"max_num_seqs": 1}})
+    for first in range(len(trace)):
+        part = trace[first:]
+        shown = Collector(part._repr_html_()).text
+        inside = {name for step in part for name in (*step.running, *step.waiting, *step.finished)}
+        assert {name for name in QUEUE if name in shown} == (set(QUEUE) if not first else inside), first
+    assert "alpha" not in Collector(trace[-3:]._repr_html_()).text
+    waits = Collector(trace[:1]._repr_html_()).text
+    assert "alpha" in waits and "beta" in waits and "gamma" not in waits
+
+
+QUEUE = {"alpha": 0, "beta": 0, "gamma": 5}
+
+
+def test_a_table_of_events_has_no_column_without_a_word():
+    trace = simulate({"requests": [{"id": "a", "prompt": {"len": 9}, "max_tokens": 3}]})
+    said = [Collector(step._repr_html_()).text for step in trace]
+    assert "why" not in said[0] and "why" in said[-1], "the end of a request has a reason"
+
+
 def test_a_step_says_its_numbers_in_text():
     for record in random_trace(3, num_blocks=60):
         found = Collector(record._repr_html_())  # the text outside the pictures

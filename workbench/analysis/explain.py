@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
 from workbench.analysis.course import Course, Piece, Share
@@ -436,7 +436,7 @@ def _in_unit(latency: Any, unit: str) -> float:
     return float(latency.seconds if unit == "s" else latency.steps)
 
 
-def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Explanation]:
+def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "ttft") -> list[Explanation]:
     """Explain the requests that waited longest.
 
     Args:
@@ -446,6 +446,13 @@ def slowest(trace: Trace, count: int | None = 10, by: str = "ttft") -> list[Expl
 
     Raises:
         ValueError: ``by`` is something else.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": "long", "prompt": {"len": 900}}, {"id": "short", "prompt": {"len": 9}, "max_tokens": 1}]
+        >>> trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
+        >>> [explanation.request_id for explanation in trace.slowest(1)]
+        ['short']
     """
     if by not in ("ttft", "e2e"):
         raise ValueError(f'by must be "ttft" or "e2e", got {by!r}')

@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from workbench.analysis.loops import Loops, loops_of
+from workbench.base.keyword_fields import ConfigChanges
 from workbench.base.named_fields import show_fields
 from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.policy import SchedulingPolicy, described
@@ -34,7 +35,7 @@ def fork(
     without: Collection[str] = (),
     contents: Contents | None = None,
     open_loop: bool = False,
-    **config_changes: Any,
+    **config_changes: Unpack[ConfigChanges],
 ) -> Trace:
     """Simulate the arrivals of a trace, with its sampled tokens, under another configuration.
 

@@ -132,6 +132,13 @@ def misses_table(trace: Trace, *, changes: bool = True) -> MissTable:
 
     Raises:
         ValueError: The trace's configuration is not one of this scheduler's.
+
+    Example:
+        >>> from workbench import misses_table, simulate
+        >>> requests = [{"id": name, "prompt": {"len": 40, "seed": 1}, "max_tokens": 1} for name in "ab"]
+        >>> table = misses_table(simulate({"requests": requests}), changes=False)
+        >>> str(table).splitlines()[0]
+        '2 admissions looked up 80 tokens and found 32 (40.0%)'
     """
     misses = [miss for its in history_of(trace).misses.values() for miss in its]
     admissions = list(by_admission(misses))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, Unpack
 
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.flags import BY_VLLM_RULES
@@ -25,6 +25,7 @@ from workbench.analysis.loops import Loops
 from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
+from workbench.base.keyword_fields import ConfigChanges
 from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
@@ -73,6 +74,14 @@ class Predictor:
 
     Raises:
         ValueError: The trace has no clock, or the fit does not hold.
+
+    Example:
+        >>> from workbench import CostModel, Predictor, simulate
+        >>> requests = [{"id": f"r{i}", "prompt": {"len": 300}, "arrival_time": i / 9} for i in range(9)]
+        >>> model = CostModel(fixed=0.01, per_row=1e-4)
+        >>> predictor = Predictor(simulate({"requests": requests}, cost_model=model), model)
+        >>> predictor.predict(max_num_batched_tokens=64).intervals["itl_p99"].value > 0
+        True
     """
 
     def __init__(
@@ -156,7 +165,7 @@ class Predictor:
         """Relative error of each value of the unchanged configuration: 0.1 if the prediction is 10 % too high."""
         return self.check.errors
 
-    def predict(self, **changes: Any) -> Prediction:
+    def predict(self, **changes: Unpack[ConfigChanges]) -> Prediction:
         """The run under a changed configuration.
 
         Raises:
@@ -164,7 +173,7 @@ class Predictor:
         """
         return self.predict_all([changes])[0]
 
-    def simulate(self, **changes: Any) -> Trace:
+    def simulate(self, **changes: Unpack[ConfigChanges]) -> Trace:
         """The run under a changed configuration, without an interval."""
         cost_model = Replayed(self.model, self._drift)
         return fork(self.trace, cost_model=cost_model, open_loop=self.is_open_loop, **changes)
@@ -404,7 +413,12 @@ UNKNOWN_SHARING = (
 
 
 def whatif(
-    trace: Trace, cost_model: CostModel | None = None, *, force: bool = False, open_loop: bool = False, **config: Any
+    trace: Trace,
+    cost_model: CostModel | None = None,
+    *,
+    force: bool = False,
+    open_loop: bool = False,
+    **config: Unpack[ConfigChanges],
 ) -> Trace:
     """Simulate the recorded requests under another configuration.
 

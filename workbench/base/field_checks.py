@@ -6,10 +6,12 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from workbench.base.short_traceback import ShortTraceback
 from workbench.base.text import MAX_SHOWN, shown
+
+S = TypeVar("S", bound=str)
 
 MAX_INT32 = 2**31 - 1
 """Token ids, block ids, positions and cumulative lengths are int32 in every kernel."""
@@ -88,13 +90,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+def choice(name: str, value: Any, allowed: Sequence[S]) -> S:
     """The value, which must be one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
         raise FieldError(
             f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}{suggestion(value, allowed)}"
         )
-    return value
+    return cast("S", value)
 
 
 def items(name: str, value: Any, what: str) -> Iterable[Any]:

@@ -27,6 +27,7 @@ import numpy as np
 
 from workbench.base.cache_folder import cache_folder, cached, make_folder
 from workbench.base.connected import start_connected
+from workbench.base.keyword_fields import BackendName
 from workbench.config import EngineConfig
 from workbench.engine import compile_process
 from workbench.engine.model_runner import ModelRunner
@@ -274,13 +275,13 @@ def start(
     """
     from workbench.engine.input_processor import resolve_config
 
-    def served(backend: str, **more: Any) -> tuple[LoadedModel, ModelRunner]:
+    def served(backend: BackendName | None = None, **more: Any) -> tuple[LoadedModel, ModelRunner]:
         loaded = load_model(model, **{**options, **more})
         return loaded, ModelRunner(loaded, resolve_config(config, loaded), one_table=False, backend=backend)
 
     try:
         with without_compiling():
-            return *served(""), None
+            return *served(), None
     except NotCompiled:
         pass
     compiling = Compiling(model, config, options)
@@ -295,7 +296,7 @@ def start(
         compiling.close()
         raise
     compiling.close()
-    return *served(""), None
+    return *served(), None
 
 
 def taken_over(first: ModelRunner, loaded: LoadedModel, packed: PackedBatch) -> ModelRunner | str:

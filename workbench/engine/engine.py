@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
@@ -18,8 +18,9 @@ from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compat
 from workbench.base.device import Device, default_device, hold_device
 from workbench.base.field_checks import integer
 from workbench.base.installed import installed_version
+from workbench.base.keyword_fields import ConfigChanges, ConfigFields, SamplingFields
 from workbench.base.named_fields import show_fields
-from workbench.base.on_demand import find, picture
+from workbench.base.on_demand import find, picture, with_attached_methods
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.compiling import MAX_COMPARED_ROWS, Compiling, start, taken_over, why_wait
@@ -60,6 +61,7 @@ log = logging.getLogger("workbench")
 NOTHING_TO_DO = "nothing to do: no request is waiting or running; add one with add_request()"
 
 
+@with_attached_methods
 class Engine(Shortcuts):
     """An LLM engine you can look inside.
 
@@ -134,11 +136,12 @@ class Engine(Shortcuts):
         wait_for_compiled: bool = False,
         clock: Callable[[], float] | None = None,
         check_laws: bool = False,
-        **config_fields: Any,
+        **config_fields: Unpack[ConfigFields],
     ) -> None:
+        fields: dict[str, Any] = {**config_fields}
         if isinstance(policy, str):
-            config_fields["policy"], policy = policy, None
-        config = make_config(config, config_fields)
+            fields["policy"], policy = policy, None
+        config = make_config(config, fields)
         loading: dict[str, Any] = {"weights": weights, "activations": activations, "chat_template": chat_template}
         loading["ignore_config_keys"] = ignore_config_keys
         options = {name: value for name, value in loading.items() if value}
@@ -351,7 +354,7 @@ class Engine(Shortcuts):
         priority: int = 0,
         cache_salt: str = "",
         adapter: str = "",
-        **sampling_fields: Any,
+        **sampling_fields: Unpack[SamplingFields],
     ) -> str:
         """Queue a request. It is checked here and scheduled by the next step.
 
@@ -372,6 +375,13 @@ class Engine(Shortcuts):
             TypeError: There is no such sampling field.
             ValueError: An empty or too long prompt, an unknown token id, an id in use, or a request that the KV
                 pool could never hold. Nothing is queued then.
+
+        Example:
+            >>> engine = Engine("smollm2", num_blocks=64)
+            >>> engine.add_request("The capital of France is", max_tokens=8, temperature=0.7, seed=3)
+            'r0'
+            >>> engine.add_request([{"role": "user", "content": "Why is the sky blue?"}], request_id="sky")
+            'sky'
         """
         sampling = replace(sampling or SamplingParams(), **sampling_fields) if sampling_fields else sampling
         sampling = sampling or SamplingParams()
@@ -562,7 +572,7 @@ class Engine(Shortcuts):
         Example:
             >>> capture = engine.capture(layer=3)
             >>> step = engine.step()
-            >>> capture.weights(row=4).shape            # heads, context
+            >>> capture.weights(row=4).shape  # heads, context
             (9, 5)
         """
         caches = self.runner.kv_cache.kernel_layers
@@ -685,6 +695,10 @@ class Engine(Shortcuts):
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival: a
             list, which a notebook draws as a table.
+
+        Example:
+            >>> [(output.request_id, output.finish_reason) for output in engine.run(progress=False)]
+            [('r0', 'length')]
         """
         with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress) as bar:
 
@@ -731,6 +745,13 @@ class Engine(Shortcuts):
 
         Returns:
             A function that ends it.
+
+        Example:
+            >>> sizes = []
+            >>> stop = engine.on_step(lambda step: sizes.append(step.num_tokens))
+            >>> outputs = engine.run(progress=False)
+            >>> sizes
+            [5, 1, 1, 1]
         """
         listeners = self._step.listeners
         listeners.append(listener)
@@ -757,6 +778,12 @@ class Engine(Shortcuts):
 
         Raises:
             ValueError: The condition is not understood.
+
+        Example:
+            >>> breakpoint = engine.break_when(lambda step: step.num_decode_tokens, "a decode")
+            >>> outputs = engine.run(progress=False)
+            >>> engine.stopped_by
+            "'a decode' at step 1"
         """
         return self.breakpoints.add(condition, label)
 
@@ -777,6 +804,10 @@ class Engine(Shortcuts):
         """Add a request and give its text as it grows, taking steps as needed.
 
         Other requests of the engine advance too. Text that might be the beginning of a stop string is held back.
+
+        Example:
+            >>> "".join(engine.stream("The capital of France is", SamplingParams(max_tokens=2)))
+            ' Paris.'
         """
         return self._growing_text(self._outputs[self.add_request(prompt, sampling)])
 
@@ -805,7 +836,7 @@ class Engine(Shortcuts):
 
         return self._thread.call(peek)
 
-    def fork(self, at_step: int = 0, **config_changes: Any) -> Trace:
+    def fork(self, at_step: int = 0, **config_changes: Unpack[ConfigChanges]) -> Trace:
         """Simulate the same arrivals and the same sampled tokens under another configuration ("what if").
 
         Args:
@@ -814,6 +845,11 @@ class Engine(Shortcuts):
 
         Returns:
             The trace of the simulated run, from step 0.
+
+        Example:
+            >>> steps = engine.run(progress=False)
+            >>> len(engine.trace), len(engine.fork(max_num_batched_tokens=2))
+            (4, 6)
         """
         trace: Trace = find("Trace.fork")(self.trace, at_step, **config_changes)
         return trace

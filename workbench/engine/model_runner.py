@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from workbench.base.device import default_device, gpu_name, why_cpu
+from workbench.base.keyword_fields import BackendName
 from workbench.config import EngineConfig
 from workbench.engine.cache_groups import choose_groups
 from workbench.engine.forward.compiled import CompiledPath
@@ -75,7 +76,7 @@ class ModelRunner:
         *,
         one_table: bool = True,
         computes_all: bool = False,
-        backend: str = "",
+        backend: BackendName | None = None,
         memory: Sequence[mx.array] | None = None,
     ) -> None:
         """Preflight the model and allocate its KV pool.
@@ -86,7 +87,7 @@ class ModelRunner:
             one_table: Batches have one block table per sequence; False for a table per KV cache group, in which
                 windowed layers give blocks back.
             computes_all: See `ServedModel`.
-            backend: The attention backend; "" for that of the configuration.
+            backend: The attention backend; None for that of the configuration.
             memory: The arrays of another runner's pool, whose place this one takes; None to make them.
 
         Raises:

@@ -233,8 +233,10 @@ class _Replayer:
         num_blocks = first + max(own)
         rows = [sum(chunk.num_tokens for chunk, _ in batch) for batch in batches]
         budget = max(config.max_num_batched_tokens, *rows, *(chunk.num_kv for chunk in record.chunks))
-        changes = {"num_blocks": max(2, num_blocks), "block_size": self._size, "max_num_batched_tokens": budget}
-        self._runner = ModelRunner(model, config.replace(**changes, max_loras=0))
+        config = config.replace(
+            num_blocks=max(2, num_blocks), block_size=self._size, max_num_batched_tokens=budget, max_loras=0
+        )
+        self._runner = ModelRunner(model, config)
 
     def _tokens_of(self, request_id: str) -> list[int]:
         """The prompt of a request and all tokens that the trace has of its output."""

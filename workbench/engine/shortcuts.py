@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from workbench.base.keyword_fields import SamplingFields
 from workbench.base.named_fields import show_fields
 from workbench.base.on_demand import find
 from workbench.config import SamplingParams
@@ -49,7 +50,7 @@ class Answer:
 class Shortcuts:
     """The part of `Engine` that is made of its other methods."""
 
-    def generate(self: Any, prompts: Prompt | Sequence[Prompt], **sampling: Any) -> Outputs:
+    def generate(self: Any, prompts: Prompt | Sequence[Prompt], **sampling: Unpack[SamplingFields]) -> Outputs:
         """Add prompts and take steps until each has its output. Other requests of the engine advance too.
 
         Args:
@@ -78,7 +79,7 @@ class Shortcuts:
             raise
         return self._finish(request_ids)
 
-    def chat(self: Any, messages: str | Sequence[dict[str, str]], **sampling: Any) -> str:
+    def chat(self: Any, messages: str | Sequence[dict[str, str]], **sampling: Unpack[SamplingFields]) -> str:
         """The model's answer to a message, through its chat template.
 
         Args:
@@ -98,7 +99,7 @@ class Shortcuts:
         (output,) = self._finish([self._add_message(messages, sampling)])
         return output.text.strip()
 
-    def ask(self: Any, question: str | Sequence[dict[str, str]], **sampling: Any) -> Answer:
+    def ask(self: Any, question: str | Sequence[dict[str, str]], **sampling: Unpack[SamplingFields]) -> Answer:
         """Print the model's answer word by word, then show the steps that computed it.
 
         Args:
@@ -159,18 +160,6 @@ class Shortcuts:
             state.returned = True
         self._idle_since = self.scheduler.step
         return Outputs([state.output() for state in states], self.trace)
-
-    def watch(self, **options: Any) -> Any:
-        """A live view of the engine for a notebook cell; each call makes a new view.
-
-        Args:
-            **options: ``panels``, ``theme`` and ``other`` of `workbench.viz.widget.watch`.
-        """
-        return find("Trace.watch")(self, **options)
-
-    def view(self, name: str, **options: Any) -> Any:
-        """One panel of the live view as a widget, such as ``engine.view("kv_pool")``; see `viz.widget.view`."""
-        return find("Trace.view")(self, name, **options)
 
 
 show_fields(SamplingParams, Shortcuts.generate, Shortcuts.chat, Shortcuts.ask)

@@ -178,6 +178,11 @@ def load_model(
             share the model, which is found before any weight is read; or an engine computes on another device. The
             message names the cause.
         OSError: A download failed; the message says what to do.
+
+    Example:
+        >>> model = load_model("smollm2", device="cpu")
+        >>> model.tokenizer.encode("The capital of France is")
+        [504, 3575, 282, 4649, 314]
     """
     with holding_device(str(name_or_path), device):
         on_gpu = _runs_on_gpu()

@@ -8,6 +8,7 @@ A tenant is by default the ``cache_salt`` of its requests, which keeps its promp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, get_args
 
 from workbench.base.field_checks import choice, number
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
@@ -30,6 +31,14 @@ class VirtualTokenCounter(SchedulingPolicy):
     Args:
         tenant: The tenant of a request.
         output_weight: Weight of an output token; a prompt token has 1.
+
+    Example:
+        >>> from workbench import VirtualTokenCounter, simulate
+        >>> requests = [{"id": name, "prompt": {"len": 50}, "cache_salt": name[0]} for name in ("a1", "a2", "b1")]
+        >>> workload = {"requests": requests, "config": {"max_num_seqs": 1}}
+        >>> trace = simulate(workload, policy=VirtualTokenCounter())
+        >>> [request for step in trace for request in step.admitted]
+        ['a1', 'b1', 'a2']
     """
 
     def __init__(self, tenant: Tenant = by_salt, output_weight: float = 2.0) -> None:
@@ -82,6 +91,14 @@ class WeightedFairQueueing(SchedulingPolicy):
     Args:
         weights: Weight by tenant; 1 for others.
         tenant: The tenant of a request.
+
+    Example:
+        >>> from workbench import WeightedFairQueueing, simulate
+        >>> requests = [{"id": name, "prompt": {"len": 50}, "cache_salt": name[0]} for name in ("a1", "a2", "b1")]
+        >>> workload = {"requests": requests, "config": {"max_num_seqs": 1}}
+        >>> trace = simulate(workload, policy=WeightedFairQueueing({"b": 2.0}))
+        >>> [request for step in trace for request in step.admitted]
+        ['b1', 'a1', 'a2']
     """
 
     def __init__(self, weights: dict[str, float] | None = None, tenant: Tenant = by_salt) -> None:
@@ -105,6 +122,9 @@ class WeightedFairQueueing(SchedulingPolicy):
         return sorted(view.waiting, key=lambda request: self._tags[request.request_id][1])
 
 
+VictimRule = Literal["least_computed", "most_blocks", "most_left"]
+
+
 class Victim(SchedulingPolicy):
     """Another victim of a preemption than the request that was admitted last.
 
@@ -113,9 +133,9 @@ class Victim(SchedulingPolicy):
             from its end.
     """
 
-    RULES = ("least_computed", "most_blocks", "most_left")
+    RULES: ClassVar[tuple[VictimRule, ...]] = get_args(VictimRule)
 
-    def __init__(self, rule: str = "least_computed") -> None:
+    def __init__(self, rule: VictimRule = "least_computed") -> None:
         self.rule = choice("rule", rule, self.RULES)
 
     def victim(self, view: PolicyView) -> Request:

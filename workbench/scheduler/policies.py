@@ -45,6 +45,12 @@ class ShortestRemainingFirst(_ByPlace):
 
     Args:
         aging: Tokens that one step of waiting makes up for.
+
+    Example:
+        >>> from workbench import ShortestRemainingFirst, simulate
+        >>> requests = [{"id": "long", "prompt": {"len": 90}}, {"id": "short", "prompt": {"len": 9}}]
+        >>> simulate({"requests": requests, "config": {"max_num_seqs": 1}}, policy=ShortestRemainingFirst())[0].running
+        ('short',)
     """
 
     def __init__(self, aging: float = 64.0) -> None:
@@ -59,6 +65,13 @@ class DecodeFirst(SchedulingPolicy):
 
     Args:
         max_prefill_tokens: Maximum number of tokens of one prompt in a step while anything decodes.
+
+    Example:
+        >>> from workbench import DecodeFirst, simulate
+        >>> requests = [{"id": "chat", "prompt": {"len": 5}}, {"id": "long", "prompt": {"len": 300}, "arrival_step": 2}]
+        >>> trace = simulate({"requests": requests}, policy=DecodeFirst(max_prefill_tokens=100))
+        >>> [(chunk.request_id, chunk.num_tokens) for chunk in trace[2].chunks]
+        [('chat', 1), ('long', 100)]
     """
 
     def __init__(self, max_prefill_tokens: int = 128) -> None:
@@ -84,6 +97,13 @@ class Deadline(_ByPlace):
     Args:
         base: Seconds.
         per_prompt_token: Seconds per prompt token.
+
+    Example:
+        >>> from workbench import CostModel, Deadline, simulate
+        >>> requests = [{"id": "long", "prompt": {"len": 900}}, {"id": "short", "prompt": {"len": 9}}]
+        >>> workload = {"requests": requests, "config": {"max_num_seqs": 1}}
+        >>> simulate(workload, cost_model=CostModel(fixed=0.01), policy=Deadline())[0].running
+        ('short',)
     """
 
     def __init__(self, base: float = 0.5, per_prompt_token: float = 0.001) -> None:

@@ -122,7 +122,18 @@ class PolicyView:
 
 
 class SchedulingPolicy:
-    """Decides as vLLM V1 does; a subclass overrides the methods that decide differently."""
+    """Decides as vLLM V1 does; a subclass overrides the methods that decide differently.
+
+    Example:
+        >>> from workbench import SchedulingPolicy, simulate
+        >>> class ShortPromptsFirst(SchedulingPolicy):
+        ...     def waiting_order(self, view):
+        ...         return sorted(view.waiting, key=lambda request: request.num_prompt_tokens)
+        >>> requests = [{"id": "long", "prompt": {"len": 90}}, {"id": "short", "prompt": {"len": 9}}]
+        >>> workload = {"requests": requests, "config": {"max_num_seqs": 1}}
+        >>> simulate(workload)[0].running, simulate(workload, policy=ShortPromptsFirst())[0].running
+        (('long',), ('short',))
+    """
 
     def running_order(self, view: PolicyView) -> Sequence[Request]:
         """Running requests in the order in which they get tokens; those left out get none in this step."""

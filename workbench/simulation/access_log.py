@@ -37,6 +37,7 @@ from workbench.simulation.log_tables import (
 from workbench.simulation.log_units import (
     Hashed,
     Moment,
+    UnitOfTime,
     block_sizes,
     read_moment,
     single_block_size,
@@ -100,13 +101,13 @@ def _begins_workload(line: str) -> bool:
 
 def read_access_log(
     path: str | os.PathLike[str],
-    time_unit: str | None = None,
+    time_unit: UnitOfTime | None = None,
     block_size: int | None = None,
     *,
     speed: float = 1.0,
     ignore_columns: Collection[str] = (),
 ) -> list[Arrival]:
-    """The requests of an access log, in order of arrival; they share no prefix unless the log says so.
+    r"""The requests of an access log, in order of arrival; they share no prefix unless the log says so.
 
     Args:
         path: A table with a header (.csv, .csv.gz), JSON lines or an array (.jsonl, .json, with or without .gz), spans
@@ -120,13 +121,20 @@ def read_access_log(
         ValueError: A column is missing, unknown or malformed, or two readings of the times or blocks are possible; the
             message names file, line and column, or the option that decides.
         OSError: The file cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from workbench import read_access_log
+        >>> size = Path("log.csv").write_text("timestamp,input_length,output_length\n0.5,200,30\n2.25,90,12\n")
+        >>> [(arrival.arrives_at, arrival.max_tokens) for arrival in read_access_log("log.csv", time_unit="s")]
+        [(0.0, 30), (1.75, 12)]
     """
     return read_log(path, time_unit, block_size, speed=speed, ignore_columns=ignore_columns).arrivals
 
 
 def read_log(
     path: str | os.PathLike[str],
-    time_unit: str | None = None,
+    time_unit: UnitOfTime | None = None,
     block_size: int | None = None,
     *,
     speed: float = 1.0,
@@ -147,7 +155,7 @@ def read_log(
 
 
 def refuse_units(
-    source: Any, time_unit: str | None, block_size: int | None, ignore_columns: Collection[str] = ()
+    source: Any, time_unit: UnitOfTime | None, block_size: int | None, ignore_columns: Collection[str] = ()
 ) -> None:
     """Refuse units and columns for a file that is not an access log: a trace and a workload say what they count.
 

@@ -24,7 +24,7 @@ from workbench.simulation.limits import MAX_PROMPT_TOKENS
 from workbench.simulation.log_rows import json_rows
 from workbench.simulation.log_tables import CONVERSATION_RULES, RULES, column_check
 from workbench.simulation.log_turns import first_exchange
-from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, block_sizes
+from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, UnitOfTime, block_sizes
 from workbench.trace.fields import MAX_SECONDS
 
 Lengths = Callable[[random.Random], int]
@@ -262,6 +262,13 @@ def read_generated(spec: Mapping[str, Any]) -> Iterator[Arrival]:
 
     Raises:
         ValueError: The description is malformed; the message names the place.
+
+    Example:
+        >>> from workbench import read_generated
+        >>> at_once = {"process": "at_once"}
+        >>> arrivals = read_generated({"num_requests": 3, "prompt": 500, "output": 8, "arrivals": at_once})
+        >>> [(arrival.request_id, len(arrival.prompt_token_ids)) for arrival in arrivals]
+        [('r0', 500), ('r1', 500), ('r2', 500)]
     """
     json_object("generate", spec, ("num_requests", "seed", "prompt", "output", "arrivals"))
     seed = integer("generate.seed", spec.get("seed", 0), 0)
@@ -308,7 +315,7 @@ def read_mooncake(
     path: str | os.PathLike[str],
     *,
     speed: float = 1.0,
-    time_unit: str = "ms",
+    time_unit: UnitOfTime = "ms",
     block_size: int = MOONCAKE_BLOCK,
 ) -> Iterator[Arrival]:
     """Requests of a Mooncake-style trace, one by one.

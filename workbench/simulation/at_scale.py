@@ -237,6 +237,13 @@ def simulate_at_scale(
 
     Raises:
         ValueError: No schedule can serve a request.
+
+    Example:
+        >>> from workbench import CostModel, EngineConfig, read_generated, simulate_at_scale
+        >>> at_once = {"process": "at_once"}
+        >>> arrivals = read_generated({"num_requests": 500, "prompt": 50, "output": 4, "arrivals": at_once})
+        >>> simulate_at_scale(EngineConfig(), arrivals, CostModel(fixed=0.01)).num_finished
+        500
     """
     future = list(arrivals) if config.eviction == "belady" else ()
     run = SimulatedRun(config, servable(future or arrivals, config), cost_model, policy)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
+from workbench.base.keyword_fields import ConfigFields
 from workbench.base.named_fields import show_fields
 from workbench.base.progress import progress_bar
 from workbench.config import EngineConfig
@@ -30,7 +31,7 @@ def simulate(
     as_vllm: bool = False,
     max_steps: int = MAX_STEPS,
     progress: bool = False,
-    **config_fields: Any,
+    **config_fields: Unpack[ConfigFields],
 ) -> Trace:
     """Run a workload through the scheduler, the one that an Engine uses.
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from workbench.base.on_demand import find, np, picture
+from workbench.base.short_repr import short_repr
 from workbench.trace.fields import (
     EMPTY,
     BlockId,
@@ -76,6 +77,8 @@ class Frozen(msgspec.Struct, frozen=True):
     """
 
     _mappings: ClassVar[tuple[str, ...]] = ()
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name in self._mappings:
@@ -151,6 +154,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     discarded: bool = False
     removed: tuple[Count, ...] = ()
     other_groups: tuple[TableChange, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def accepted(self) -> tuple[int, ...]:

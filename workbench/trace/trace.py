@@ -342,6 +342,9 @@ class Trace:
                 return self._steps[index]
             except IndexError:
                 raise IndexError(f"step {index} of a trace of {len(self)} steps") from None
+            except TypeError:
+                reason = f"a trace has its steps by number, got {shown(index)}; requests are in trace.requests, by id"
+                raise TypeError(reason) from None
         start, stop, stride = index.indices(len(self))
         if stride != 1:
             raise ValueError(f"a slice of a trace takes every step: stride must be 1, got {stride}")
@@ -464,6 +467,9 @@ class Requests(Mapping[str, RequestInfo]):
 
     def __repr__(self) -> str:
         return f"requests({', '.join(map(repr, self))})"
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
 
 class _Run:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from workbench.viz import palette
+from workbench.viz.duel import measure_words
 from workbench.viz.glossary import TERMS
 
 JS_DIRECTORY = Path(__file__).parent / "js"
@@ -40,8 +41,9 @@ def bundle(entry: str = ENTRY) -> str:
     _collect(entry.removesuffix(".js"), parts, ())
     style = "\n".join((JS_DIRECTORY / name).read_text(encoding="utf-8") for name in STYLE_SHEETS.get(entry, ()))
     joined = "\n".join(parts.values())
-    joined = joined.replace('"__GLOSSARY__"', json.dumps(TERMS))
-    joined = joined.replace('"__PALETTE__"', json.dumps(palette.as_dict())).replace('"__STYLE__"', json.dumps(style))
+    shared = {"GLOSSARY": TERMS, "MEASURES": measure_words(), "PALETTE": palette.as_dict(), "STYLE": style}
+    for name, value in shared.items():
+        joined = joined.replace(f'"__{name}__"', json.dumps(value))
     exported = f"${entry.removesuffix('.js')}"
     return f"{joined}\nexport const render = {exported}.render;\nexport default {{ render }};\n"
 

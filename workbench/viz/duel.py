@@ -15,7 +15,7 @@ from workbench.trace.readings.metrics import Distribution, RequestMetrics, perce
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.trace import Trace
-from workbench.viz.layout.comparison import time_words
+from workbench.viz.layout.comparison import change_words, time_words
 
 if TYPE_CHECKING:
     from workbench.trace import RequestInfo
@@ -130,7 +130,7 @@ def outcome(a: Side, b: Side, measure: str) -> tuple[str, str]:
 
 
 def changes_of_fleets(a: Side, b: Side) -> str:
-    """Two runs of fleets in one line: the measures that a router changes.
+    """Two runs of fleets in one line: those of the measures that a router changes which differ.
 
     Raises:
         ValueError: The sides have different requests.
@@ -140,8 +140,9 @@ def changes_of_fleets(a: Side, b: Side) -> str:
     for name in ("mean time to first token", "P99 of the time to first token", "hit rate of prompt tokens", FLEET_ONLY):
         before, after = (MEASURES[name].value(side, unit) for side in (a, b))
         if before is not None and after is not None:
-            parts.append(f"{name} {MEASURES[name].words(before, unit)} -> {MEASURES[name].words(after, unit)}")
-    return "; ".join(parts)
+            words = MEASURES[name].words
+            parts.append(change_words(name, words(before, unit), words(after, unit)))
+    return "; ".join(filter(None, parts)) or ("no measure changes" if parts else "")
 
 
 def _differ(one: RequestInfo, other: RequestInfo) -> bool:

@@ -64,8 +64,8 @@ _TURN = threading.Lock()
 
 
 _IN_STEPS = (
-    "no setting can be chosen by a target. Use What if, which answers in steps and KV blocks, or record a longer run "
-    "with less else running."
+    "no setting can be chosen by a target. Compare single settings with What if, or record a longer run with less else "
+    "running."
 )
 
 

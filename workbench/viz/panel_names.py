@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 from workbench.base.field_checks import suggestion
 
-PANELS = {
+PanelName = Literal[
+    "step_timeline",
+    "chunks",
+    "compare",
+    "packed_batch",
+    "attention_mask",
+    "attention_weights",
+    "attention_work_list",
+    "texts",
+    "kv_pool",
+    "block_tables",
+    "events",
+    "metrics",
+    "what_happened",
+]
+
+PANELS: dict[PanelName, str] = {
     "step_timeline": "timeline",
     "chunks": "gantt",
     "compare": "compare",
@@ -34,6 +52,6 @@ def panel_id(name: str) -> str:
     if name in PANELS.values():
         return name
     try:
-        return PANELS[name.lower().replace(" ", "_")]
+        return PANELS[cast("PanelName", name.lower().replace(" ", "_"))]
     except (KeyError, AttributeError):
         raise ValueError(f"panels: unknown {name!r}; known are {', '.join(PANELS)}{suggestion(name, PANELS)}") from None

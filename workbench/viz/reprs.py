@@ -104,7 +104,8 @@ def events_table(events: Iterable[Event]) -> str:
     for event in events:
         why = end_words(event.reason) if event.kind == "finish" and event.reason else event.reason
         rows.append((event.step, event.kind, svg.shorten(event.request_id, 40), why))
-    return table(("step", "event", "request", "why"), rows)
+    columns = 4 if any(why for *_, why in rows) else 3
+    return table(("step", "event", "request", "why")[:columns], [row[:columns] for row in rows])
 
 
 def trace_html(trace: Trace) -> str:
@@ -119,8 +120,18 @@ def trace_html(trace: Trace) -> str:
     return fragment(*parts)
 
 
+def _takes_part(trace: Trace) -> set[str]:
+    """The requests that a part of a trace is about; all of a whole one."""
+    if trace.whole is trace:
+        return set(trace.requests)
+    names = (name for step in trace for name in (*step.running, *step.waiting, *step.finished, *step.aborted))
+    return {*names, *(chunk.request_id for step in trace for chunk in step.chunks)}
+
+
 def _requests_table(trace: Trace, limit: int = 24) -> str:
-    texts: dict[str, list[str]] = {request_id: [] for request_id in trace.requests}
+    present = _takes_part(trace)
+    infos = {request_id: info for request_id, info in trace.requests.items() if request_id in present}
+    texts: dict[str, list[str]] = {request_id: [] for request_id in infos}
     counts = dict.fromkeys(texts, 0)
     for record in trace:
         for chunk in record.chunks:
@@ -135,9 +146,9 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
             svg.shorten(info.prompt, 80),
             svg.shorten("".join(texts[request_id]), TEXT_LIMIT),
         )
-        for request_id, info in list(trace.requests.items())[-limit:]
+        for request_id, info in list(infos.items())[-limit:]
     ]
-    note = f"<p>The last {limit} of {len(trace.requests)} requests.</p>" if len(trace.requests) > limit else ""
+    note = f"<p>The last {limit} of {len(infos)} requests.</p>" if len(infos) > limit else ""
     # A simulation has no texts.
     headings = ("request", "prompt tokens", "tokens", "prompt", "text")
     kept = [place for place in range(len(headings)) if place < 3 or any(row[place] for row in rows)]

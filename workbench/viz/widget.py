@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import anywidget
 import traitlets
@@ -18,13 +19,15 @@ from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
-from workbench.viz.panel_names import panel_id
+from workbench.viz.panel_names import PanelName, panel_id
 from workbench.viz.reprs import trace_html
 from workbench.viz.still import refresh_after_cells, still_of
 
-THEMES = ("auto", "light", "dark")
+Theme = Literal["auto", "light", "dark"]
+THEMES: tuple[Theme, ...] = get_args(Theme)
 
-VIEWS = ("story", "scheduler", "kernel", "all", "incident")
+View = Literal["story", "scheduler", "kernel", "all", "incident"]
+VIEWS: tuple[View, ...] = get_args(View)
 """Choices of panels that a view can show."""
 
 
@@ -136,9 +139,9 @@ def watch(
     source: Any,
     *,
     other: Trace | None = None,
-    panels: tuple[str, ...] = (),
-    theme: str = "auto",
-    view: str = "story",
+    panels: Sequence[PanelName | str] = (),
+    theme: Theme = "auto",
+    view: View = "story",
     bare: bool = False,
     height: int | None = None,
 ) -> TraceView:
@@ -182,7 +185,7 @@ def watch(
     return shown
 
 
-def view(source: Any, name: str, *, theme: str = "auto") -> TraceView:
+def view(source: Any, name: PanelName | str, *, theme: Theme = "auto") -> TraceView:
     """One panel as a widget of its kind, to be put beside others: ``HBox([trace.view("kv_pool"), my_plot])``.
 
     All views of one trace share ``cursor_of(trace)``.

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.analysis.fleet.replica import PromptHashes, Replica
 from workbench.analysis.fleet.router import Router
-from workbench.analysis.fleet.routers import make_router
+from workbench.analysis.fleet.routers import RouterName, make_router
 from workbench.analysis.fleet.simulate import route
 from workbench.base.field_checks import integer
 from workbench.config import EngineConfig
@@ -77,7 +77,7 @@ def simulate_fleet_at_scale(
     cost_model: CostModel,
     *,
     replicas: int,
-    router: str | Router = "round_robin",
+    router: RouterName | Router = "round_robin",
     seed: int = 0,
     names: Sequence[str] | None = None,
     executor: Executor | None = None,

@@ -26,6 +26,7 @@ from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.fit import without_stalls, without_trend
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.limits import MAX_STEPS
+from workbench.simulation.log_units import UnitOfTime
 from workbench.simulation.simulate import next_token
 from workbench.simulation.summary import summary_of
 from workbench.simulation.workload import read_json_workload
@@ -57,6 +58,13 @@ class Demand:
         summary: The requests of the file in a few words, as they were understood.
         noise: Deviations of recorded steps from the cost model; None without a recording.
         generate: The description of generated requests, which another seed draws again; None for others.
+
+    Example:
+        >>> from workbench import Demand
+        >>> requests = [{"id": f"r{i}", "prompt": {"len": 60}, "arrival_time": i / 20} for i in range(40)]
+        >>> demand = Demand.read({"requests": requests, "cost_model": {"fixed": 0.02}})
+        >>> [demand.times(load).run(2, "least_loaded").metrics().summary.num_requests for load in (1, 2)]
+        [40, 80]
     """
 
     arrivals: list[Arrival]
@@ -84,7 +92,7 @@ class Demand:
         load: float = 1.0,
         how: str = "repeated",
         seed: int = 0,
-        time_unit: str | None = None,
+        time_unit: UnitOfTime | None = None,
         block_size: int | None = None,
         ignore_columns: Collection[str] = (),
         open_loop: bool = False,

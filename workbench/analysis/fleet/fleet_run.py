@@ -120,7 +120,8 @@ class FleetRun:
             trace.save(Path(folder) / f"replica-{index}.jsonl.gz")
 
     def _repr_html_(self) -> str:
-        picture = self.to_svg() if self.metrics().summary.unit == "s" else ""
+        has_time = any(len(trace) and trace[-1].end for trace in self.traces)
+        picture = self.to_svg() if has_time else ""
         return f"<pre>{escape(repr(self))}</pre>{picture}"
 
     def second_choice(self, request_id: str) -> Fork:

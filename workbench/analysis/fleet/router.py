@@ -66,6 +66,17 @@ class Router(ABC):
         scores: The meaning of the numbers of a decision.
         looks_at_replicas: Whether a decision depends on what replicas do; if not, they can be simulated one by one.
         reads_prefixes: Whether it reads the replicas' prefix caches.
+
+    Example:
+        >>> from workbench import Router, simulate_fleet
+        >>> class ByLength(Router):
+        ...     def choose(self, request, replicas):
+        ...         is_long = len(request.prompt_token_ids) > 100
+        ...         return self.lowest([index != is_long for index in range(len(replicas))])
+        >>> requests = [{"id": f"r{size}", "prompt": {"len": size}} for size in (20, 200, 30, 300)]
+        >>> run = simulate_fleet({"requests": requests}, replicas=2, router=ByLength())
+        >>> {name: choice.replica for name, choice in run.choices.items()}
+        {'r20': 0, 'r200': 1, 'r30': 0, 'r300': 1}
     """
 
     name: str

@@ -11,7 +11,7 @@ from workbench.analysis.fleet.events import Change, EventLoop, Routed
 from workbench.analysis.fleet.fleet_run import Choice, FleetRun
 from workbench.analysis.fleet.replica import PromptHashes, Replica
 from workbench.analysis.fleet.router import Router
-from workbench.analysis.fleet.routers import make_router
+from workbench.analysis.fleet.routers import RouterName, make_router
 from workbench.analysis.fleet.sessions import Sessions
 from workbench.analysis.fleet.split import Split
 from workbench.base.field_checks import integer
@@ -36,7 +36,7 @@ def simulate_fleet(
     workload: Mapping[str, Any] | str | os.PathLike[str],
     *,
     replicas: int | Sequence[EngineConfig | Mapping[str, Any]] = 2,
-    router: str | Router = "round_robin",
+    router: RouterName | Router = "round_robin",
     config: EngineConfig | Mapping[str, Any] | None = None,
     cost_model: CostModel | Sequence[CostModel] | None = None,
     seed: int = 0,

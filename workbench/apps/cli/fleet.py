@@ -140,7 +140,16 @@ def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
     return demand
 
 
+def _check_routers(*names: str) -> None:
+    """Refuse an unknown router before a log of any size is read."""
+    from workbench.analysis.fleet.routers import make_router
+
+    for name in names:
+        make_router(name)
+
+
 def _run(options: argparse.Namespace) -> int:
+    _check_routers(options.router)
     demand = _demand(options, *_loads(options.load, several=False))
     from workbench.analysis.hit_rates import hit_rates
 
@@ -160,6 +169,7 @@ def _size(options: argparse.Namespace) -> int:
     from workbench.analysis.fleet.load_curve import load_curve
     from workbench.analysis.fleet.sizing import size
 
+    _check_routers(options.router)
     loads, jobs, price = _loads(options.load, several=True), _jobs(options), _price(options)
     layout = {"router": options.router, "max_replicas": options.max_replicas}
     if len(loads) > 1:
@@ -178,6 +188,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     replicas = _numbers("--replicas", options.replicas)
     routers = options.routers.split(",") if options.routers else list(ROUTERS)
+    _check_routers(*routers)
     slo, jobs = options.slo or "", _jobs(options)
     demand, price = _demand(options, *_loads(options.load, several=False)), _price(options)
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,7 +41,10 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage, the message and a suggestion."""
+        """End with the usage, the message and a suggestion; without a command, with the list of commands."""
+        if re.search(r"arguments are required: (COMMAND|ACTION)$", message):
+            self.print_help(sys.stderr)
+            self.exit(2)
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.S):
             similar = get_close_matches(choice[1], re.findall(r"[^\s',]+", choice[2]), n=1)
             message = message[: choice.start(2) - len("choose from ")]

@@ -142,8 +142,7 @@ def _explain(options: argparse.Namespace) -> int:
         span = explanation.span(options.by)
         assert span is not None  # it has this latency
         part = span.chief
-        amount = f"{span.total:.3f}" if explanation.unit == "s" else f"{span.total:g} steps"
-        amount = f">={amount}" if span.is_open else amount
+        amount = span.amount(explanation.unit).replace("at least ", ">=")
         share = f"{part.amount / span.total:.0%}" if part is not None else "-"
         cause = "-" if part is None else ": ".join(filter(None, (part.words, ", ".join(part.culprits[:3]))))
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id

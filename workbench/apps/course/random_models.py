@@ -50,6 +50,12 @@ def random_model(architecture: str, *, seed: int = 0, **fields: Any) -> LoadedMo
 
     Raises:
         ValueError: mlx-lm has no such architecture.
+
+    Example:
+        >>> from workbench import Engine, random_model
+        >>> with Engine(random_model("gemma3_text"), num_blocks=32) as engine:
+        ...     len(engine.generate([[5, 6, 7]], max_tokens=4)[0].token_ids)
+        4
     """
     try:
         module = importlib.import_module(f"mlx_lm.models.{architecture}")

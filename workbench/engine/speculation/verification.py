@@ -36,6 +36,8 @@ from workbench.engine.speculation.proposer import Drafts, TokenSequence
 if TYPE_CHECKING:
     from workbench.config import SamplingParams
 
+__all__ = ["accept_or_resample", "accepted", "draw_draft", "rejection_rule", "sample_step", "verify"]
+
 log = logging.getLogger("workbench")
 
 

@@ -167,5 +167,10 @@ def to_float64(array: mx.array) -> np.ndarray:
 
 
 def relative_error(result: mx.array, expected: np.ndarray) -> float:
-    """Largest error relative to the largest element; NaN when the result is not finite."""
+    """Largest error relative to the largest element; NaN when the result is not finite.
+
+    Example:
+        >>> round(relative_error(mx.array([1.0, 2.02]), np.array([1.0, 2.0])), 4)
+        0.01
+    """
     return float(np.abs(to_float64(result) - expected).max() / np.abs(expected).max())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from workbench.base.device import runs_on_gpu
@@ -33,7 +33,7 @@ _HOMES = {
     "msl": ("workbench.kernels.attention.metal.backend", "MslBackend"),
 }
 
-FALLBACK = "gather"
+FALLBACK: Final = "gather"
 """The backend that needs nothing but MLX operations."""
 
 SELF_TESTED = ("metal", "cuda")

@@ -45,6 +45,11 @@ def build_work_list(
 
     Returns:
         int32 [num_items, 7] with the columns of ``WORK_ITEM_COLUMNS``, ordered by sequence, row and split.
+
+    Example:
+        >>> items = build_work_list(np.array([0, 5, 6]), np.array([5, 40]), block_q=4)
+        >>> dict(zip(WORK_ITEM_COLUMNS, items[-1].tolist()))
+        {'seq': 1, 'q_start': 5, 'num_rows': 1, 'kv_start': 0, 'kv_end': 40, 'split': 0, 'num_splits': 1}
     """
     if block_q < 1:
         raise ValueError(f"block_q is {block_q}; it must be at least 1 query row")

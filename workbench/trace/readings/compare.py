@@ -162,7 +162,8 @@ class Comparison:
                 lines.append(f"{line}: no change beyond the spread of the runs ({change})")
                 continue
             gain, pay = sum(y < x for x, y in both), sum(y > x for x, y in both)
-            lines.append(f"{line}{f', {change}' if change else ''}; {gain} requests gain, {pay} pay")
+            whose = f"{counted(gain, 'request')} gain{'s' * (gain == 1)}, {pay} pay{'s' * (pay == 1)}"
+            lines.append(f"{line}{f', {change}' if change else ''}; {whose}")
         return lines
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -307,7 +308,10 @@ def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
     if moved:
         first_a, first_b = moved[0]
         steps = f"{a.requests[first_a].arrival_step} in a, {b.requests[first_b].arrival_step} in b"
-        notes.append(f"{len(moved)} requests arrive in different steps, the first is {first_a}: {steps}")
+        if len(moved) == 1:
+            notes.append(f"{first_a} arrives in different steps: {steps}")
+        else:
+            notes.append(f"{len(moved)} requests arrive in different steps, the first is {first_a}: {steps}")
     changed = [
         f"{name} {a.config[name]!r} -> {b.config[name]!r}"
         for name in sorted(a.config.keys() & b.config.keys())

@@ -38,6 +38,12 @@ def service(
         tenant: The tenant of a request.
         output_weight: Weight of an output token.
         until: Seconds since the start; steps that end later do not count.
+
+    Example:
+        >>> from workbench import service, simulate
+        >>> requests = [{"id": name, "prompt": {"len": 20}, "max_tokens": 5} for name in ("a1", "a2", "b1")]
+        >>> service(simulate({"requests": requests}), lambda request: request.request_id[0])
+        {'a': 60.0, 'b': 30.0}
     """
     served = {tenant(info): 0.0 for info in trace.requests.values()}
     for step in trace:

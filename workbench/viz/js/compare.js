@@ -44,8 +44,9 @@ export class ComparePanel extends CanvasPanel {
     this.align = select("Align the two runs by", ALIGNMENTS, () => this.realign());
     const contents = [["chunks", "rows: chunks"], ["tokens", "rows: tokens"]];
     this.rowsOf = select("Rows of the requests", contents, () => this.redraw());
+    this.meanRow = h("tbody", { class: "wb-mean" });
     this.gainRows = h("tbody");
-    const table = h("table", { class: "wb-table" }, tableHead(HEADINGS), this.gainRows);
+    const table = h("table", { class: "wb-table" }, tableHead(HEADINGS), this.meanRow, this.gainRows);
     this.gains = h("div", { class: "wb-scroll", tabindex: 0 }, table);
     this.element.hidden = true;
     const close = h("button", { class: "wb-quiet", type: "button", title: "Close the comparison" }, "Close");
@@ -153,16 +154,15 @@ export class ComparePanel extends CanvasPanel {
 
   fillGains() {
     const time = (value) => this.write(value), count = (value) => formatNumber(value);
-    const row = ([id, ttftA, ttftB, itlA, itlB, wasteA, wasteB]) => {
+    /** @type {(name: any, props: any, values: any[]) => any} */
+    const row = (name, props, [ttftA, ttftB, itlA, itlB, wasteA, wasteB]) => {
       const cells = [...pair(ttftA, ttftB, time), ...pair(itlA, itlB, time), ...pair(wasteA, wasteB, count)];
-      return h(
-        "tr",
-        { onclick: () => this.cursor.select(this.store.byId.get(id).index) },
-        h("td", {}, h("bdi", {}, plain(id))),
-        cells.map((cell) => h("td", { class: "wb-number" }, cell)),
-      );
+      return h("tr", props, h("td", {}, name), cells.map((cell) => h("td", { class: "wb-number" }, cell)));
     };
-    replace(this.gainRows, this.findings.rows.map(row));
+    const select = (id) => ({ onclick: () => this.cursor.select(this.store.byId.get(id).index) });
+    const { rows, mean } = this.findings;
+    replace(this.meanRow, rows.length > 1 && mean ? row("mean", {}, mean) : "");
+    replace(this.gainRows, rows.map(([id, ...values]) => row(h("bdi", {}, plain(id)), select(id), values)));
   }
 
   /** The axis of all panels becomes the chosen one. */

@@ -7,6 +7,9 @@ const THEME_ATTRIBUTES = ["data-jp-theme-light", "data-vscode-theme-kind"];
 
 const NARROW_PIXELS = 860;
 
+/** From this width on, a bar of the cursor has room for its longest button. */
+const WIDE_PIXELS = 1060;
+
 /**
  * Hide the still picture of a view, an output beside it in a notebook, while the view is here.
  * @param {string} [name] Class of the picture.
@@ -24,6 +27,7 @@ export function watchSurroundings(view) {
   const { root, panels } = view;
   const size = new ResizeObserver(() => {
     root.dataset.narrow = String(root.clientWidth < NARROW_PIXELS);
+    root.dataset.wide = String(root.clientWidth >= WIDE_PIXELS);
     for (const panel of panels) panel.resized();
     view.requestFrame();
   });

@@ -17,15 +17,8 @@ const FIELDS = [
 
 const POLICIES = [["fcfs", "first come, first served"], ["priority", "priority"]];
 
-/** The measures of a duel, as workbench/viz/duel.py names them, and what wins. */
-const MEASURES = [
-  ["median time to first token", "shorter"],
-  ["mean time to first token", "shorter"],
-  ["P99 of the time to first token", "shorter"],
-  ["longest pause between two tokens", "shorter"],
-  ["time until all are finished", "shorter"],
-  ["hit rate of prompt tokens", "higher"],
-];
+/** @type {any} The measures of a duel, each with the words that say what wins. */
+const MEASURES = "__MEASURES__";
 
 /** Milliseconds without a movement after which a simulation is asked for. */
 const REST_MS = 120;
@@ -41,7 +34,7 @@ export class WhatIf {
     const policy = h("label", { class: "wb-slider" }, h("span", {}, "policy"), this.policy);
     const from = h("label", { class: "wb-slider" }, h("span", {}, "begin"), this.from);
     const again = h("button", { class: "wb-button", type: "button", onclick: () => this.reset() }, "As it was");
-    this.measure = select("Measure", MEASURES.map(([measure, better]) => [measure, `${better} ${measure}`]), () => {});
+    this.measure = select("Measure", MEASURES, () => {});
     const bet = h("button", { class: "wb-button", type: "button", onclick: () => this.bet() }, "Let the class bet");
     bet.title = "A duel: the class bets on this run or the other configuration before it is simulated";
     this.duel = h("div", { class: "wb-bar", hidden: true }, this.measure, bet);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from workbench.trace.errors import TraceError
@@ -20,7 +21,8 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     Returns:
         ``badge``, ``same_tokens``, ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None) and
         ``rows`` (request, then TTFT, ITL and recomputed tokens of a and b; a missing value is None), the largest
-        change first. If the traces cannot be compared, only ``refused``, the reason.
+        change first, and ``mean``, the same numbers over all requests that have both values. If the traces cannot be
+        compared, only ``refused``, the reason.
     """
     try:
         found = compare(a, b)
@@ -46,38 +48,54 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
             ]
             for request in found.requests
         ],
+        "mean": _means(found),
     }
+
+
+def _means(found: Comparison) -> list[float | None]:
+    """The mean of each number of a row, over the requests in which neither run lacks it."""
+    pairs = (
+        [(request.ttft_a, request.ttft_b) for request in found.requests],
+        [(request.itl_a, request.itl_b) for request in found.requests],
+        [(request.a.num_recomputed_tokens, request.b.num_recomputed_tokens) for request in found.requests],
+    )
+    means: list[float | None] = []
+    for values in pairs:
+        both = [pair for pair in values if None not in pair]
+        means += [fmean(column) for column in zip(*both)] if both else [None, None]
+    return means
 
 
 def verdict(found: Comparison) -> str:
     """The comparison in one line: the largest change of a first token, and that of the longest pause.
 
     Example: "first token of strings 7.4 s -> 9.1 s; longest pause 880 ms -> 210 ms". Without times it has the numbers
-    of steps, and of KV blocks in use.
+    of steps, and of KV blocks in use. Values that stay the same are left out.
     """
-    parts = []
-    if found.unit == "steps":
-        parts.append(f"{len(found.a)} steps -> {len(found.b)}")
+    in_steps = found.unit == "steps"
+    parts = [change_words("steps", *map(str, (len(found.a), len(found.b))))] if in_steps else []
     firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
     if firsts:
         most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
-        before, after = most.ttft_a or 0.0, most.ttft_b or 0.0
+        times = (time_words(value or 0.0, found.unit) for value in (most.ttft_a, most.ttft_b))
         name = svg.shorten(most.request_id, 24)
-        if before == after:
-            parts.append("no first token moves")
-        else:
-            parts.append(f"first token of {name} {time_words(before, found.unit)} -> {time_words(after, found.unit)}")
+        parts.append(change_words(f"first token of {name}", *times) or "no first token moves")
     pauses = [
         max((gap for metrics in side for gap in metrics.gaps(found.unit)), default=None)
         for side in ([request.a for request in found.requests], [request.b for request in found.requests])
     ]
-    if pauses[0] is not None and pauses[1] is not None and (found.unit == "s" or pauses[0] != pauses[1]):
-        parts.append(f"longest pause {time_words(pauses[0], found.unit)} -> {time_words(pauses[1], found.unit)}")
-    if found.unit == "steps":
+    if pauses[0] is not None and pauses[1] is not None:
+        parts.append(change_words("longest pause", *(time_words(pause or 0.0, found.unit) for pause in pauses)))
+    if in_steps:
         blocks = [_most_blocks(trace) for trace in (found.a, found.b)]
         if None not in blocks:
-            parts.append(f"most KV blocks in use {blocks[0]} -> {blocks[1]}")
-    return "; ".join(parts)
+            parts.append(change_words("most KV blocks in use", *map(str, blocks)))
+    return "; ".join(filter(None, parts))
+
+
+def change_words(name: str, before: str, after: str) -> str:
+    """A change as the views write it; "" if both values read alike."""
+    return "" if before == after else f"{name} {before} -> {after}"
 
 
 def _most_blocks(trace: Trace) -> int | None:
