@@ -17,6 +17,7 @@ from workbench.analysis.miss import REASONS, lost_by_reason
 from workbench.analysis.misses import history_of, misses_table
 from workbench.analysis.prefix_history import PrefixHistory
 from workbench.apps.cli import main
+from workbench.scheduler.kv_cache_manager import KVCacheManager
 from workbench.scheduler.scheduler import Scheduler
 from workbench.scheduler.sliding_window import SlidingWindow
 from workbench.simulation.arrivals import arrival_order
@@ -213,6 +214,16 @@ def test_an_engine_that_computes_nothing_behind_a_whole_hit(num_hits, tmp_path):
     table = misses_table(recorded, changes=False)
     assert (table.num_admissions, table.looked_up, table.found) == (2, 32, 16)
     recorded.to_html(tmp_path / "run.html")
+
+
+def test_a_run_that_does_not_hold_together_is_refused(monkeypatch, tmp_path):
+    requests = [request("a", 0, (16, "s")), request("b", 9, (16, "s"))]
+    trace = simulate({"config": {"block_size": 4, "num_blocks": 100}, "requests": requests})
+    monkeypatch.setattr(KVCacheManager, "get_computed_blocks", lambda self, request: self._no_hit)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"step 0 does not follow from those before it.*trace.check\(\) tells"):
+            trace.why_missed("b")
+    trace.to_html(tmp_path / "run.html")
 
 
 def test_another_salt():

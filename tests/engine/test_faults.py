@@ -336,6 +336,7 @@ from workbench.trace import Trace
 
 ON_A_FULL_DISK = """
 import resource, signal
+sys.dont_write_bytecode = True  # Python 3.11 would keep what is written of a module, and fail to import it ever after
 path, old = sys.argv[1], open(sys.argv[1], "rb").read()
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # the kernel refuses every byte after these

@@ -92,6 +92,18 @@ def test_the_folder_of_a_finding(tmp_path, capsys):
     assert "breaks the law of limits" in (folder / "page.html").read_text()
 
 
+def test_a_run_that_cannot_be_drawn_loses_nothing_else(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("a < b")
+
+    monkeypatch.setattr("workbench.viz.finding_page.page", fails)
+    findings = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
+    folder = tmp_path / findings[0].folder
+    assert "RuntimeError(&#x27;a &lt; b&#x27;)" in (folder / "page.html").read_text()
+    assert Trace.load(folder / "trace.jsonl.gz") and (folder / "report.md").exists()
+    assert (folder / "test_finding.py").exists()
+
+
 def test_the_command_names_the_folder_if_its_name_is_taken(tmp_path, capsys):
     (finding, *_) = hunt("planted:generous", seconds=None, workloads=60, out=tmp_path)
     taken = tmp_path / finding.folder / "workload.json"

@@ -34,6 +34,8 @@ from workbench.trace.recorders.settings import RecordingSettings
 
 def test_a_full_disk_ends_the_recording_with_one_warning(traces, monkeypatch, caplog):
     monkeypatch.setenv("WORKBENCH_TRACE_GZIP", "0")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # Python 3.11 would keep what is written of a module
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # inherited by the writer's process
     try:

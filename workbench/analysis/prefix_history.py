@@ -94,6 +94,7 @@ class PrefixHistory:
         self._begins_late = trace.keyframe is not None
         self.misses: dict[str, list[Miss]] = {}
         self.num_read = 0
+        self._is_broken = False
         if (keyframe := trace.keyframe) is not None:
             for request_id, table in keyframe.block_tables.items():
                 request = self._request(request_id)
@@ -107,13 +108,26 @@ class PrefixHistory:
         return self.manager.enable_prefix_caching
 
     def advance(self) -> None:
-        """Read the steps that the trace has and this does not."""
+        """Read the steps that the trace has and this does not.
+
+        Raises:
+            ValueError: A step does not follow from those before it, as in the run of a faulty scheduler.
+        """
         if not self.enabled:
             return
         while self.num_read < len(self._trace):
             record = self._trace[self.num_read]
-            self._schedule(record)
-            self._finish(record)
+            try:
+                if self._is_broken:
+                    raise LookupError
+                self._schedule(record)
+                self._finish(record)
+            except LookupError as problem:  # a block or a token that there cannot be
+                self._is_broken = True
+                raise ValueError(
+                    f"step {record.step} does not follow from those before it, so nobody knows what the prefix cache "
+                    "had: trace.check() tells which law is broken"
+                ) from problem
             self._pool.take_change()  # nobody else does, and it would grow
             self.num_read += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -125,10 +126,14 @@ def write_folder(out: Path, target: Target, finding: Finding, workload: dict[str
     (folder / "workload.json").write_text(text, encoding="utf-8")
     trace = record_run(target, workload)
     trace.save(folder / "trace.jsonl.gz")
-    (folder / "page.html").write_text(find("Finding.page")(trace, finding), encoding="utf-8")
     facts = {"law": finding.law, "message": finding.message, "protects": finding.protects}
     (folder / "test_finding.py").write_text(test_text(target, facts, text), encoding="utf-8")
     (folder / "report.md").write_text(report(trace, finding, workload), encoding="utf-8")
+    try:
+        page = find("Finding.page")(trace, finding)
+    except Exception as problem:  # pictures are made for runs that hold together
+        page = f"<p>The run cannot be drawn: {html.escape(repr(problem))}. Its steps are in trace.jsonl.gz.</p>\n"
+    (folder / "page.html").write_text(page, encoding="utf-8")
     return finding
 
 
