@@ -90,7 +90,7 @@ def measure(options: argparse.Namespace, root: Path, kind: str, policy: str, see
 
 
 def evaluate(root: Path, kind: str, policy: str) -> dict[str, Any]:
-    """What the recording of one server predicts, and what was measured with two."""
+    """The prediction from the recording of one server, and the measurement with two."""
     seen = sorted(row["ttft"] for row in json.loads((root / "two.json").read_text()))
     recordings = [Trace.load(next((root / f"two-{number}").glob("*.jsonl*"))) for number in (0, 1)]
     requests = [request for trace in recordings for request in metrics(trace).requests.values()]

@@ -167,7 +167,7 @@ def _alone(path: Path) -> Iterator[None]:
     """Wait while another process compiles the function of a file: what it keeps need not be compiled again.
 
     The lock is a byte of a file that all functions share, and ends with its process. A process that is stopped keeps
-    others waiting for `_PATIENCE_SECONDS` at most. Some systems and folders have no locks: nothing waits there.
+    others waiting no longer than `_PATIENCE_SECONDS`. Some systems and folders have no locks: nothing waits there.
     """
     with ExitStack() as stack:
         with suppress(ImportError, OSError):
