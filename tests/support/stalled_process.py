@@ -73,9 +73,11 @@ class RealClock:
 
     def stop(self, seconds: float) -> None:
         """Stop the process until another one continues it."""
-        waker = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-        waker.wait()
+        # Again and again: on a busy machine the first signal may come before the stop.
+        again = f"sleep {seconds}; while kill -CONT {os.getpid()}; do sleep 0.05; done"
+        with subprocess.Popen(["sh", "-c", again]) as waker:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            waker.terminate()
 
 
 class MadeClock(RealClock):

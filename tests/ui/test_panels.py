@@ -149,7 +149,7 @@ def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
     assert page.view("view.cursor.step") == found.first_divergence.step
     assert panel.locator(".wb-badge").text_content() == found.badge
     assert "Times are in steps" in panel.locator(".wb-facts").text_content()
-    assert panel.locator(".wb-scroll tbody tr").count() == len(found.requests)
+    assert panel.locator(".wb-scroll tbody tr").count() == len(found.requests) + 1  # and their mean
     for alignment in ("arrival", "step"):
         panel.get_by_label("Align the two runs by").select_option(alignment)
         page.frame()
