@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 from trace_helpers import one_trace
+from viz_traces import requests_in_time
 
 from workbench import simulate
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
@@ -103,6 +104,18 @@ def test_the_largest_change_comes_first():
         assert ordered == sorted(ordered, reverse=True)
     with pytest.raises(ValueError, match="ttft"):
         result.sorted_by("speed")
+
+
+def test_rounding_is_no_change():
+    a, b = requests_in_time(64), requests_in_time(128)
+    found = compare(a, b)
+    deltas = [request.ttft_b - request.ttft_a for request in found.requests]
+    assert any(0 < abs(delta) < 1e-12 for delta in deltas), "some differ by rounding alone"
+    gain, pay = sum(delta < -1e-9 for delta in deltas), sum(delta > 1e-9 for delta in deltas)
+    assert f"{gain} requests gain, {pay} pay" in repr(found).split("mean TTFT")[1].split("\n")[0]
+    assert "e-1" not in repr(found) and "e-1" not in found._repr_html_()
+    small = {request.ttft_delta for request in found.requests if abs(request.ttft_delta) < 1e-9}
+    assert small == {0.0}
 
 
 def test_waste_and_preemption():

@@ -169,3 +169,16 @@ class ReplayingController:
 
     def abort(self, request_id):
         self.aborted.append(request_id)
+
+
+def requests_in_time(max_num_batched_tokens):
+    """Twenty requests, of which a larger budget changes a few; the others' latencies are other sums of equal steps."""
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 30 + 17 * (i % 7), "seed": "ABC"[i % 3]}, "max_tokens": 8 + i % 9}
+        for i in range(20)
+    ]
+    for i, request in enumerate(requests):
+        request["arrival_time"] = 0.02 * i
+    config = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": 8, "num_blocks": 60, "block_size": 16}
+    cost_model = {"fixed": 0.01, "per_prefill_token": 0.0002}
+    return simulate({"config": config, "cost_model": cost_model, "requests": requests})

@@ -4,7 +4,7 @@ from base64 import b64decode
 
 import msgspec
 import pytest
-from viz_traces import ReplayingController, random_trace, workload
+from viz_traces import ReplayingController, random_trace, requests_in_time, workload
 
 from workbench import Trace, simulate
 from workbench.trace import KernelLaunch, Supplement
@@ -153,6 +153,16 @@ def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
     for alignment in ("arrival", "step"):
         panel.get_by_label("Align the two runs by").select_option(alignment)
         page.frame()
+
+
+def test_rounding_is_no_change_in_the_table_of_two_runs(open_page, tmp_path):
+    from workbench.viz.export_html import to_html
+
+    to_html(requests_in_time(64), tmp_path / "two.html", other=requests_in_time(128))
+    page = open_page(f"file://{tmp_path}/two.html", height=2000)
+    page.wait("view.other && view.other.numSteps > 0")
+    words = page.root.locator("[data-panel=compare] .wb-scroll").text_content()
+    assert "-22 ms" in words.replace("−", "-") and "e-" not in words
 
 
 def test_the_first_different_token_is_marked(open_page, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from facts_of_records import Facts
@@ -90,6 +91,18 @@ def shown_order(page):
 
 def both(facts):
     return list(enumerate(facts))
+
+
+@pytest.mark.parametrize("width", [390, 460, 1200])
+@pytest.mark.parametrize("name", ["timed 3", "late 0"])
+def test_labels_of_an_axis_leave_each_other_room(deno_page, name, width):
+    page, (first, second, *_) = deno_page, pair(name)
+    page.open(first, second, width=width)
+    page("(view.panel('compare').align.value = 'time', view.panel('compare').realign(), page.frame())")
+    labels = sorted(text for text in Marks(page.painted("compare")["marks"]).texts(y=126) if text[0] >= LEFT)
+    assert len(labels) > 1
+    for (at, _, words), (following, *_) in pairwise(labels):
+        assert at + 6 * len(words) <= following
 
 
 @pytest.mark.parametrize("align", ["step", "arrival", "time"])

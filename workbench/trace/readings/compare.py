@@ -28,6 +28,9 @@ from workbench.trace.readings.spread import typical_change
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
+ROUNDING = 1e-9
+"""A change by this share of the values is rounding: two sums of the same durations differ by less."""
+
 MAX_ROWS = 20
 """Maximum number of requests in a repr."""
 
@@ -161,7 +164,8 @@ class Comparison:
             if change is not None and not change.is_certain:
                 lines.append(f"{line}: no change beyond the spread of the runs ({change})")
                 continue
-            gain, pay = sum(y < x for x, y in both), sum(y > x for x, y in both)
+            deltas = [_minus(after, before) or 0.0 for before, after in both]
+            gain, pay = sum(delta < 0 for delta in deltas), sum(delta > 0 for delta in deltas)
             whose = f"{counted(gain, 'request')} gain{'s' * (gain == 1)}, {pay} pay{'s' * (pay == 1)}"
             lines.append(f"{line}{f', {change}' if change else ''}; {whose}")
         return lines
@@ -356,7 +360,10 @@ def _size_of_change(request: RequestComparison) -> tuple[float, ...]:
 
 
 def _minus(x: float | None, y: float | None) -> float | None:
-    return None if x is None or y is None else x - y
+    """A change, 0 if it is no more than rounding."""
+    if x is None or y is None:
+        return None
+    return x - y if abs(x - y) > ROUNDING * max(abs(x), abs(y)) else 0.0
 
 
 def _signed(value: float | None) -> str:

@@ -217,10 +217,11 @@ export class ComparePanel extends CanvasPanel {
     const parts = ["tokens per step", "the strip marks steps in which a (above) or b (below) has more"];
     text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
     const values = ticks(0, this.end, 8, !this.timed);
+    let room = -Infinity;
     for (const tick of values) {
       const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
       const label = this.timed ? formatTick(tick, values[1] - values[0]) : formatNumber(tick);
-      tickLabel(context, label, x, TOP + MIRROR + 8, colours.muted, this.width);
+      room = tickLabel(context, label, x, TOP + MIRROR + 8, colours.muted, this.width, room);
     }
   }
 
@@ -336,9 +337,12 @@ export class ComparePanel extends CanvasPanel {
   }
 }
 
+/** A change by this share of the values is rounding, as in readings/compare.py. */
+const ROUNDING = 1e-9;
+
 /** The values of both runs, and the change from a to b. */
 function pair(a, b, write) {
   if (a === null || b === null) return [write(a), write(b), "–"];
-  const change = b - a, sign = change > 0 ? "+" : "−";
-  return [write(a), write(b), change === 0 ? "0" : `${sign}${write(Math.abs(change))}`];
+  const change = b - a, sign = change > 0 ? "+" : "−", isSame = Math.abs(change) <= ROUNDING * Math.max(a, b);
+  return [write(a), write(b), isSame ? "0" : `${sign}${write(Math.abs(change))}`];
 }

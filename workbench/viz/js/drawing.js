@@ -45,9 +45,20 @@ export function text(context, string, x, y, colour, font = FONT, align = "left")
   context.fillText(string, x, y);
 }
 
-/** The label of a tick, which begins at it and ends on the picture. */
-export function tickLabel(context, string, x, y, colour, width) {
-  text(context, string, Math.min(x, width - textWidth(context, string, SMALL) - 1), y, colour, SMALL);
+/** Pixels between the labels of ticks. */
+const TICK_GAP = 8;
+
+/**
+ * The label of a tick, which begins at it and ends on the picture; none if the one before it is in the way.
+ *
+ * @param room First pixel that the labels before it leave free.
+ * @returns The first pixel that it leaves free; ``room`` if it is left out.
+ */
+export function tickLabel(context, string, x, y, colour, width, room = -Infinity) {
+  const wide = textWidth(context, string, SMALL), left = Math.min(x, width - wide - 1);
+  if (left < room) return room;
+  text(context, string, left, y, colour, SMALL);
+  return left + wide + TICK_GAP;
 }
 
 /** A text that stays readable on a picture: it has an outline in the colour of the background. */

@@ -238,8 +238,10 @@ export class IncidentPanel extends CanvasPanel {
     const { colours } = this.theme, width = axis.to - axis.from;
     const unit = inMinutes(axis.to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
     const values = ticks(axis.from / unit, axis.to / unit, count).map((value) => value * unit);
+    let room = -Infinity;
     for (const tick of values) {
-      tickLabel(context, timeWords(tick, width, values[1] - values[0]), axis.x(tick), y, colours.muted, this.width);
+      const label = timeWords(tick, width, values[1] - values[0]);
+      room = tickLabel(context, label, axis.x(tick), y, colours.muted, this.width, room);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
     }

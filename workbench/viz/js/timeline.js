@@ -1,7 +1,7 @@
 // Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
 import { counted, formatNumber, formatSeconds, plain, setText, timeWords } from "./dom.js";
-import { dashes, dot, eventMark, hatch, SMALL, text, textWidth, tickLabel, ticks } from "./drawing.js";
+import { dashes, dot, eventMark, hatch, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
@@ -10,9 +10,6 @@ import { numbersOf } from "./words.js";
 const TOP = 18, STRIP = 22, BOTTOM = 16;
 const HINT = "tokens per step against the token budget";
 const BIN_ABOVE_STEPS = 2000;
-
-/** Pixels between two labels of the axis. */
-const GAP = 8;
 
 /** Height of the marks of events, in the order in which they are drawn. */
 const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
@@ -251,10 +248,9 @@ export class TimelinePanel extends StepPanel {
         x = axis.byTime ? axis.xOfMoment(time) : axis.x(value);
       if (x === null || x > axis.x1) continue;
       const label = axis.byTime ? timeWords(time, distance * 8, precision) : formatNumber(this.store.label(value));
-      const wide = textWidth(context, label, SMALL), left = Math.min(x, this.width - wide - 1);
-      if (left < room) continue;
-      room = left + wide + GAP;
-      tickLabel(context, label, x, height - 6, colours.muted, this.width);
+      const next = tickLabel(context, label, x, height - 6, colours.muted, this.width, room);
+      if (next === room) continue;
+      room = next;
       context.fillStyle = colours.hairline;
       context.fillRect(x, height - BOTTOM, 1, 4);
     }
