@@ -30,7 +30,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,17 @@ def serve(
         )
 
 
+def stop(servers: Collection[subprocess.Popen]) -> None:
+    """End servers, which finish their recordings."""
+    for server in servers:
+        server.send_signal(signal.SIGTERM)
+    for server in servers:
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
 def wait_until_up(ports: list[int], seconds: float = 900) -> None:
     """Wait until all servers answer.
 
@@ -182,13 +193,7 @@ def measure(
                 rows |= drive(python, root / kind, kind, {name: ports[name] for name in group}, load, seed, number)
             (root / kind / f"client-{number}.json").write_text(json.dumps(rows))
     finally:
-        for server in servers:
-            server.send_signal(signal.SIGTERM)
-        for server in servers:
-            try:
-                server.wait(60)
-            except subprocess.TimeoutExpired:
-                server.kill()
+        stop(servers)
     time.sleep(3)  # the writers finish their files
 
 

@@ -28,7 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _common import free_port, save
-from bench_prediction import HERE, drive, serve, wait_until_up
+from bench_prediction import HERE, drive, serve, stop, wait_until_up
 
 PLAIN = "vllm.v1.core.sched.scheduler.Scheduler"
 SERVERS = {"plain 0": (PLAIN, 0), "plain 1": (PLAIN, 1), "recorded 0": ("", 0), "recorded 1": ("", 1)}
@@ -81,13 +81,7 @@ def run(options: argparse.Namespace, root: Path) -> list[dict[str, Any]]:
             rows.append(row)
             print(first, "/", second, {value: statistics.median(row[value]) for value in VALUES}, flush=True)
     finally:
-        for server in servers.values():
-            server.send_signal(signal.SIGTERM)
-        for server in servers.values():
-            try:
-                server.wait(60)
-            except subprocess.TimeoutExpired:
-                server.kill()
+        stop(servers.values())
     return rows
 
 

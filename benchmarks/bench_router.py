@@ -37,7 +37,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _common import save
-from bench_prediction import free_port, serve, wait_until_up
+from bench_prediction import free_port, serve, stop, wait_until_up
 from router.measured import Measured
 from router.moments import CacheContents, decide_again
 
@@ -162,13 +162,7 @@ def real_servers(python: Path, root: Path, count: int, blocks: int) -> Iterator[
         wait_until_up(ports)
         yield found
     finally:
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        for process in processes:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        stop(processes)
         stopped.set()
         for thread in threads:
             thread.join(10)

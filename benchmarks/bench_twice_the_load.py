@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _common import free_port, save
-from bench_prediction import HERE, serve, wait_until_up
+from bench_prediction import HERE, serve, stop, wait_until_up
 
 from workbench import Trace
 from workbench.analysis.fleet.demand import Demand
@@ -53,13 +53,7 @@ def servers(python: Path, folders: list[Path]) -> Iterator[list[int]]:
         yield ports
         time.sleep(1)
     finally:
-        for server in started:
-            server.send_signal(signal.SIGTERM)
-        for server in started:
-            try:
-                server.wait(60)
-            except subprocess.TimeoutExpired:
-                server.kill()
+        stop(started)
 
 
 @contextmanager
