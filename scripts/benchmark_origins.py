@@ -1,7 +1,7 @@
 """The origin of each result that a page shows: script, date, machine, load and arms, and whether its code has changed.
 
 A result measures the files that its script imports, directly or not. If one of them has a later commit than the result,
-the result is older than the code. Results without a date are taken to be as old as their last commit.
+the result is older than the code. A result without a date is as old as its last commit, whose day is shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -34,13 +34,11 @@ def origins(page: str | None = None) -> str:
         script = script_of(name)
         machine = machine_of(result)
         arms = ", ".join(f"`{arm}`" for arm in arms_of(result))
-        state = _state(name, machine, script) if page is None else _kept_state(name, page)
+        date, state = _dated(name, machine, script) if page is None else _kept(name, page)
         load = result.get("load_average_at_start", machine.get("load_average", "not recorded"))
         where = f"{machine.get('cores', '?')} cores, {machine['processor']}" if machine else "not recorded"
         others = machine.get("other_processes", {}).get("largest", "not recorded")
-        rows.append(
-            [f"`{name}`", f"`{script.name}`", _date(machine), where, str(load), str(others), arms or "one", state]
-        )
+        rows.append([f"`{name}`", f"`{script.name}`", date, where, str(load), str(others), arms or "one", state])
     head = ["result", "script", "date", "machine", "load average", "other processes, cores", "arms", "state"]
     return table(head, rows)
 
@@ -68,25 +66,27 @@ def arms_of(result: Result) -> list[str]:
     return starts or (["workbench", "llama.cpp"] if models else [])
 
 
-def _date(machine: Result) -> str:
-    return machine.get("date", NOT_RECORDED)
-
-
-def _state(name: str, machine: Result, script: Path) -> str:
+def _dated(name: str, machine: Result, script: Path) -> tuple[str, str]:
+    """The date of a result, and whether the code has changed since."""
     changed = last_changes()
     if not changed:
-        return "unknown: no history"
-    result = f"benchmarks/results/{name}.json"
-    measured = changed.get(result, float("inf"))
+        return machine.get("date", NOT_RECORDED), "unknown: no history"
+    committed = changed.get(f"benchmarks/results/{name}.json")
     if "date" in machine:
-        measured = datetime.fromisoformat(machine["date"]).timestamp()
+        date, measured = machine["date"], datetime.fromisoformat(machine["date"]).timestamp()
+    elif committed is not None:
+        date, measured = f"committed {datetime.fromtimestamp(committed, UTC):%Y-%m-%d}", committed
+    else:
+        date, measured = NOT_RECORDED, float("inf")
     newest = max((changed.get(str(file.relative_to(ROOT)), 0.0) for file in imported_files(script)), default=0.0)
-    return OLDER if newest > measured else CURRENT
+    return date, OLDER if newest > measured else CURRENT
 
 
-def _kept_state(name: str, page: str) -> str:
+def _kept(name: str, page: str) -> tuple[str, str]:
+    """The date and the state that a page has of a result."""
     line = next((line for line in page.splitlines() if line.startswith(f"| `{name}` | `bench_")), "")
-    return line.rstrip(" |").rpartition("| ")[2] or CURRENT
+    cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+    return (cells[2], cells[-1]) if line else (NOT_RECORDED, CURRENT)
 
 
 @cache

@@ -43,9 +43,9 @@ def test_each_result_has_a_script(name, script):
 def test_a_result_is_marked_when_a_file_it_measures_has_a_later_commit(monkeypatch):
     machine = {"processor": "one", "cores": 2, "load_average": 1.0}
     for result, times, state, date in (
-        (machine, {"workbench/scheduler/scheduler.py": 50.0}, CURRENT, NOT_RECORDED),
-        (machine, {"workbench/scheduler/scheduler.py": 150.0}, OLDER, NOT_RECORDED),
-        (machine, {"workbench/viz/svg.py": 150.0}, CURRENT, NOT_RECORDED),
+        (machine, {"workbench/scheduler/scheduler.py": 50.0}, CURRENT, "committed 1970-01-01"),
+        (machine, {"workbench/scheduler/scheduler.py": 150.0}, OLDER, "committed 1970-01-01"),
+        (machine, {"workbench/viz/svg.py": 150.0}, CURRENT, "committed 1970-01-01"),
         (machine | {"date": "1970-01-01T00:02+00:00"}, {"workbench/scheduler/scheduler.py": 119.0}, CURRENT, "1970"),
         (machine | {"date": "1970-01-01T00:02+00:00"}, {"workbench/scheduler/scheduler.py": 121.0}, OLDER, "1970"),
     ):
@@ -63,6 +63,7 @@ def test_every_number_of_the_page_has_an_origin():
     for name in ("engine", "llama_cpp", "served", "checkouts", "speculation", "stalls"):
         row = next(line for line in table.splitlines() if line.startswith(f"| `{name}` |"))
         assert len([cell for cell in row.split("|")[1:-1] if cell.strip()]) == 8, row
+    assert NOT_RECORDED not in table
 
 
 @pytest.fixture
