@@ -20,6 +20,7 @@ from nbformat import NotebookNode
 from nbmake.nb_result import NotebookError, NotebookResult
 from nbmake.nb_run import NotebookRun
 
+from workbench.apps.course.notebook_client import WakingOutput
 from workbench.trace.readings.computed_by import KERNELS
 
 VARIABLES = {"WORKBENCH_HEADLESS": "1", "WORKBENCH_PREFLIGHT": "remembered", "WORKBENCH_WAIT_FOR_COMPILED": "1"}
@@ -110,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """While nbmake runs a notebook."""
-    with patch.object(NotebookRun, "execute", _looked_at):
+    with patch.object(NotebookRun, "execute", _looked_at), patch("nbclient.client.OutputWidget", WakingOutput):
         return (yield)
 
 

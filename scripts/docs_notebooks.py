@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import nbformat
+from nbclient.exceptions import CellExecutionError
+
+from workbench.apps.course.notebook_client import notebook_client
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS, EXECUTED = ROOT / "notebooks", ROOT / ".docs-notebooks"
@@ -57,8 +61,14 @@ def main() -> int:
         if executed.exists() and executed.stat().st_mtime >= source.stat().st_mtime:
             continue
         print(source.name, flush=True)
-        command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--output-dir", EXECUTED, source]
-        failed |= subprocess.run([*command, "--log-level=ERROR"], env=environment, cwd=NOTEBOOKS).returncode
+        notebook = nbformat.read(source, as_version=4)
+        try:
+            notebook_client(notebook, resources={"metadata": {"path": NOTEBOOKS}}).execute(env=environment)
+        except CellExecutionError as problem:
+            print(problem, file=sys.stderr)
+            failed = 1
+        else:
+            nbformat.write(notebook, executed)
     return failed
 
 

@@ -9,7 +9,6 @@ from tiny_models import VOCAB_SIZE, tiny_loaded_model
 from workbench import Engine, EngineConfig
 from workbench.engine.model_runner import ModelRunner
 from workbench.engine.packed_batch import Segment, pack
-from workbench.models.load import load_model
 
 SIZE, NUM_BLOCKS, LONGEST = 8, 256, 90
 SIZES = (1, 2, 3, 5, 8, 15)
@@ -54,8 +53,8 @@ def runner_of(model, *, batch_invariant=False):
 
 
 @pytest.fixture(scope="module")
-def runner():
-    runner = runner_of(load_model("smollm2"), batch_invariant=True)
+def runner(smollm2):
+    runner = runner_of(smollm2, batch_invariant=True)
     assert runner.path.name == "compiled"
     yield runner
     runner.close()

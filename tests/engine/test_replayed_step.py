@@ -20,12 +20,16 @@ PROMPTS = [[(7 * row + column) % 50 for column in range(3 + 5 * row)] for row in
 BACKEND = MetalInMlx()
 
 
+@pytest.fixture(scope="module")
+def result():
+    """The preflight's, which is the same for every model of `make_tiny_llama`."""
+    return preflight(make_tiny_llama().model, BACKEND)
+
+
 @pytest.fixture
-def metal(monkeypatch):
+def metal(monkeypatch, result):
     """Engines run the backend of an Apple GPU, as MLX operations."""
-    monkeypatch.setattr(
-        model_runner, "_tried_backend", lambda model, config: (BACKEND, preflight(model.model, BACKEND), "")
-    )
+    monkeypatch.setattr(model_runner, "_tried_backend", lambda model, config: (BACKEND, result, ""))
 
 
 def make_engine(**config):

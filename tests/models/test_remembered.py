@@ -1,6 +1,5 @@
 """Checks of a model that are remembered from one start to the next, and starts that check again."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,10 @@ PACKAGE = Path(workbench.__file__).parent
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache folder, with remembering turned on."""
+    """A cache folder with compiled code alone, and remembering turned on."""
+    (tmp_path / "cache").mkdir()
+    make_folder(cached("compiled"))
+    (tmp_path / "cache" / "compiled").symlink_to(cached("compiled"))
     monkeypatch.setenv(VARIABLE, "remembered")
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
 
@@ -83,6 +85,33 @@ def test_the_second_start_checks_nothing_and_serves_the_same(cache, file, ran, m
     monkeypatch.setenv(VARIABLE, "always")
     assert start(file)[1] == tokens
     assert ran == ALL
+
+
+@pytest.mark.parametrize("mode", ["always", "remembered"])
+def test_a_second_engine_over_a_model_checks_what_has_changed(cache, file, ran, monkeypatch, mode):
+    monkeypatch.setenv(VARIABLE, mode)
+    loaded = load_model(file)
+    paths, tokens = [], []
+
+    def serve():
+        ran.clear()
+        with Engine(loaded, num_blocks=16) as engine:
+            paths.append(engine.runner.path.name)
+            tokens.append(engine.generate([[1, 2, 3, 4, 5]], max_tokens=6)[0].token_ids)
+        return set(ran)
+
+    assert serve() == ALL and serve() == set()
+    assert tokens[0] == tokens[1] and set(paths) == {"compiled"}
+    norm = loaded.model.model.norm
+    norm.weight = 2 * norm.weight
+    mx.eval(norm.weight)
+    assert serve() >= {"preflight", "logits_by_layer"}
+    assert "logits_by_layer" in serve(), "control: nothing is known about a model that is not as it was loaded"
+
+
+def test_nothing_remembers_nothing():
+    NOTHING.put("products", True)
+    assert NOTHING.get("products") is None
 
 
 def test_another_file_is_checked(cache, file, ran):
@@ -185,12 +214,8 @@ def test_an_unknown_value_is_refused(monkeypatch):
         is_on()
 
 
-def test_a_start_with_kept_code_does_not_import_numba(file, tmp_path):
+def test_a_start_with_kept_code_does_not_import_numba(cache, file):
     """The first process may compile, and the second one only loads."""
-    (tmp_path / "cache").mkdir()
-    compiled = cached("compiled")
-    make_folder(compiled)
-    (tmp_path / "cache" / "compiled").symlink_to(compiled)
     program = (
         "import sys\n"
         "from workbench import Engine\n"
@@ -198,11 +223,10 @@ def test_a_start_with_kept_code_does_not_import_numba(file, tmp_path):
         "    print([one.text for one in engine.generate([3, 1, 4], max_tokens=3)], engine.runner.path.name, end=' ')\n"
         "print(*sorted({'numba', 'numba.core', 'gguf', 'transformers'} & set(sys.modules)))\n"
     )
-    environment = os.environ | {"WORKBENCH_CACHE": str(tmp_path / "cache"), "WORKBENCH_PREFLIGHT": "remembered"}
 
     def ran() -> tuple[str, str]:
         command = [sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
         found, _, imported = done.stdout.strip().partition("] ")
         return found, imported
 

@@ -74,7 +74,7 @@ class LoadedModel:
         device: Device that it was loaded for, "cpu" or "gpu".
         preflights: Results of `preflight_once`, by attention backend and device.
         findings: The verdict on each key of the model's files, by file.
-        found_before: Findings of earlier starts about the same files.
+        found_before: Findings of earlier starts about the same files; by default there are none.
     """
 
     model: nn.Module
@@ -92,22 +92,23 @@ class LoadedModel:
     device: Literal["cpu", "gpu"] = field(default_factory=default_device)
     findings: dict[str, list[Finding]] = field(default_factory=dict, compare=False)
     preflights: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
-    found_before: InitVar[Remembered] = NOTHING
+    found_before: InitVar[Remembered | None] = None
 
-    def __post_init__(self, found_before: Remembered) -> None:
+    def __post_init__(self, found_before: Remembered | None) -> None:
         # Also arrays that are not parameters, such as wavelengths of RoPE: MLX evaluates an array in no other thread
         # than the one that described it, and an engine computes in a thread that is not this one.
         mx.eval([value for module in self.model.modules() for value in module.values() if isinstance(value, mx.array)])
-        self._found_before, self._as_loaded = found_before, tuple(map(weakref.ref, _parts(self.model)))
+        self._findings = Remembered() if found_before is None else found_before
+        self._as_loaded = tuple(map(weakref.ref, _parts(self.model)))
 
     @property
     def remembered(self) -> Remembered:
-        """Findings of earlier starts about the same files; none if a module or array has been replaced."""
+        """Findings about the model and its files, which are kept; none if a module or array has been replaced."""
         parts = _parts(self.model)
         unchanged = len(parts) == len(self._as_loaded) and all(
             ref() is part for ref, part in zip(self._as_loaded, parts)
         )
-        return self._found_before if unchanged else NOTHING
+        return self._findings if unchanged else NOTHING
 
     def become(self, other: LoadedModel) -> None:
         """Hold what another object holds, for all who have this one; the same files, loaded otherwise."""

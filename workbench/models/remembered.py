@@ -5,7 +5,8 @@ on the same processor, with the same sources and packages, pass the same checks.
 named after all of these, and a start that finds its entry skips the checks. A new model, kernel, package or processor
 has another entry. A damaged entry is ignored.
 
-``WORKBENCH_PREFLIGHT=always`` checks at every start, and keeps nothing.
+``WORKBENCH_PREFLIGHT=always`` checks every model that is loaded, and keeps findings in memory alone, for more engines
+over the same loaded model.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 class Remembered:
-    """Findings of earlier starts about a model.
+    """Findings about a loaded model, and those of earlier starts about the same files.
 
     Args:
-        key: All that the findings depend on, as JSON values; None to remember nothing.
+        key: All that the findings depend on, as JSON values; None to keep them in memory alone.
 
     Example:
-        >>> NOTHING.put("products", True)
-        >>> NOTHING.get("products") is None
-        True
+        >>> findings = Remembered()
+        >>> findings.put("products", True)
+        >>> findings.get("products"), Remembered().get("products")
+        (True, None)
     """
 
-    def __init__(self, key: dict[str, Any] | None) -> None:
+    def __init__(self, key: dict[str, Any] | None = None) -> None:
         self._key = key
         self._path = cached("preflight", f"{_digest(key)[:32]}.json") if key is not None else None
         self._found = self._read()
@@ -65,9 +67,9 @@ class Remembered:
             name: Its name.
             value: JSON values.
         """
+        self._found[name] = value
         if self._path is None:
             return
-        self._found[name] = value
         content = {"key": self._key, "found": self._found}
         try:
             make_folder(self._path.parent)
@@ -91,7 +93,12 @@ class Remembered:
             return {}
 
 
-NOTHING = Remembered(None)
+class _Nothing(Remembered):
+    def put(self, name: str, value: Any) -> None:
+        """Keep nothing."""
+
+
+NOTHING = _Nothing()
 """Remembers nothing."""
 
 
@@ -106,7 +113,7 @@ def remembered(files: Iterable[Path], **settings: str) -> Remembered:
         ValueError: ``WORKBENCH_PREFLIGHT`` has an unknown value.
     """
     if not is_on():
-        return NOTHING
+        return Remembered()
     key = {
         "files": [_identity(path) for path in files],
         "settings": settings,

@@ -84,17 +84,20 @@ def slides_page(path: Path, *, run: bool = True) -> str:
     """
     with extra_for("slides"):
         import nbformat
-        from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError
         from nbconvert import HTMLExporter
         from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
+
+        from workbench.apps.course.notebook_client import notebook_client
     try:
         notebook = nbformat.read(path, as_version=4)
     except Exception as problem:
         raise ValueError(f"{path} is not a notebook that can be read: {problem}") from None
     if run:
         try:
-            NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(path.parent)}}).execute()
+            notebook_client(
+                notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(path.parent)}}
+            ).execute()
         except CellExecutionError as problem:
             raise ValueError(f"{path} does not run, so it has no pictures: {problem.ename}: {problem.evalue}") from None
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
