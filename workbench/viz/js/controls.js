@@ -122,6 +122,7 @@ export class Controls {
     this.link = this.view.linkBox.button();
     this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
     for (const rare of [this.explain, this.link]) rare.classList.add("wb-foldable");
+    for (const second of [this.search.element, this.speed]) second.classList.add("wb-low-fold");
     return h(
       "div",
       { class: "wb-bar wb-transport", role: "group", "aria-label": "Cursor" },
