@@ -168,7 +168,7 @@ export class Controls {
 
   update() {
     const { view } = this, { store, cursor, status, live } = view, { state } = status;
-    setText(this.name, plain(status.name || store.facts.model?.name || "Trace", 40));
+    setText(this.name, view.name);
     setText(this.badge, this.badgeText());
     this.badge.dataset.state = live ? state || "recording" : "recording";
     view.root.dataset.follows = String(live && !view.may("control"));
