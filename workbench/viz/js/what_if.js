@@ -41,7 +41,15 @@ export class WhatIf {
     this.duel = h("div", { class: "wb-bar", hidden: true }, this.measure, bet);
     const bar = h("div", { class: "wb-bar" }, submitButton("Simulate"), again);
     const fields = [this.sliders.map((slider) => slider.element), policy, from];
-    const fork = form({ class: "wb-form wb-column" }, () => this.ask(), fields, bar, this.duel, this.verdict, this.measures);
+    const fork = form(
+      { class: "wb-form wb-column" },
+      () => this.ask(),
+      fields,
+      bar,
+      this.duel,
+      this.verdict,
+      this.measures,
+    );
     const hint = "The same arrivals and sampled tokens under another configuration, simulated.";
     this.element = popover("What if", h("p", { class: "wb-hint" }, hint), fork);
   }
