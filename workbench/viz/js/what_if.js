@@ -3,6 +3,7 @@
 
 import { formatNumber, h, replace, select, setText, table } from "./dom.js";
 import { close, form, openBelow, popover, submitButton } from "./popovers.js";
+import { RouterDuel } from "./router_duel.js";
 
 /**
  * The fields: name, words, and the values between which a slider moves. 0 turns a cap off.
@@ -38,6 +39,7 @@ export class WhatIf {
     this.measure = select("Measure", MEASURES, () => {});
     const bet = h("button", { class: "wb-button", type: "button", onclick: () => this.bet() }, "Let the class bet");
     bet.title = "A duel: the class bets on this run or the other configuration before it is simulated";
+    this.routers = new RouterDuel((routers, measure) => this.put({ changes: {}, measure, routers }));
     this.duel = h("div", { class: "wb-bar", hidden: true }, this.measure, bet);
     const bar = h("div", { class: "wb-bar" }, submitButton("Simulate"), again);
     const fields = [this.sliders.map((slider) => slider.element), policy, from];
@@ -47,6 +49,7 @@ export class WhatIf {
       fields,
       bar,
       this.duel,
+      this.routers.element,
       this.verdict,
       this.measures,
     );
@@ -80,6 +83,7 @@ export class WhatIf {
     if (this.opened !== this.view.store.facts) this.reset();
     this.showChanges(this.view.comparison?.fork);
     this.duel.hidden = this.view.classroom.facts.role !== "teacher";
+    this.routers.offer(this.view.classroom.facts.routers);
     this.update(this.view.comparison || {});
     openBelow(this.element, button);
   }
@@ -139,11 +143,15 @@ export class WhatIf {
     this.view.simulate(at, this.changes());
   }
 
-  /** Put the duel to the class; nothing is simulated before the bets are made. */
   bet() {
+    this.put({ changes: this.changes(), measure: this.measure.value });
+  }
+
+  /** Put a duel to the class; nothing is simulated before the bets are made. */
+  put(duel) {
     clearTimeout(this.timer);
     this.update({});
-    this.view.send("class", { what: "bet", changes: this.changes(), measure: this.measure.value });
+    this.view.send("class", { what: "bet", ...duel });
     close(this.element);
   }
 
