@@ -45,6 +45,8 @@ def misfit_words(problem: str) -> str:
     return f"no fit: {reason}; steps are compared with others like them nearby, and divided by tokens"
 
 
+SHARED = "a step that several requests share is divided by"
+
 CUT = "prompt cut into small chunks by"
 """Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
 
@@ -301,9 +303,10 @@ class Explanation:
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
         if self.fit is not None:
-            lines.append(self.fit.sentence)
+            error = self.fit.median_error
+            lines.append(f"{SHARED} the costs of this run, which half of its steps follow to {error:.1%}")
         if self.misfit:
-            lines.append(misfit_words(self.misfit))
+            lines.append(f"{SHARED} tokens, because times here do not follow from the contents of steps")
         return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
