@@ -1,5 +1,6 @@
 """Explanations add up, and name a cause that was planted into the run."""
 
+import collections
 import os
 import random
 from pathlib import Path
@@ -249,6 +250,30 @@ def test_every_request_of_a_recording_adds_up(path):
     explainer = Explainer(trace)
     for request_id in trace.requests:
         check_adds_up(explainer.explain(request_id), trace)
+
+
+def test_who_used_the_budget_of_the_steps_that_a_request_waited_in(tmp_path, capsys):
+    """Each with its tokens in these steps, the largest first, in the same words in Python and on the command line."""
+    requests = [{"id": f"r{n}", "prompt": {"len": 20 + 9 * n}, "max_tokens": 6} for n in range(6)]
+    trace = simulate(
+        {"config": {"max_num_batched_tokens": 32}, "requests": [*requests, {"id": "v", "prompt": {"len": 5}}]}
+    )
+    found = trace.explain("v")
+    part = next(part for part in found.parts if part.kind == "token_budget")
+    used = collections.Counter()
+    for step in part.steps:
+        assert "v" not in trace[step].running and trace[step].token_budget == trace[step].num_tokens
+        used.update({chunk.request_id: chunk.num_tokens for chunk in trace[step].chunks})
+    assert dict(zip(part.culprits, part.tokens, strict=True)) == used and len(part.steps) > 2
+    assert list(part.tokens) == sorted(part.tokens, reverse=True) and len(used) > 4
+    named = [f"{name} ({used[name]} tokens)" for name in part.culprits[:3]]
+    left = sum(used[name] for name in part.culprits[3:])
+    words = f"waiting for the token budget: {', '.join(named)} and {len(used) - 3} more ({left} tokens) (steps "
+    assert words in repr(found)
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "explain", str(tmp_path / "run.jsonl"), "v"]) == 0
+    assert words in capsys.readouterr().out
+    assert all(part.tokens == () for part in found.parts if part.kind != "token_budget")
 
 
 def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):

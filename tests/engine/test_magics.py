@@ -140,6 +140,37 @@ def test_fields_are_completed(shell, engine, jedi, text, found):
     assert texts.count(found) == 1
 
 
+@pytest.mark.parametrize("jedi", [True, False])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("trace.metrics().", "summary"),
+        ("trace.metrics().su", "summary"),
+        ("trace.metrics().summary.hit", "hit_rate"),
+        ("trace.fork(max_num_seqs=2).met", "metrics"),
+        ("trace[0].not_sch", "not_scheduled"),
+        ("trace[-1].chunks[0].limi", "limited_by"),
+        ("trace.explain('a').pa", "parts"),
+        ("engine.step().not_sch", "not_scheduled"),
+        ("simulate({}).sa", "save"),
+    ],
+)
+def test_members_of_a_result_are_completed_and_nothing_is_called(shell, engine, jedi, text, found):
+    from IPython.core.completer import provisionalcompleter, rectify_completions
+
+    shell.user_ns |= {"trace": simulate(WORKLOAD), "simulate": simulate, "engine": engine}
+    shell.Completer.use_jedi = jedi
+    complete_in(shell, field_names)
+    steps = len(engine.trace)
+    with provisionalcompleter():
+        completions = list(rectify_completions(text, shell.Completer.completions(text, len(text))))
+    results = [text[: each.start] + each.text for each in completions]
+    begin = text[: text.rindex(".") + 1]
+    assert results.count(f"{begin}{found}") == 1, results[:9]
+    assert not any(result.startswith(f"{begin}_") for result in results)
+    assert len(engine.trace) == steps
+
+
 def test_other_functions_complete_as_before(shell):
     from IPython.core.completer import provisionalcompleter
 

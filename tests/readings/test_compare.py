@@ -15,6 +15,7 @@ from viz_traces import requests_in_time
 from workbench import simulate
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
 from workbench.trace.readings.compare import compare
+from workbench.trace.readings.two_sides import Measure
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 60},
@@ -116,6 +117,59 @@ def test_rounding_is_no_change():
     assert "e-1" not in repr(found) and "e-1" not in found._repr_html_()
     small = {request.ttft_delta for request in found.requests if abs(request.ttft_delta) < 1e-9}
     assert small == {0.0}
+
+
+@pytest.mark.parametrize("timed", (True, False))
+def test_each_measure_has_both_sides_and_the_change_in_words(timed):
+    """Mean, P99 and throughput, counted again from the records."""
+    np = pytest.importorskip("numpy")
+    runs = [requests_in_time(budget) for budget in (64, 128)] if timed else [simulate(WORKLOAD), simulate(WORKLOAD)]
+    if not timed:
+        runs[1] = simulate(WORKLOAD, config={"max_num_batched_tokens": 16})
+    found = compare(*runs)
+    sides = []
+    for run in runs:
+        tokens = {who: [] for who in run.requests}
+        for step in run:
+            for chunk in step.chunks:
+                if chunk.sampled is not None:
+                    tokens[chunk.request_id].append(step.end if timed else step.step)
+        begin = {who: info.arrival_time if timed else info.arrival_step - 1 for who, info in run.requests.items()}
+        firsts = [times[0] - begin[who] for who, times in tokens.items()]
+        gaps = [np.diff(times) for times in tokens.values() if len(times) > 1]
+        length = run[-1].end - run[0].time if timed else len(run)
+        means = [np.mean(firsts), np.percentile(firsts, 99), np.mean([each.mean() for each in gaps])]
+        sides.append([*means, np.percentile(np.concatenate(gaps), 99), sum(map(len, tokens.values())) / length])
+    names = ["mean TTFT", "P99 TTFT", "mean ITL", "P99 ITL", f"output tokens per {'s' if timed else 'step'}"]
+    assert [measure.name for measure in found.measures] == names
+    for measure, a, b in zip(found.measures, *sides):
+        assert (measure.a, measure.b) == (pytest.approx(a), pytest.approx(b))
+        rises = b > a * (1 + 1e-9)
+        latency = "TTFT" in measure.name or "ITL" in measure.name
+        more, fewer = ("longer", "shorter") if latency else ("more", "fewer")
+        if abs(b - a) <= 1e-9 * max(a, b):
+            assert measure.words == "no change"
+        elif b < 2 * a:
+            assert measure.words in (f"{abs(b / a - 1):.0%} {more if rises else fewer}", "no change")
+        assert f"{measure.name}: " in repr(found) and measure.words in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unit", "words"),
+    [
+        (2.0, 2.0 + 1e-12, "s", "no change"),
+        (1.00001, 1.00002, "s", "no change"),
+        (2.0, 2.01, "s", "less than 1% longer"),
+        (2.0, 1.5, "s", "25% shorter"),
+        (2.0, 7.0, "s", "3.5 times as long"),
+        (10.0, 12.0, "", "20% more"),
+        (10.0, 5.0, "", "50% fewer"),
+        (10.0, 30.0, "", "3 times as many"),
+        (0.0, 3.0, "steps", "0 before"),
+    ],
+)
+def test_the_words_for_a_change(a, b, unit, words):
+    assert Measure("x", a, b, unit).words == words
 
 
 def test_waste_and_preemption():

@@ -170,6 +170,42 @@ def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_l
         teacher.root.locator("[data-panel=compare]").wait_for()
 
 
+def test_two_routers_duel_over_the_requests_of_the_run(open_page, serve, tiny_llama, monkeypatch):
+    room = Classroom()
+    monkeypatch.setattr(app, "Classroom", lambda: room)
+    with Engine(tiny_llama, EngineConfig(max_num_batched_tokens=32, block_size=4, num_blocks=128)) as engine:
+        for i in range(9):
+            engine.add_request(list(range(5 + i, 25 + i)), request_id=f"r{i}", max_tokens=4)
+        engine.run(progress=False)
+        url = serve(engine).rstrip("/")
+        teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow", width=390)
+        teacher.wait("view.status.class?.followers === 1 && view.status.state === 'idle'")
+        teacher.root.get_by_role("button", name="What if").click()
+        dialog = teacher.root.get_by_role("dialog", name="What if")
+        assert dialog.get_by_label("Router of A").input_value() != dialog.get_by_label("Router of B").input_value()
+        dialog.get_by_label("Router of B").select_option("consistent_hash")
+        dialog.get_by_label("replicas").fill("3")
+        dialog.get_by_label("Measure of the routers").select_option("share of requests at the busiest replica")
+        dialog.get_by_role("button", name="Bet on two routers").click()
+        follower.wait("view.status.class.question")
+        box = follower.root.get_by_role("region", name="Class")
+        assert "3 replicas. A: router round_robin. B: router consistent_hash." in box.text_content()
+        assert teacher.view("view.other") is None
+        box.get_by_role("button", name="A", exact=True).click()
+        teacher.wait("view.status.class.spread[0][1] === 1")
+        teacher.root.get_by_role("button", name="Settle the duel").click()
+        follower.wait("view.status.class.score")
+        follower.frame()
+        told = box.text_content()
+        assert "Both sides are simulated" in told and "You bet on A: " in told and "A 33.3%" in told
+        assert follower.view("document.documentElement.scrollWidth") <= 390
+        teacher.frame()
+        assert not teacher.view("view.comparing"), "no comparison with the run is shown"
+        visitor = open_page(f"{url}/")
+        visitor.wait("view.status.state === 'idle'")
+        assert not visitor.root.get_by_label("Router of A").is_visible()
+
+
 def test_a_question_survives_a_reload_in_a_colour_of_its_own(open_page, serve, tiny_llama):
     with Engine(tiny_llama, EngineConfig(max_num_batched_tokens=64, block_size=4, num_blocks=256)) as engine:
         for i in range(7):

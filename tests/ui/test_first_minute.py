@@ -3,7 +3,7 @@
 import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
-from workbench import Engine, EngineConfig, simulate
+from workbench import Engine, EngineConfig, compare, simulate
 from workbench.viz.export_html import to_html
 
 
@@ -71,6 +71,10 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     real = dialog.locator(".wb-verdict").text_content()
     assert "first token of " in real and " -> " in real
     panel = page.root.locator("[data-panel=compare]")
+    for shown in (dialog, panel):
+        assert shown.locator(".wb-measures th").all_text_contents() == ["measure", "this run", "simulated", "change"]
+        rows = shown.locator(".wb-measures tbody tr").all_text_contents()
+        assert [row[:7] for row in rows] == ["mean TT", "P99 TTF", "mean IT", "P99 ITL", "output "]
     words = panel.locator(".wb-facts").text_content()
     assert "simulated from the first step with token budget 8" in words and "never differ" not in words
     simulated = engine.fork(max_num_batched_tokens=8)
@@ -88,6 +92,9 @@ def test_a_comparison_with_a_run_without_a_clock_is_in_steps(open_page, tmp_path
     page = open_page(f"file://{tmp_path}/two.html", height=2000)
     page.wait("view.other && view.other.numSteps > 0")
     panel = page.root.locator("[data-panel=compare]")
+    shown = [row.split("\t") for row in panel.locator(".wb-measures tbody tr").all_inner_texts()]
+    expected = [[each.name, *each.values(), each.words] for each in compare(engine.trace, simulated).measures]
+    assert shown == expected and any("steps" in row[1] for row in shown)
     assert panel.get_by_label("Align the two runs by").locator("option[value=time]").is_disabled()
     panel.get_by_label("Rows of the requests").select_option("tokens")
     page.frame()

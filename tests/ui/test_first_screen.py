@@ -134,3 +134,51 @@ def test_a_small_model_is_said_to_get_facts_wrong(open_trace, size, said):
         size,
     )
     assert said in words and bool(words) == bool(said)
+
+
+@pytest.fixture
+def low_view(open_page, tmp_path, trace):
+    """A view as ``watch(height=420)`` shows it, of an engine that is paused."""
+
+    def open_(width):
+        to_html(trace, tmp_path / "low.html")
+        page = (tmp_path / "low.html").read_text(encoding="utf-8")
+        status = '{ live: true, state: "paused", can: ["fork", "breakpoints"], explains: true, handled: 99 }'
+        values = f"status: {status}, options: {{ height: 420 }}"
+        saved = "status: { live: false }, options: { page: true }"
+        assert saved in page
+        (tmp_path / "low.html").write_text(page.replace(saved, values), encoding="utf-8")
+        opened = open_page(f"file://{tmp_path}/low.html", width=width, height=900)
+        opened.wait(f"view.store.numSteps === {len(trace)} && view.root.dataset.low === 'true'")
+        opened.frame()
+        return opened
+
+    return open_
+
+
+@pytest.mark.parametrize("width", (390, 800, 1100, 1440))
+def test_a_low_view_has_two_thirds_for_its_pictures(low_view, width):
+    page = low_view(width)
+    whole, bars = (page.root.bounding_box(), page.root.locator(".wb-controls").bounding_box())
+    first = page.root.locator(".wb-panel canvas[tabindex]:visible").first.bounding_box()
+    assert whole["height"] == 420
+    assert bars["y"] + bars["height"] - whole["y"] <= 140
+    assert first["y"] - whole["y"] <= (210 if width == 390 else 160), "the first picture, below its legend"
+    speed, find = page.root.get_by_label("Playback speed"), page.root.get_by_role("searchbox")
+    assert not speed.is_visible() and not find.is_visible()
+    page.root.get_by_role("button", name="Tools").click()
+    assert speed.is_visible() and find.is_visible()
+
+
+def test_the_box_for_a_question_opens_in_a_low_view_with_its_button(low_view):
+    page = low_view(1100)
+    box, ask = page.root.get_by_role("textbox", name="Prompt"), page.root.get_by_role("button", name="Ask")
+    assert not box.is_visible()
+    ask.click()
+    assert box.evaluate("(box) => box.getRootNode().activeElement === box")
+    box.fill("Why?")
+    page.root.get_by_role("button", name="Next step").focus()
+    assert box.is_visible(), "a question that is written stays"
+    box.fill("")
+    page.root.get_by_role("button", name="Next step").focus()
+    assert not box.is_visible()

@@ -405,6 +405,43 @@ def test_the_phases_of_a_step_stand_at_their_places_in_its_time(page_of):
     assert not page.root.locator(".wb-phases").is_visible()
 
 
+@pytest.mark.parametrize("dark", (False, True))
+def test_a_saved_picture_has_the_step_the_cursor_and_the_legend(page_of, tmp_path, dark):
+    """Also of a panel that is far below the window, and of one that shows its table, in both themes."""
+    image = pytest.importorskip("PIL.Image")
+    page = page_of(random_trace(1), width=620, height=400, dark=dark)
+
+    def saved(panel):
+        with page.page.expect_download() as download:
+            page.page.locator(f"[data-panel={panel}]").get_by_role("button", name="PNG:").dispatch_event("click")
+        download.value.save_as(tmp_path / "saved.png")
+        return download.value.suggested_filename, image.open(tmp_path / "saved.png").convert("RGB")
+
+    far_before = saved("pool")[1]
+    before, timeline_before = page.view("view.cursor.step"), saved("timeline")[1]
+    assert before != 5
+    page.view("view.cursor.seek(5)")
+    page.frame()
+    name, far = saved("pool")
+    assert name == "trace-kv-pool-step-5.png"
+    assert not page.view("view.panel('pool').visible"), "the panel is out of sight"
+    below_the_title = (0, 44, far.width, far.height)
+    assert max(difference(far_before.crop(below_the_title), far.crop(below_the_title))) > 0
+    assert far.getpixel((1, 1)) == image.new("RGB", (1, 1), page.view("view.theme.colours.background")).getpixel((0, 0))
+    timeline = saved("timeline")[1]
+    legend = page.view("view.panel('timeline').legend.element.height")
+    assert legend > 0 and len(timeline.crop((8, 44, timeline.width, 44 + legend)).getcolors(9999)) > 5
+    cursor = image.new("RGB", (1, 1), page.view("view.theme.colours.cursor")).getpixel((0, 0))
+    assert dict(map(reversed, timeline.getcolors(1 << 20)))[cursor] > 20
+    page.view("view.toggleTables()")
+    page.frame()
+    page.view("view.cursor.seek(argument)", before)
+    page.frame()
+    again = saved("timeline")[1]
+    assert again.size == timeline_before.size and max(difference(again, timeline_before)) == 0
+    assert not page.root.locator("[data-panel=timeline] .wb-body").is_visible(), "the table stays"
+
+
 def test_a_panel_is_saved_and_copied_as_a_picture(page_of, tmp_path):
     image = pytest.importorskip("PIL.Image")
     page = page_of(random_trace(1))
@@ -418,11 +455,11 @@ def test_a_panel_is_saved_and_copied_as_a_picture(page_of, tmp_path):
     for button in ("PNG", "Copy"):  # a browser that does not allow copies saves the file
         with page.page.expect_download() as download:
             panel.get_by_role("button", name=f"{button}:").click()
-        assert download.value.suggested_filename == "kv-pool.png"
+        assert download.value.suggested_filename == "trace-kv-pool-step-4.png"
         download.value.save_as(tmp_path / "saved.png")
         canvas, saved = image.open(tmp_path / "canvas.png"), image.open(tmp_path / "saved.png").convert("RGB")
         ratio = canvas.width / page.view("view.panel('pool').width")
-        left, top = round(8 * ratio), round(30 * ratio)
+        left, top = round(8 * ratio), round(44 * ratio)
         assert saved.size == (shown[0] + 2 * left, shown[1] + top + left)
         background = image.new("RGB", canvas.size, saved.getpixel((1, 1)))
         background.paste(canvas, mask=canvas.getchannel("A"))

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -408,7 +409,13 @@ def test_the_parts_of_an_explanation(deno_page):
                 assert made["share"] == pytest.approx(part.amount / total) and near(
                     made["amount"], amount(part.amount, found.unit)
                 )
-                assert made["culprits"] == list(part.culprits[:3]) and made["more"] == max(0, len(part.culprits) - 3)
+                assert made["culprits"] == list(part.culprits[:3])
+                used = used_in(trace, part, who) if part.kind == "token_budget" else {}
+                assert made["tokens"] == [said(used[name]) if used else "" for name in made["culprits"]]
+                others = len(part.culprits) - 3
+                left = sum(used.values()) - sum(used[name] for name in made["culprits"]) if used else 0
+                assert made["more"] == (f"{others} more{said(left) if used else ''}" if others > 0 else "")
+                assert not used or list(used) == list(part.culprits)
                 assert (made["first"], made["last"]) == (part.steps[0], part.steps[-1])
                 assert made["is_own"] == (part.kind in ("own", "between"))
                 assert made["is_listed"] == (part.amount >= 0.005 * total)
@@ -416,10 +423,32 @@ def test_the_parts_of_an_explanation(deno_page):
     assert explanation_facts(trace.explain("r0"))["confirmation"].startswith("Time")
 
 
+def used_in(trace, part, who):
+    """The tokens that others got of the budget in the steps of a part, the largest first."""
+    used = Counter()
+    for step in part.steps:
+        used.update({chunk.request_id: chunk.num_tokens for chunk in trace[step].chunks})
+    assert who not in used
+    order = {name: i for i, name in enumerate(part.culprits)}
+    return dict(sorted(used.items(), key=lambda item: (-item[1], order[item[0]])))
+
+
+def said(tokens):
+    return f" ({tokens:,} token{'' if tokens == 1 else 's'})"
+
+
 def parts_lasting(*lengths):
     """The facts of an explanation whose parts have these lengths."""
     parts = [
-        SimpleNamespace(cause=f"part of {long}", amount=long, culprits=(), steps=(1, 2), kind="own", is_culprit=False)
+        SimpleNamespace(
+            cause=f"part of {long}",
+            amount=long,
+            culprits=(),
+            who=lambda: ([], ""),
+            steps=(1, 2),
+            kind="own",
+            is_culprit=False,
+        )
         for long in lengths
     ]
     none = SimpleNamespace(name="gap before token 3", total=0.0, parts=())
@@ -475,8 +504,9 @@ def check_drawer(page, trace, who, facts):
             assert title == f"{part['cause']}: {part['amount']}, {percent} %"
         listed = [part for part in span["parts"] if part["is_listed"]]
         for part, (long, words) in zip(listed, rows, strict=True):
-            others = f": {', '.join(part['culprits'])}" if part["culprits"] else ""
-            more = f" and {part['more']} more" if part["more"] else ""
+            names = [name + tokens for name, tokens in zip(part["culprits"], part["tokens"], strict=True)]
+            others = f": {', '.join(names)}" if names else ""
+            more = f" and {part['more']}" if part["more"] else ""
             until = f" to {part['last']}" if part["last"] > part["first"] else ""
             places = [part["first"], *([part["last"]] if part["last"] > part["first"] else [])]
             pinned = [list(trace.requests).index(name) for name in part["culprits"]]

@@ -235,6 +235,77 @@ def test_the_class_bets_and_the_score_is_told_to_all(lesson):
     assert followers[0].status()["class"]["score"] is None, "another question takes its place"
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_class_bets_on_two_routers_over_the_arrivals_of_the_run(monkeypatch, timed):
+    """Both sides are fleets of the run's requests and configuration, compared with fleets of the same workload."""
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    rng = random.Random(5)
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(5, 90), "seed": i % 3}, "max_tokens": rng.randint(2, 30)}
+        | {"arrival_time" if timed else "arrival_step": i * 0.02 if timed else i}
+        for i in range(40)
+    ]
+    workload = {"config": {"max_num_batched_tokens": 64, "num_blocks": 200}, "requests": requests}
+    run_ = simulate({**workload, "cost_model": COSTS} if timed else workload)
+    engine, room = Engine(run_), Classroom()
+    while engine.step():
+        pass
+    teacher, follower = (Feed(engine, room=room) for _ in range(2))
+    for feed, role in ((teacher, "teacher"), (follower, "follower")):
+        feed.confirm()
+        feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
+    offered = teacher.status()["class"]["routers"]
+    assert {"round_robin", "sticky", "cache_aware"} <= set(offered["names"]) and "routers" not in follower.status()[
+        "class"
+    ]
+    assert offered["measures"] == measure_words(2)
+    routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 4}
+    bet = {"what": "bet", "changes": {}, "measure": FLEET_ONLY, "routers": routers}
+    teacher.handle({"name": "class", "args": bet})
+    asked = follower.status()["class"]["question"]
+    assert "4 replicas. A: router round_robin. B: router consistent_hash." in asked["text"]
+    follower.handle({"name": "class", "args": {"what": "answer", "number": asked["number"], "value": "A"}})
+    teacher.handle({"name": "settle", "args": {}})
+    view = View()
+    teacher.update(view)
+    assert view.other is None, "the run is neither side"
+    costs = {"cost_model": COSTS} if timed else {}
+    sides = [
+        simulate_fleet({**workload, **costs}, replicas=4, router=name).traces
+        for name in ("round_robin", "consistent_hash")
+    ]
+    score = follower.status()["class"]["score"]
+    busiest = [max(len(trace.requests) for trace in side) / 40 for side in sides]
+    winner = "neither" if busiest[0] == busiest[1] else "AB"[busiest[1] < busiest[0]]
+    assert score["winner"] == winner and (score["right"], score["bets"]) == (winner == "A", 1)
+    told = "with times predicted from its own step costs" if timed else "counted in steps"
+    assert f"Both sides are simulated: the arrivals of this run over 4 replicas, {told}." in score["sentence"]
+    assert busiest[0] != busiest[1] and f"{FLEET_ONLY} {busiest[0]:.1%} -> {busiest[1]:.1%}" in score["sentence"]
+    mean = "mean time to first token"
+    before, after = (shown(measured(side, mean), mean, timed) for side in sides)
+    assert before != after and f"{mean} {before} -> {after}" in score["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("routers", "words"),
+    [
+        ({"a": "sticky", "b": "sticky", "replicas": 2}, "both are sticky"),
+        ({"a": "sticky", "b": "nobody", "replicas": 2}, "router B"),
+        ({"a": "sticky", "b": "random", "replicas": 1}, "replicas"),
+        ({"a": "sticky", "b": "random", "replicas": 17}, "replicas"),
+        ({"a": "sticky", "b": "random"}, "a, b and replicas"),
+        ("sticky", "a, b and replicas"),
+    ],
+)
+def test_routers_that_are_no_duel_are_refused(lesson, routers, words):
+    _, (teacher, *followers) = lesson
+    bet = {"what": "bet", "changes": {}, "measure": FLEET_ONLY, "routers": routers}
+    teacher.handle({"name": "class", "args": bet})
+    assert words in teacher.status()["message"] and followers[0].status()["class"]["question"] is None
+    followers[0].handle({"name": "class", "args": bet | {"routers": {"a": "sticky", "b": "random", "replicas": 2}}})
+    assert "teacher" in followers[0].status()["message"]
+
+
 def test_a_duel_that_cannot_be_simulated_leaves_the_bets_open(lesson):
     _, (teacher, *followers) = lesson
     bad = {"what": "bet", "changes": {"max_num_batched_tokens": -1}, "measure": next(iter(MEASURES))}

@@ -39,7 +39,7 @@ def test_the_cause_has_its_culprit_and_the_run_without_it(trace):
     facts = explanation_facts(trace.explain("r0", COST))
     worst = next(part for part in facts["spans"][1]["parts"] if not part["is_own"])
     assert facts["spans"][1]["name"] == "time to first token"
-    assert worst["culprits"] == ["long"] and worst["more"] == 0 and worst["share"] > 0.5
+    assert worst["culprits"] == ["long"] and worst["more"] == "" and worst["share"] > 0.5
     assert facts["confirmation"].startswith("Time to first token without long: ")
 
 

@@ -32,6 +32,9 @@ BETWEEN = "between steps"
 SLOW = "slower than its contents explain"
 STALL = "stalls: time that the contents of a step do not explain"
 
+MAX_CULPRITS = 3
+"""Maximum number of requests that a part names; the others are counted."""
+
 MAX_SLOW = 3
 """Maximum number of slow steps that an explanation lists, those that lost most time."""
 
@@ -41,6 +44,8 @@ def misfit_words(problem: str) -> str:
     reason = problem.partition(". Step ")[0]
     return f"no fit: {reason}; steps are compared with others like them nearby, and divided by tokens"
 
+
+SHARED = "a step that several requests share is divided by"
 
 CUT = "prompt cut into small chunks by"
 """Followed by the limit: the time that the steps cost in which no more of the prompt was allowed."""
@@ -114,26 +119,44 @@ class Part(_PartFields):
     Attributes:
         cause: The cause as it is shown.
         amount: Seconds, or steps where the trace has no clock.
-        culprits: The requests behind it, the one with the largest share first.
+        culprits: The requests behind it, the one with the largest share first; for the token budget, with most tokens.
         steps: The steps in which it happened.
         kind: The kind of the cause, see `Cause`.
         limit: Its limit, "" for none.
         factor: For slow steps the number of times that they took what their contents explain; 1 for other causes.
+        tokens: For the token budget what each culprit got of it in these steps, in tokens; () for other causes.
     """
 
     kind: str
     limit: str
     factor: float
+    tokens: tuple[int, ...]
 
     @classmethod
     def of(
-        cls, cause: Cause, amount: float, culprits: tuple[str, ...], steps: tuple[int, ...], factor: float = 1.0
+        cls,
+        cause: Cause,
+        amount: float,
+        culprits: tuple[str, ...],
+        steps: tuple[int, ...],
+        factor: float = 1.0,
+        tokens: tuple[int, ...] = (),
     ) -> Part:
         """The part of a cause."""
         part = cls(cause.words, amount, culprits, steps)
         part.kind, part.limit = cause
-        part.factor = factor
+        part.factor, part.tokens = factor, tokens
         return part
+
+    def who(self) -> tuple[list[str], str]:
+        """The first MAX_CULPRITS requests behind it, and words for the others, "" for none; with tokens if known."""
+        named, others = list(self.culprits[:MAX_CULPRITS]), len(self.culprits) - MAX_CULPRITS
+        more = f"{others:,} more" if others > 0 else ""
+        if self.tokens:
+            left = sum(self.tokens[MAX_CULPRITS:])
+            named = [f"{name} ({counted(n, 'token')})" for name, n in zip(named, self.tokens)]
+            more = more and f"{more} ({counted(left, 'token')})"
+        return named, more
 
     @property
     def words(self) -> str:
@@ -280,18 +303,18 @@ class Explanation:
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
         if self.fit is not None:
-            lines.append(self.fit.sentence)
+            error = self.fit.median_error
+            lines.append(f"{SHARED} the costs of this run, which half of its steps follow to {error:.1%}")
         if self.misfit:
-            lines.append(misfit_words(self.misfit))
+            lines.append(f"{SHARED} tokens, because times here do not follow from the contents of steps")
         return "\n".join(map(printable, lines))  # names come from a file
 
     def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
         for part in parts:
             if part.amount < 0.005 * total:
                 continue
-            who = ", ".join(part.culprits[:3]) + (
-                f" and {len(part.culprits) - 3} more" if len(part.culprits) > 3 else ""
-            )
+            named, more = part.who()
+            who = ", ".join(named) + (f" and {more}" if more else "")
             where = f"steps {part.steps[0]} to {part.steps[-1]}" if len(part.steps) > 1 else f"step {part.steps[0]}"
             yield (
                 f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.words}"

@@ -95,6 +95,7 @@ class Course:
         lengths: dict[Cause, float] = defaultdict(float)
         culprits: dict[Cause, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         steps: dict[Cause, list[int]] = defaultdict(list)
+        tokens: dict[str, int] = defaultdict(int)
         for index in range(bisect_right(self.pieces, begin, key=attrgetter("end")), len(self.pieces)):
             piece = self.pieces[index]
             if piece.begin >= end:
@@ -108,18 +109,18 @@ class Course:
                 whole = sum(who.values()) or 1.0
                 for request_id, weight in who.items():
                     culprits[cause][request_id] += share * length * weight / whole
+                    if cause.kind == "token_budget":
+                        tokens[request_id] += round(weight)
         outside = (end - begin) - math.fsum(amounts.values())
         if amounts and abs(outside) > 0:  # before the first step or after the last one of the trace, and rounding
             cause = Cause("between") if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
             amounts[cause] += outside
             steps[cause] = steps[cause] or [self.first_step]
-        return tuple(
-            Part.of(
-                cause,
-                amount,
-                tuple(sorted(culprits[cause], key=lambda r: -culprits[cause][r])),
-                tuple(steps[cause]),
-                lengths[cause] / max(lengths[cause] - amount, 1e-9) if cause.kind == "slow" else 1.0,
-            )
-            for cause, amount in sorted(amounts.items(), key=lambda item: -item[1])
-        )
+        parts = []
+        for cause, amount in sorted(amounts.items(), key=lambda item: -item[1]):
+            weights = tokens if cause.kind == "token_budget" else culprits[cause]
+            named = tuple(sorted(weights, key=lambda request_id: -weights[request_id]))
+            slower = lengths[cause] / max(lengths[cause] - amount, 1e-9) if cause.kind == "slow" else 1.0
+            counts = tuple(tokens[request_id] for request_id in named) if weights is tokens else ()
+            parts.append(Part.of(cause, amount, named, tuple(steps[cause]), slower, counts))
+        return tuple(parts)

@@ -1,16 +1,20 @@
-"""The IPython shell that imports Workbench: short errors, and the names of fields as completions."""
+"""The IPython shell that imports Workbench: short errors, and completions that IPython and Jedi do not find."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from workbench.base.short_traceback import shorten_in
 
 _IN_DICT = re.compile(r"""\bconfig\s*=\s*(?:\{[^{}]*['"]|dict\([^()]*?)\w*$""")
 """The text before the cursor, inside ``config={"...`` or ``config=dict(...``."""
+
+_OF_RESULT = re.compile(r"(\w+)((?:\.\w+)*(?:\([^()]*\)|\[[^][]*\])(?:\.\w+|\([^()]*\)|\[[^][]*\])*)\.(\w*)$")
+"""A name, what is asked of it, with a call or an index, and the beginning of a member: ``trace.metrics().su``."""
 
 
 def set_up(field_names: Callable[[], frozenset[str]]) -> None:
@@ -39,5 +43,69 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
             return sorted(name + end for name in field_names() if name.startswith(text.lstrip("'\"")))
         return [name for name in completer.python_func_kw_matches(text) if name.removesuffix("=") in field_names()]
 
-    if not any(getattr(matcher, "__name__", "") == fields_of_call.__name__ for matcher in completer.custom_matchers):
-        completer.custom_matchers.append(fields_of_call)
+    from IPython.core.completer import SimpleCompletion, context_matcher
+
+    @context_matcher()  # what it finds and Jedi too is listed once
+    def members_of_result(context: Any) -> dict[str, Any]:
+        found = _OF_RESULT.search(context.text_until_cursor)
+        begin = shell.user_ns.get(found[1]) if found else None
+        names = sorted(name for name in members_after(begin, found[2]) if name.startswith(found[3])) if found else []
+        return {"completions": list(map(SimpleCompletion, names)), "matched_fragment": found[3] if found else ""}
+
+    names = {getattr(matcher, "__name__", "") for matcher in completer.custom_matchers}
+    for matcher in (fields_of_call, members_of_result):
+        if matcher.__name__ not in names:
+            completer.custom_matchers.append(matcher)
+
+
+def members_after(begin: object, path: str) -> set[str]:
+    """Public members of what a path of names, calls and indices leads to, by annotations alone: nothing is called.
+
+    Args:
+        begin: The object at which the path begins.
+        path: Such as ``.metrics().summary``.
+    """
+    kind: Any = begin if isinstance(begin, type) or hasattr(begin, "__code__") else type(begin)
+    if not str(kind.__module__).startswith("workbench"):
+        return set()
+    try:
+        for name, call in re.findall(r"\.(\w+)|([(\[])", path):
+            kind = _after(kind, name or {"(": "__call__", "[": "__getitem__"}[call])
+        fields = [name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())]
+    except (
+        AttributeError,
+        StopIteration,
+        KeyError,
+        NameError,
+        TypeError,
+        ModuleNotFoundError,
+    ):  # not annotated, or by a name that types alone need
+        return set()
+    return {name for name in (*dir(kind), *fields) if not name.startswith("_")}
+
+
+def _after(kind: Any, name: str) -> Any:
+    """The class or function that a member of a class is, or the class of what a class or function gives."""
+    if name == "__call__" and (isinstance(kind, type) or hasattr(kind, "__code__")):
+        return kind if isinstance(kind, type) else _result_of(kind)
+    member = getattr(kind, name, None)
+    if isinstance(member, property):
+        return _result_of(member.fget)
+    if name == "__getitem__" and member is not None:
+        items = [each for each in get_args(kind) if each is not Ellipsis]
+        return items[-1] if items else _result_of(member)
+    if hasattr(member, "__code__"):
+        return member
+    home = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", ()))
+    return _class_of(home.__annotations__[name], vars(sys.modules[home.__module__]))
+
+
+def _result_of(function: Any) -> Any:
+    return _class_of(function.__annotations__["return"], function.__globals__)
+
+
+def _class_of(annotation: Any, names: dict[str, Any]) -> Any:
+    """The first class of an annotation, which is resolved alone: others may have names that types alone need."""
+    hint = get_type_hints(SimpleNamespace(__annotations__={"": annotation}), names)[""]
+    union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return next(each for each in union if each is not NoneType)

@@ -24,6 +24,7 @@ from workbench.base.field_checks import choice
 from workbench.base.field_checks import number as number_field
 from workbench.base.on_demand import extra_for
 from workbench.base.text import shown
+from workbench.viz import router_duel
 from workbench.viz.duel import SIDES, question
 
 ROLES = ("visitor", "follower", "teacher")
@@ -151,7 +152,7 @@ class Classroom:
         if visitor.role == "teacher":
             facts |= {"visitors": len(self._visitors) - len(self._teachers), "followers": len(self._followers)}
             facts |= {"question": self._question, "spread": self._spread(self._followers), "code": visitor.code}
-            facts["class_asks"] = self._may_ask
+            facts |= {"class_asks": self._may_ask, "routers": router_duel.offered()}
         return facts
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -196,11 +197,14 @@ class Classroom:
             raise ValueError(f"choices must be from 2 to {MAX_CHOICES}, with commas between them, or none for a number")
         self._put({"text": str(text).strip(), "choices": options})
 
-    def _bet(self, visitor: Visitor, changes: dict[str, Any], measure: str) -> None:
-        """Let the class bet on a duel: this run, or the same requests with changes; `settle` ends it."""
+    def _bet(
+        self, visitor: Visitor, changes: dict[str, Any], measure: str, routers: dict[str, Any] | None = None
+    ) -> None:
+        """Let the class bet on a duel, which `settle` ends: this run or its requests with changes, or two routers."""
         self._teacher(visitor)
-        duel = {"changes": changes, "measure": measure}
-        self._put({"text": question(changes, measure), "choices": list(SIDES), "duel": duel})
+        routers = router_duel.read_routers(routers) if routers is not None else None
+        duel = {"changes": changes, "measure": measure, "routers": routers}
+        self._put({"text": question(changes, measure, routers), "choices": list(SIDES), "duel": duel})
 
     def _put(self, asked: dict[str, Any]) -> None:
         """Put a question to the class."""
@@ -211,7 +215,7 @@ class Classroom:
 
     @property
     def duel(self) -> dict[str, Any] | None:
-        """The changes and the measure of the duel on which the class bets; None for none."""
+        """The changes or routers, and the measure, of the duel on which the class bets; None for none."""
         return self._question and self._question.get("duel")
 
     def settle(self, winner: str, sentence: str) -> None:

@@ -1,8 +1,8 @@
 """A duel of two runs of the same arrivals: the class bets first, then one side is simulated and both are measured.
 
 A side is the trace of one engine, or the traces of a fleet's replicas. In a live duel A is the run itself, B the same
-requests under another configuration; in the playground the sides differ in a setting, a policy or a router. Both are
-measured on the same clock, seconds where both have times and steps otherwise.
+requests under another configuration, or both are fleets that get its requests; in the playground the sides differ in a
+setting, a policy or a router. Both are measured on the same clock, seconds where both have times and steps otherwise.
 """
 
 from __future__ import annotations
@@ -98,17 +98,26 @@ def measure_words(num_replicas: int = 1) -> list[tuple[str, str]]:
     return [(name, f"{MEASURES[name].better} {name}") for name in offered]
 
 
-def question(changes: Mapping[str, Any], measure: str) -> str:
+def question(changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any] | None = None) -> str:
     """The question to the class.
+
+    Args:
+        changes: The settings in which B differs from the run.
+        measure: What decides.
+        routers: The routers of both sides and the number of replicas (`workbench.viz.router_duel`), instead of changes.
 
     Raises:
         ValueError: There is no change, or no such measure.
     """
     choice("measure", measure, tuple(MEASURES))
+    which = f"Which has the {MEASURES[measure].better} {measure}?"
+    if routers is not None:
+        a, b, replicas = (routers[name] for name in ("a", "b", "replicas"))
+        return f"The requests of this run go to {replicas} replicas. A: router {a}. B: router {b}. {which}"
     if not changes:
         raise ValueError("a duel needs a setting that differs: move a slider first")
     what = ", ".join(f"{name} {value}" for name, value in changes.items())
-    return f"A is this run. B has the same requests with {what}. Which has the {MEASURES[measure].better} {measure}?"
+    return f"A is this run. B has the same requests with {what}. {which}"
 
 
 def outcome(a: Side, b: Side, measure: str) -> tuple[str, str]:

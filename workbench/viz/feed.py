@@ -18,6 +18,7 @@ from workbench.trace.errors import TraceError
 from workbench.trace.readings.breakpoints import Breakpoints
 from workbench.trace.records import WorkItem
 from workbench.trace.trace import Trace
+from workbench.viz import router_duel
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
 from workbench.viz.classroom import Classroom
@@ -314,13 +315,19 @@ class Feed:
         self.room.take(self, **values)
 
     def _do_settle(self) -> None:
-        """Simulate the other side of the duel, show it beside the run, and tell the class who has won."""
+        """Simulate the other side of the duel, show it beside the run, and tell the class who has won.
+
+        Two routers are both simulated, and neither side is shown: the run is neither of them.
+        """
         if self.room is None or (duel := self.room.duel) is None:
             raise ValueError("there is no duel to settle: let the class bet on one first")
         engine, changes = self._engine("fork"), duel["changes"]
 
         def settle() -> None:
             trace = self._newest_trace()
+            if duel["routers"] is not None:
+                self._settled = router_duel.settled(trace, duel["routers"], duel["measure"])
+                return
             self._show_fork(trace, engine, _first_step(trace), changes)
             assert self._other is not None
             self._settled = outcome([trace], [self._other], duel["measure"])

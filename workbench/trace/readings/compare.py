@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -24,12 +25,10 @@ from workbench.trace.readings.metrics import RequestMetrics, number
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.recorded_when import recorded_when
 from workbench.trace.readings.spread import typical_change
+from workbench.trace.readings.two_sides import Measure, measures_of, minus
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
-
-ROUNDING = 1e-9
-"""A change by this share of the values is rounding: two sums of the same durations differ by less."""
 
 MAX_ROWS = 20
 """Maximum number of requests in a repr."""
@@ -147,27 +146,38 @@ class Comparison:
             *self.notes,
         ]
 
+    @cached_property
+    def measures(self) -> list[Measure]:
+        """Mean and P99 of both latencies, and the throughput, of both runs."""
+        return measures_of(self.a, self.b, self.requests, self.unit)
+
     def _changes(self) -> list[str]:
-        """The mean of each latency in both runs, and how many requests gain and pay if it changed."""
+        """Each measure of both runs, and of a mean how many requests gain and pay if it changed."""
         lines = []
         order = {request_id: index for index, request_id in enumerate(self.a.requests)}
         requests = sorted(self.requests, key=lambda request: order[request.request_id])
         is_measured = self.unit == "s" and not (_is_simulated(self.a) and _is_simulated(self.b))
-        for title, a, b in (("TTFT", "ttft_a", "ttft_b"), ("ITL", "itl_a", "itl_b")):
-            values = [(getattr(request, a), getattr(request, b)) for request in requests]
-            both = [(before, after) for before, after in values if before is not None and after is not None]
-            if not both:
+        for measure in self.measures:
+            unit = f" {measure.unit}" if measure.unit else ""
+            line = f"{measure.name}: {number(measure.a)} -> {number(measure.b)}{unit}"
+            statistic, _, latency = measure.name.partition(" ")
+            if statistic != "mean":
+                # Nobody knows the spread of a tail, or of a throughput, from two runs alone.
+                lines.append(line if is_measured else f"{line}: {measure.words}")
                 continue
-            old, new = (fmean(column) for column in zip(*both))
-            line = f"mean {title}: {number(old)} -> {number(new)} {self.unit}"
+            values = (
+                (each.ttft_a, each.ttft_b) if latency == "TTFT" else (each.itl_a, each.itl_b) for each in requests
+            )
+            both = [(before, after) for before, after in values if before is not None and after is not None]
             change = typical_change(both) if is_measured else None
             if change is not None and not change.is_certain:
                 lines.append(f"{line}: no change beyond the spread of the runs ({change})")
                 continue
-            deltas = [_minus(after, before) or 0.0 for before, after in both]
+            deltas = [minus(after, before) for before, after in both]
             gain, pay = sum(delta < 0 for delta in deltas), sum(delta > 0 for delta in deltas)
             whose = f"{counted(gain, 'request')} gain{'s' * (gain == 1)}, {pay} pay{'s' * (pay == 1)}"
-            lines.append(f"{line}{f', {change}' if change else ''}; {whose}")
+            words = f", {change}" if change else "" if is_measured else f": {measure.words}"
+            lines.append(f"{line}{words}; {whose}")
         return lines
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -360,10 +370,7 @@ def _size_of_change(request: RequestComparison) -> tuple[float, ...]:
 
 
 def _minus(x: float | None, y: float | None) -> float | None:
-    """A change, 0 if it is no more than rounding."""
-    if x is None or y is None:
-        return None
-    return x - y if abs(x - y) > ROUNDING * max(abs(x), abs(y)) else 0.0
+    return None if x is None or y is None else minus(x, y)
 
 
 def _signed(value: float | None) -> str:

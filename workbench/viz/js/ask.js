@@ -35,10 +35,17 @@ export class AskBox {
     );
     this.small = h("p", { class: "wb-hint", hidden: true });
     const parts = [this.prompt, submitButton("Send"), options, this.small];
-    this.element = form({ class: "wb-form wb-ask" }, () => this.send(), parts);
+    const onfocusout = (event) => this.left(event.relatedTarget);
+    this.element = form({ class: "wb-form wb-ask", onfocusout }, () => this.send(), parts);
+  }
+
+  /** Without a question in it, the box closes in a low view when the focus leaves it. */
+  left(next) {
+    if (!this.prompt.value && !this.element.contains(next)) delete this.element.dataset.open;
   }
 
   focus() {
+    this.element.dataset.open = "true";
     this.prompt.focus();
     this.element.scrollIntoView({ block: "nearest" });
   }

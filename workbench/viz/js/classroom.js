@@ -152,7 +152,7 @@ export class Classroom {
       h("dt", {}, plain(words, 60)),
       h("dd", {}, h("i", { style: `width:${(100 * n) / most}%` }), h("span", {}, String(n))),
     ];
-    const end = () => duel ? this.settle() : this.view.send("class", { what: "end" });
+    const end = () => duel ? this.settle(duel) : this.view.send("class", { what: "end" });
     const words = duel ? "Settle the duel" : "Show the picture";
     return [
       h("p", {}, h("b", {}, plain(text, 240)), ` ${given} of ${counted(followers, "follower")} answered.`),
@@ -161,9 +161,9 @@ export class Classroom {
     ];
   }
 
-  /** Simulate the other side of the duel; the comparison comes into sight when it is there. */
-  settle() {
-    this.view.scrolls = true;
+  /** Simulate the other side of the duel; a comparison with the run comes into sight when it is there. */
+  settle({ routers }) {
+    this.view.scrolls = !routers;
     this.view.send("settle");
   }
 

@@ -18,7 +18,7 @@ import {
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
-import { forkWords } from "./what_if.js";
+import { fillMeasures, forkWords } from "./what_if.js";
 
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
@@ -40,6 +40,7 @@ export class ComparePanel extends CanvasPanel {
     const goToDivergence = () => this.cursor.seek(this.findings.first_divergence.step - this.store.label(0));
     this.jump = h("button", { class: "wb-button", onclick: goToDivergence }, "Go to the first divergence");
     this.verdict = h("p", { class: "wb-verdict" });
+    this.measures = h("div", { class: "wb-measures" });
     this.summary = h("p", { class: "wb-facts" });
     this.align = select("Align the two runs by", ALIGNMENTS, () => this.realign());
     const contents = [["chunks", "rows: chunks"], ["tokens", "rows: tokens"]];
@@ -52,7 +53,7 @@ export class ComparePanel extends CanvasPanel {
     const close = h("button", { class: "wb-quiet", type: "button", title: "Close the comparison" }, "Close");
     close.onclick = () => this.view.showComparison(false);
     this.tools.append(this.align, this.rowsOf, close);
-    this.body.prepend(h("div", { class: "wb-bar" }, this.badge, this.jump), this.verdict, this.summary);
+    this.body.prepend(h("div", { class: "wb-bar" }, this.badge, this.jump), this.verdict, this.measures, this.summary);
     this.body.append(this.gains);
   }
 
@@ -106,6 +107,7 @@ export class ComparePanel extends CanvasPanel {
     this.badge.dataset.state = findings.same_tokens ? "running" : findings.same_tokens === false ? "bad" : "";
     this.jump.hidden = !findings.first_divergence;
     setText(this.verdict, findings.verdict || "");
+    fillMeasures(this.measures, findings, this.view);
     setText(this.summary, this.summaryOf(findings));
     const rows = this.tokens
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
@@ -123,6 +125,7 @@ export class ComparePanel extends CanvasPanel {
     setText(this.badge, "cannot be compared");
     setText(this.summary, reason);
     setText(this.verdict, "");
+    this.measures.hidden = true;
     for (const element of [this.jump, this.align, this.rowsOf, this.gains]) element.hidden = true;
   }
 

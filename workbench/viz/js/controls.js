@@ -122,6 +122,7 @@ export class Controls {
     this.link = this.view.linkBox.button();
     this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
     for (const rare of [this.explain, this.link]) rare.classList.add("wb-foldable");
+    for (const second of [this.search.element, this.speed]) second.classList.add("wb-low-fold");
     return h(
       "div",
       { class: "wb-bar wb-transport", role: "group", "aria-label": "Cursor" },
@@ -167,7 +168,7 @@ export class Controls {
 
   update() {
     const { view } = this, { store, cursor, status, live } = view, { state } = status;
-    setText(this.name, plain(status.name || store.facts.model?.name || "Trace", 40));
+    setText(this.name, view.name);
     setText(this.badge, this.badgeText());
     this.badge.dataset.state = live ? state || "recording" : "recording";
     view.root.dataset.follows = String(live && !view.may("control"));

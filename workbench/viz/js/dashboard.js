@@ -6,7 +6,7 @@ import { Classroom } from "./classroom.js";
 import { Areas, isLayout, makePanels } from "./areas.js";
 import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
-import { downloaded, h, offerFile } from "./dom.js";
+import { downloaded, h, offerFile, plain } from "./dom.js";
 import { EndCard } from "./end_card.js";
 import { poolColumns, readableScale, tileKind } from "./geometry.js";
 import { Film } from "./film.js";
@@ -142,6 +142,11 @@ class View {
 
   panel(id) {
     return this.panels.find((panel) => panel.id === id);
+  }
+
+  /** The name of the run. */
+  get name() {
+    return plain(this.status.name || this.store.facts.model?.name || "Trace", 40);
   }
 
   get live() {

@@ -14,6 +14,7 @@ export function clearedContext(canvas, left, width, height) {
   context.setTransform(ratio, 0, 0, ratio, -left * ratio, 0);
   context.clearRect(left, 0, width, height);
   context.font = context.fontInUse = FONT;
+  context.lineWidth = 1; // a picture drawn again has the lines of the first time
   context.textBaseline = "middle";
   return context;
 }

@@ -32,9 +32,10 @@ const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round
 function rowOf(view, part, kind, inspector) {
   const culprits = part.culprits.flatMap((id, i) => {
     const request = view.store.byId.get(id);
-    return [i ? ", " : ": ", inspector.elementOf(request ? inspector.toRequest(request) : plain(id))];
+    const name = inspector.elementOf(request ? inspector.toRequest(request) : plain(id));
+    return [i ? ", " : ": ", name, part.tokens[i]];
   });
-  const more = part.more ? ` and ${formatNumber(part.more)} more` : "";
+  const more = part.more ? ` and ${part.more}` : "";
   const first = view.store.label(0), step = inspector.elementOf(inspector.toStep(part.first - first));
   const until = part.last > part.first &&
     [" to ", inspector.elementOf(inspector.toStep(part.last - first, formatNumber(part.last)))];

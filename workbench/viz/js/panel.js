@@ -119,7 +119,9 @@ export class CanvasPanel extends Panel {
     this.overlay = h("canvas", { class: "wb-overlay", "aria-hidden": "true" });
     this.holder = h("div", { class: "wb-canvas" }, this.canvas, this.overlay);
     this.body.append(this.holder);
-    this.tools.before(pictureButtons(this));
+    const [copy, save] = pictureButtons(this);
+    this.tools.before(copy);
+    this.tableButton.before(save);
     this.width = 0;
     this.canvas.addEventListener("pointermove", (event) => this.pointer(event));
     this.canvas.addEventListener("pointerleave", () => {

@@ -10,6 +10,9 @@ const NARROW_PIXELS = 860;
 /** From this width on, a bar of the cursor has room for its longest button. */
 const WIDE_PIXELS = 1060;
 
+/** Below this height the bars are folded, so that two thirds of it are left to the pictures. */
+const LOW_PIXELS = 600;
+
 /**
  * Hide the still picture of a view, an output beside it in a notebook, while the view is here.
  * @param {string} [name] Class of the picture.
@@ -24,8 +27,10 @@ export function hideStill(name) {
 
 /** Watch them for a view; returns a function that ends the watching. */
 export function watchSurroundings(view) {
-  const { root, panels } = view;
+  const { root, panels, options } = view;
   const size = new ResizeObserver(() => {
+    const height = options.height ?? (options.page ? innerHeight : LOW_PIXELS);
+    root.dataset.low = String(height < LOW_PIXELS);
     root.dataset.narrow = String(root.clientWidth < NARROW_PIXELS);
     root.dataset.wide = String(root.clientWidth >= WIDE_PIXELS);
     for (const panel of panels) panel.resized();

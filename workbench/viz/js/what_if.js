@@ -1,8 +1,9 @@
 // The same requests under another configuration, simulated. Moving a slider simulates the run again, which takes a
 // fraction of a second; the result appears beside the run, and one sentence says what has changed.
 
-import { formatNumber, h, replace, select, setText } from "./dom.js";
+import { formatNumber, h, replace, select, setText, table } from "./dom.js";
 import { close, form, openBelow, popover, submitButton } from "./popovers.js";
+import { RouterDuel } from "./router_duel.js";
 
 /**
  * The fields: name, words, and the values between which a slider moves. 0 turns a cap off.
@@ -31,16 +32,27 @@ export class WhatIf {
     const where = [["first", "from the first step"], ["cursor", "from the step at the cursor"]];
     this.from = select("Begin", where, () => this.changed());
     this.verdict = h("p", { class: "wb-verdict", role: "status" });
+    this.measures = h("div", { class: "wb-measures" });
     const policy = h("label", { class: "wb-slider" }, h("span", {}, "policy"), this.policy);
     const from = h("label", { class: "wb-slider" }, h("span", {}, "begin"), this.from);
     const again = h("button", { class: "wb-button", type: "button", onclick: () => this.reset() }, "As it was");
     this.measure = select("Measure", MEASURES, () => {});
     const bet = h("button", { class: "wb-button", type: "button", onclick: () => this.bet() }, "Let the class bet");
     bet.title = "A duel: the class bets on this run or the other configuration before it is simulated";
+    this.routers = new RouterDuel((routers, measure) => this.put({ changes: {}, measure, routers }));
     this.duel = h("div", { class: "wb-bar", hidden: true }, this.measure, bet);
     const bar = h("div", { class: "wb-bar" }, submitButton("Simulate"), again);
     const fields = [this.sliders.map((slider) => slider.element), policy, from];
-    const fork = form({ class: "wb-form wb-column" }, () => this.ask(), fields, bar, this.duel, this.verdict);
+    const fork = form(
+      { class: "wb-form wb-column" },
+      () => this.ask(),
+      fields,
+      bar,
+      this.duel,
+      this.routers.element,
+      this.verdict,
+      this.measures,
+    );
     const hint = "The same arrivals and sampled tokens under another configuration, simulated.";
     this.element = popover("What if", h("p", { class: "wb-hint" }, hint), fork);
   }
@@ -71,7 +83,8 @@ export class WhatIf {
     if (this.opened !== this.view.store.facts) this.reset();
     this.showChanges(this.view.comparison?.fork);
     this.duel.hidden = this.view.classroom.facts.role !== "teacher";
-    setText(this.verdict, this.view.comparison?.verdict || "");
+    this.routers.offer(this.view.classroom.facts.routers);
+    this.update(this.view.comparison || {});
     openBelow(this.element, button);
   }
 
@@ -130,18 +143,31 @@ export class WhatIf {
     this.view.simulate(at, this.changes());
   }
 
-  /** Put the duel to the class; nothing is simulated before the bets are made. */
   bet() {
+    this.put({ changes: this.changes(), measure: this.measure.value });
+  }
+
+  /** Put a duel to the class; nothing is simulated before the bets are made. */
+  put(duel) {
     clearTimeout(this.timer);
-    setText(this.verdict, "");
-    this.view.send("class", { what: "bet", changes: this.changes(), measure: this.measure.value });
+    this.update({});
+    this.view.send("class", { what: "bet", ...duel });
     close(this.element);
   }
 
   /** The simulation has arrived, or was refused. */
   update(comparison) {
     setText(this.verdict, comparison.refused || comparison.verdict || "");
+    fillMeasures(this.measures, comparison, this.view);
   }
+}
+
+/** Mean, P99 and throughput of both runs, a row each with the change in words. */
+export function fillMeasures(element, { measures = [], fork }, view) {
+  element.hidden = !measures.length;
+  // With a fork, b is the simulated run; a saved page may draw either of two runs.
+  const sides = fork && !view.drawsSecond ? ["this run", "simulated"] : ["a", "b"];
+  replace(element, table(["measure", ...sides, "change"], measures));
 }
 
 /** The step and the fields in which a simulated run differs, as words. */

@@ -19,10 +19,10 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     """The result of `workbench.trace.readings.compare.compare` as plain data.
 
     Returns:
-        ``badge``, ``same_tokens``, ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None) and
-        ``rows`` (request, then TTFT, ITL and recomputed tokens of a and b; a missing value is None), the largest
-        change first, and ``mean``, the same numbers over all requests that have both values. If the traces cannot be
-        compared, only ``refused``, the reason.
+        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change in words), ``same_tokens``,
+        ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
+        recomputed tokens of a and b; a missing value is None), the largest change first, and ``mean``, the same numbers
+        over all requests that have both values. If the traces cannot be compared, only ``refused``, the reason.
     """
     try:
         found = compare(a, b)
@@ -32,6 +32,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     return {
         "badge": found.badge,
         "verdict": verdict(found),
+        "measures": [[each.name, *each.values(), each.words] for each in found.measures],
         "same_tokens": found.same_tokens,
         "unit": found.unit,
         "notes": list(found.notes),

@@ -9,9 +9,6 @@ from workbench.trace.readings.metrics import amount
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_CULPRITS = 3
-"""Maximum number of requests named behind a part; the others are counted."""
-
 MAX_GAPS = 2
 """Maximum number of long gaps between tokens that are shown."""
 
@@ -29,8 +26,9 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
     Returns:
         ``request``, ``spans`` with ``name``, ``total`` and ``parts``, and ``confirmation``: one sentence
         about the run without the largest cause, "" if there is none. Each part has ``cause``, ``share`` of the span in
-        [0, 1], ``amount``, ``culprits`` (request ids), ``more`` (their number beyond those), ``first`` and ``last``
-        (steps), ``is_own`` (no cause of slowness) and ``is_listed``.
+        [0, 1], ``amount``, ``culprits`` (request ids), ``tokens`` (words that follow each of them, "" unless they used
+        the token budget), ``more`` (words for the others), ``first`` and ``last`` (steps), ``is_own`` (no cause of
+        slowness) and ``is_listed``.
     """
     unit = explanation.unit
     whole = "from arrival to the end of the trace" if explanation.is_open else "from arrival to the end"
@@ -50,22 +48,25 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
 
 
 def _parts(parts: Sequence[Any], total: float, unit: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "cause": part.cause,
-            "kind": part.kind,
-            "share": part.amount / total,
-            "amount": amount(part.amount, unit),
-            "culprits": list(part.culprits[:MAX_CULPRITS]),
-            "more": max(0, len(part.culprits) - MAX_CULPRITS),
-            "first": part.steps[0],
-            "last": part.steps[-1],
-            "is_own": not part.is_culprit,
-            "is_listed": part.amount >= MIN_SHARE * total,
-        }
-        for part in parts
-        if part.amount > 0
-    ]
+    return [_part(part, total, unit) for part in parts if part.amount > 0]
+
+
+def _part(part: Any, total: float, unit: str) -> dict[str, Any]:
+    named, more = part.who()
+    culprits = list(part.culprits[: len(named)])
+    return {
+        "cause": part.cause,
+        "kind": part.kind,
+        "share": part.amount / total,
+        "amount": amount(part.amount, unit),
+        "culprits": culprits,
+        "tokens": [words.removeprefix(name) for words, name in zip(named, culprits)],
+        "more": more,
+        "first": part.steps[0],
+        "last": part.steps[-1],
+        "is_own": not part.is_culprit,
+        "is_listed": part.amount >= MIN_SHARE * total,
+    }
 
 
 def _sentence(confirmation: Any, unit: str) -> str:

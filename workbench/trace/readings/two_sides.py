@@ -1,0 +1,104 @@
+"""The same measure of two runs of the same requests, and what became of it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from workbench.trace.readings.metrics import amount, number, percentile
+from workbench.trace.readings.metrics_collector import metrics
+
+if TYPE_CHECKING:
+    from workbench.trace.readings.compare import RequestComparison
+    from workbench.trace.trace import Trace
+
+ROUNDING = 1e-9
+"""A change by this share of the values is rounding: two sums of the same durations differ by less."""
+
+
+def minus(x: float, y: float) -> float:
+    """A change, 0 if it is no more than rounding."""
+    return x - y if abs(x - y) > ROUNDING * max(abs(x), abs(y)) else 0.0
+
+
+class Measure(NamedTuple):
+    """A measure of two runs.
+
+    Attributes:
+        name: Such as "P99 TTFT", or "output tokens per s".
+        a: Its value in the first run.
+        b: The same in the second run.
+        unit: "s" or "steps" of a latency, "" of a number.
+    """
+
+    name: str
+    a: float
+    b: float
+    unit: str
+
+    def values(self) -> tuple[str, str]:
+        """Both values as text, with their unit."""
+        first, second = ((amount(each, self.unit) if self.unit else number(each)) for each in (self.a, self.b))
+        return first, second
+
+    @property
+    def words(self) -> str:
+        """The change from the first run to the second, such as "12% shorter"; "no change" if it is rounding.
+
+        Example:
+            >>> Measure("mean TTFT", 2.0, 1.5, "s").words, Measure("output tokens per s", 10.0, 30.0, "").words
+            ('25% shorter', '3 times as many')
+        """
+        change = minus(self.b, self.a)
+        if not change or len(set(self.values())) == 1:
+            return "no change"
+        if not self.a:
+            return "0 before"
+        ratio = self.b / self.a
+        more, fewer, times = ("longer", "shorter", "long") if self.unit else ("more", "fewer", "many")
+        if ratio >= 2:
+            return f"{ratio:.3g} times as {times}"
+        share = f"{abs(ratio - 1):.0%}" if abs(ratio - 1) >= 0.01 else "less than 1%"
+        return f"{share} {more if ratio > 1 else fewer}"
+
+
+def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit: str) -> list[Measure]:
+    """Mean and P99 of the time to first token and of the gaps between tokens, and the output per second or step.
+
+    Args:
+        a: The first run.
+        b: The second run.
+        requests: The requests of both.
+        unit: Unit of latencies: "s" or "steps".
+
+    Returns:
+        Those that both runs have.
+    """
+    found: list[Measure] = []
+
+    def add(name: str, sides: Iterable[float], unit: str) -> None:
+        a, b = sides
+        found.append(Measure(name, a, b, unit))
+
+    if ttft := _of_both((each.ttft_a, each.ttft_b) for each in requests):
+        add("mean TTFT", map(fmean, ttft), unit)
+        add("P99 TTFT", (percentile(sorted(side), 99) for side in ttft), unit)
+    if itl := _of_both((each.itl_a, each.itl_b) for each in requests):
+        add("mean ITL", map(fmean, itl), unit)
+    sides = [[each.a for each in requests], [each.b for each in requests]]
+    gaps = [sorted(gap for request in side for gap in request.gaps(unit)) for side in sides]
+    if all(gaps):
+        add("P99 ITL", (percentile(side, 99) for side in gaps), unit)
+    outputs = [sum(request.num_output_tokens for request in side) for side in sides]
+    lengths = [metrics(run).summary.duration if unit == "s" else float(len(run)) for run in (a, b)]
+    if all(lengths):
+        rates = (tokens / length for tokens, length in zip(outputs, lengths))
+        add(f"output tokens per {'s' if unit == 's' else 'step'}", rates, "")
+    return found
+
+
+def _of_both(values: Iterable[tuple[float | None, float | None]]) -> list[tuple[float, ...]]:
+    """The values of each side, of the requests that have both; empty if there is none."""
+    pairs = [(a, b) for a, b in values if a is not None and b is not None]
+    return list(zip(*pairs))
