@@ -74,6 +74,7 @@ LINES: dict[str, list[Line]] = {
     "serve": [(("workbench", "demo", "--headless"), "step")],
     "hunt": [(("workbench", "hunt", "--for", "10s", "--out", "found"), "")],
     "msl": [(("workbench", "kernel", "check"), "")],
+    "completion": [(("workbench", "completion", "bash"), "_ARGCOMPLETE")],
     "docs": [(("mkdocs", "--version"), "mkdocs")],
     "test": [(("pytest", "--version"), "pytest")],
 }

@@ -109,7 +109,7 @@ PANELS = (
     Panel("KV pool", ("viz/svg.py:pool", "viz/layout/pool.py:pool_image pool_columns pool_spans"), (PICTURES, DATA)),
     Panel("tables of a notebook", ("viz/reprs.py:step_html _chunks_table _span events_table trace_html _requests_table",), (PICTURES,)),
     Panel("Bokeh figure", ("viz/figures.py:metrics_figure token_columns latency_columns",), (f"{PICTURES}::test_bokeh_figure",)),
-    Panel("fleet page", ("viz/layout/fleet.py", "viz/fleet_rows.py:fleet_svg _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS, DATA)),
+    Panel("fleet page", ("viz/layout/fleet.py", "viz/fleet_rows.py:fleet_svg fleet_svgs _drawn _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS, DATA)),
     Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
     Panel("inside a step", ("viz/phases.py", "viz/visible_step.py", "viz/layout/norms.py"), (INSIDE, "tests/viz/test_viz_control.py", DATA)),

@@ -53,11 +53,12 @@ def test_engine_config_refuses(field, value, message):
     [(EngineConfig, "max_num_seq", "max_num_seqs"), (SamplingParams, "temprature", "temperature")],
 )
 def test_a_misspelt_keyword_gets_a_suggestion(kind, name, meant):
-    with pytest.raises(
-        TypeError, match=rf"unknown {kind.__name__} field '{name}' \(did you mean {meant}\?\); the fields"
-    ):
+    with pytest.raises(TypeError, match=rf"unknown {kind.__name__} field '{name}' \(did you mean {meant}\?\)"):
         kind(**{name: 1})
-    with pytest.raises(TypeError, match=r"unknown .* field 'zebra'; the fields are"):
+    with pytest.raises(
+        TypeError,
+        match=rf"unknown .* field 'zebra'; help\({kind.__name__}\) lists all {len(dataclasses.fields(kind))} fields$",
+    ):
         kind(zebra=1)
     assert list(inspect.signature(kind).parameters) == [field.name for field in dataclasses.fields(kind)]
 
@@ -94,7 +95,7 @@ def test_engine_config_goes_through_json():
     config = EngineConfig(max_num_seqs=3, policy="priority", watermark=0.25)
     assert EngineConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert EngineConfig.from_dict({"max_num_seqs": None, "num_blocks": 7}) == EngineConfig(num_blocks=7)
-    with pytest.raises(ValueError, match=r"'max_seqs' \(did you mean max_num_seqs\?\); the fields are max_num"):
+    with pytest.raises(ValueError, match=r"'max_seqs' \(did you mean max_num_seqs\?\); similar ones are max_"):
         EngineConfig.from_dict({"max_seqs": 4})
     with pytest.raises(ValueError, match="unknown EngineConfig field 'max_seqs'"):
         config.replace(max_seqs=4)

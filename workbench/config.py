@@ -99,7 +99,8 @@ def _suggesting(kind: C) -> C:
     def make_or_suggest(self: Any, *given: Any, **named: Any) -> None:
         for name in named:
             if name not in known:
-                raise UnknownFieldError(f"unknown {kind.__name__} field {name!r}{did_you_mean(name, known)}")
+                hint = did_you_mean(name, known, f"help({kind.__name__})")
+                raise UnknownFieldError(f"unknown {kind.__name__} field {name!r}{hint}")
         make(self, *given, **named)
 
     kind.__init__ = make_or_suggest  # type: ignore[misc]
@@ -425,7 +426,8 @@ class EngineConfig(_Frozen):
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise FieldError(f"unknown EngineConfig field {name!r}{did_you_mean(name, known)}")
+                hint = did_you_mean(name, known, "help(EngineConfig)")
+                raise FieldError(f"unknown EngineConfig field {name!r}{hint}")
         return cls(**{name: value for name, value in values.items() if value is not None})
 
 

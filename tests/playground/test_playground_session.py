@@ -19,6 +19,7 @@ from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.readings.compare import compare
 from workbench.viz.duel import FLEET_ONLY, MEASURES, measure_words, outcome
+from workbench.viz.fleet_rows import fleet_svgs
 from workbench.viz.layout.packet import decode_packet
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +116,8 @@ def test_two_routers_duel_over_the_same_arrivals():
     )
     assert facts["replicas"] == [len(trace.requests) for trace in b] and answer.other is None
     assert sorted(facts["requests"]) == sorted(request["id"] for request in PRESETS["fleet"].workload["requests"])
-    for side in ("A", "now"):
-        assert [f"{side}, replica {number}<" in facts["fleet"] for number in range(5)] == [True] * 4 + [False]
+    names = [{f"replica {number}": trace for number, trace in enumerate(side)} for side in (a, b)]
+    assert facts["fleet"] == fleet_svgs(names), "A, and beside it the newest run"
     settled = {measure: ask(session, "settle", measure=measure)[0] for measure in MEASURES}
     assert {measure: (each["winner"], each["told"]) for measure, each in settled.items()} == {
         measure: outcome(a, b, measure) for measure in MEASURES
@@ -205,7 +206,7 @@ def test_a_fleet_without_requests_is_drawn_as_nothing():
     session = Session()
     answer = session.handle(json.dumps({"command": "run", "workload": '{"requests": []}', "replicas": 3}))
     facts = json.loads(answer.facts)
-    assert facts["replicas"] == [0, 0, 0] and facts["fleet"] == "" and answer.packet is not None
+    assert facts["replicas"] == [0, 0, 0] and facts["fleet"] == [] and answer.packet is not None
 
 
 def test_a_recording_is_not_served_by_a_fleet(tmp_path):

@@ -95,7 +95,7 @@ def test_a_process_serves_a_file_and_ends_on_sigterm(model_file):
         (["--port", "70000"], "port must be from 0 to 65535, got 70000"),
         (
             ["--set", "max_seqs=4"],
-            "--set 'max_seqs=4' must be FIELD=VALUE (did you mean max_num_seqs?) with a field of",
+            "--set 'max_seqs=4': unknown field 'max_seqs' (did you mean max_num_seqs?); similar ones are max_",
         ),
         (["--set", "block_size=0"], "block_size must be"),
     ],

@@ -385,8 +385,13 @@ def test_two_routers_duel(open_playground):
     a, b = (simulate_fleet(workload, replicas=4, router=router).traces for router in ("round_robin", "sticky"))
     _, told = outcome(a, b, "hit rate of prompt tokens")
     assert page.text("verdict") == f"{told} You bet on B: you were right. Right so far: 1 of 1."
-    rows = page.page.eval_on_selector_all("#rows text", "(all) => all.map((each) => each.textContent)")
-    assert {f"{side}, replica {i}" for side in ("A", "now") for i in range(4)} <= set(rows)
+    figures = page.page.query_selector_all("#rows figure")
+    assert [figure.query_selector("figcaption").text_content() for figure in figures] == [
+        "A: 4 replicas, round_robin",
+        "now: 4 replicas, sticky",
+    ]
+    left, right = (figure.bounding_box() for figure in figures)
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "side by side"
     for replica in (0, 3):
         page.page.select_option("#replica", str(replica))
         page.settle()
@@ -410,6 +415,8 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
         viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light", bypass_csp=True
     )
     assert axe_findings(page.page) == []
+    if width < 821:
+        page.page.click("#fold > summary")
     page.page.click("#as-text summary")
     page.page.select_option("#policy", "ShortestFirst")
     page.settle()
@@ -440,6 +447,18 @@ def test_no_state_of_the_page_has_a_serious_finding(axe_findings, open_playgroun
 def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
     page = open_playground(viewport={"width": 390, "height": 800}, has_touch=True)
     assert page.page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    picture = page.page.locator("canvas:visible").first.bounding_box()
+    assert picture["y"] + picture["height"] <= page.page.locator("#numbers").bounding_box()["y"], (
+        "the timeline is in sight"
+    )
+    columns = page.page.eval_on_selector_all("#numbers thead th", "(all) => all.map((each) => each.innerText)")
+    assert columns[:3] == ["first token, mean", "P99", "output tokens/s"]
+    third = page.page.locator("#numbers thead th").nth(2).bounding_box()
+    assert third["x"] + third["width"] <= 390, "mean, P99 and throughput need no scrolling"
+    assert page.page.is_hidden("#sliders")
+    page.page.focus("#fold > summary")
+    page.page.keyboard.press("Enter")
+    assert page.page.is_visible("#sliders")
     for _ in range(2):  # at the sliders, and at the end of the page
         numbers = page.page.locator("#numbers").bounding_box()
         assert numbers["y"] > 400 and numbers["y"] + numbers["height"] <= 800, "what a slider changes is in sight"
@@ -450,6 +469,13 @@ def test_a_narrow_page_and_arrivals_drawn_by_hand(open_playground):
         "the page of a concept is about one"
     )
     page.page.evaluate("document.body.classList.remove('embedded')")
+    page.page.set_viewport_size({"width": 1000, "height": 800})
+    assert page.page.is_hidden("#fold > summary") and page.page.is_visible("#sliders"), (
+        "nothing is folded on a wide page"
+    )
+    page.page.set_viewport_size({"width": 390, "height": 800})
+    page.page.wait_for_function("() => !document.getElementById('fold').open")
+    page.page.click("#fold > summary")
     number = page.store("store.requests.length")
     page.page.locator("#drawing").click(position={"x": 200, "y": 60})
     page.settle()

@@ -228,6 +228,29 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
             fleet_svg(traces, "nobody")
 
 
+def test_two_fleets_beside_each_other_have_the_same_axes(fleet_run):
+    """Both are drawn as one fleet of all replicas would be, in other places."""
+    from workbench.viz.fleet_rows import fleet_svg, fleet_svgs
+
+    def drawn(picture):
+        """Heights and words of each row, and the times of the axis."""
+        root = ET.fromstring(picture)
+        areas = [re.findall(r"V([\d.]+)H", path.get("d")) for path in root.iter() if "Z" in path.get("d", "")]
+        heights = [[float(y) - 64 * (i // 2) for y in area] for i, area in enumerate(areas)]
+        return heights, [text.text for text in root.iter() if text.tag.endswith("text")], root.get("viewBox").split()[2]
+
+    traces = list(fleet_run.traces)
+    left, right = ({"replica 0": traces[0]}, {"replica 0": traces[1], "replica 1": traces[2]})
+    together = drawn(fleet_svg({f"replica {number}": trace for number, trace in enumerate(traces)}))
+    (a, words_a, wide_a), (b, words_b, wide_b) = map(drawn, fleet_svgs([left, right]))
+    assert len(a) == 2 and len(b) == 4 and wide_a == wide_b == "440"
+    assert all(close(one, other, 0.06) for one, other in zip(a + b, together[0], strict=True))
+    for words, names in ((words_a, ["replica 0"]), (words_b, ["replica 0", "replica 1"])):
+        assert [word for word in words if word.startswith("replica")] == names
+        assert [word for word in words if word.endswith(" s")] == [w for w in together[1] if w.endswith(" s")]
+    assert fleet_svgs([left]) == [fleet_svg(left)]
+
+
 def inside(path, top):
     first = float(path[1:].split("L")[0].split()[1])
     return top - 0.1 <= first <= top + 56.1 and "V" not in path

@@ -62,6 +62,8 @@ def measured(side, measure):
         return max(ends) - min(begins) if timed else max(map(len, side))
     if measure == "longest pause between two tokens":
         return max(b - a for steps in at.values() for a, b in pairwise(steps))
+    if measure == "throughput of output tokens":
+        return sum(map(len, at.values())) / measured(side, "time until all are finished")
     begin = {who: info.arrival_time if timed else info.arrival_step - 1 for who, info in infos.items()}
     waits = [steps[0] - begin[who] for who, steps in at.items()]
     if measure == "P99 of the time to first token":
@@ -73,9 +75,14 @@ def shown(value, measure, timed):
     """A value as a class reads it."""
     if measure in (FLEET_ONLY, "hit rate of prompt tokens"):
         return f"{100 * value:.1f}%"
+    if measure == "throughput of output tokens":
+        return f"{value:.4g}/{'s' if timed else 'step'}"
     if not timed:
         return f"{value:g} step{'s' * (value != 1)}"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+HIGHER = ("hit rate of prompt tokens", "throughput of output tokens")
 
 
 def check(a, b, measure):
@@ -83,7 +90,7 @@ def check(a, b, measure):
     winner, sentence = outcome(a, b, measure)
     one, other = measured(a, measure), measured(b, measure)
     near = abs(one - other) <= 0.01 * max(one, other)
-    first = one > other if measure == "hit rate of prompt tokens" else one < other
+    first = one > other if measure in HIGHER else one < other
     assert winner == ("neither" if near else "A" if first else "B"), (one, other)
     assert ("Neither wins." if near else f"{winner} wins.") in sentence
     told = re.search(": A (.*), B (.*?)\\. ", sentence).groups()
@@ -133,7 +140,7 @@ def test_a_duel_of_routers_is_decided_by_the_records_of_all_replicas(timed):
     one = fleet("round_robin", timed, 1)
     check(one, sides["sticky"], "mean time to first token")
     line = changes_of_fleets(sides["round_robin"], sides["sticky"])
-    for measure in ("mean time to first token", "hit rate of prompt tokens", FLEET_ONLY):
+    for measure in ("mean time to first token", *HIGHER, FLEET_ONLY):
         before, after = (shown(measured(sides[name], measure), measure, timed) for name in ("round_robin", "sticky"))
         assert (f"{measure} {before} -> {after}" in line) == (before != after) == (measure in line)
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench.analysis.spread_out import spread_out
-from workbench.base.field_checks import suggestion
+from workbench.base.field_checks import did_you_mean
 from workbench.base.outside_files import json_value
 from workbench.base.progress import progress_bar
+from workbench.base.text import shown
 from workbench.config import EngineConfig
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
@@ -36,7 +37,7 @@ def read_grid(settings: Iterable[str]) -> dict[str, list[Any]]:
     Raises:
         ValueError: An argument has no value, or its field is unknown or given twice.
     """
-    found = _by_field(settings, [*EngineConfig().to_dict(), "rate"], "sweep {} must be FIELD=VALUE,VALUE,...")
+    found = _by_field(settings, [*EngineConfig().to_dict(), "rate"], "--sweep", "FIELD=VALUE,VALUE,...")
     return {name: [_value(text) for text in texts.split(",")] for name, texts in found.items()}
 
 
@@ -50,20 +51,22 @@ def read_settings(settings: Iterable[str], known: Sequence[str] = ()) -> dict[st
     Raises:
         ValueError: An argument has no value, or its field is unknown or given twice.
     """
-    found = _by_field(settings, known or [*EngineConfig().to_dict()], "--set {} must be FIELD=VALUE")
+    found = _by_field(settings, known or [*EngineConfig().to_dict()], "--set", "FIELD=VALUE")
     return {name: _value(text) for name, text in found.items()}
 
 
-def _by_field(settings: Iterable[str], known: Sequence[str], form: str) -> dict[str, str]:
-    """The texts behind ``FIELD=``, by field; ``form`` says how a setting should look."""
+def _by_field(settings: Iterable[str], known: Sequence[str], option: str, form: str) -> dict[str, str]:
+    """The texts behind ``FIELD=``, by field; ``form`` says how a value of the option should look."""
     texts: dict[str, str] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
-        if name not in known or not text:
-            hint = suggestion(name, known) if name not in known else ""
-            raise ValueError(f"{form.format(repr(setting))}{hint} with a field of {', '.join(known)}")
+        if not text:
+            raise ValueError(f"{option} {setting!r} must be {form}; {option} help lists the fields")
+        if name not in known:
+            hint = did_you_mean(name, known, f"{option} help")
+            raise ValueError(f"{option} {setting!r}: unknown field {shown(name)}{hint}")
         if name in texts:
-            raise ValueError(f"{form.format(repr(setting))}, and {name} is given twice")
+            raise ValueError(f"{option} {setting!r}: {name} is given twice")
         texts[name] = text
     return texts
 

@@ -20,6 +20,10 @@ SMALLEST = 1e-100
 """Smallest factor of logits; a float32 divided by two such factors is still a float64."""
 
 
+MAX_LISTED = 8
+"""Most fields that a message lists if something else lists them, too."""
+
+
 class FieldError(ShortTraceback, ValueError):
     """A value that a field does not take; the message names the field, the value and what it takes."""
 
@@ -126,6 +130,18 @@ def suggestion(value: object, known: Iterable[str]) -> str:
     return f" (did you mean {similar[0]}?)" if similar else ""
 
 
-def did_you_mean(name: object, known: Collection[str]) -> str:
-    """The end of a message on an unknown field: the one that was probably meant, and all there are."""
-    return f"{suggestion(name, known)}; the fields are {', '.join(known)}"
+def did_you_mean(name: object, known: Collection[str], listed_by: str = "") -> str:
+    """The end of a message on an unknown field: the one that was probably meant, and the others.
+
+    Args:
+        name: The unknown field.
+        known: The fields.
+        listed_by: A command or call that lists the fields, such as "help(EngineConfig)". The message names it, and
+            only similar fields, if there are many.
+    """
+    meant = suggestion(name, known)
+    if not listed_by or len(known) <= MAX_LISTED:
+        return f"{meant}; the fields are {', '.join(known)}"
+    similar = get_close_matches(name, known, n=4, cutoff=0.5) if isinstance(name, str) and meant else []
+    others = f"; similar ones are {', '.join(similar[1:])}" if similar[1:] else ""
+    return f"{meant}{others}; {listed_by} lists all {len(known)} fields"

@@ -31,6 +31,7 @@ EXTRA_OF = {
     **dict.fromkeys(("panel", "param", "tornado", "prometheus_client", "zmq", "segno", "psutil"), "serve"),
     "ziglang": "msl",
     "hypothesis": "hunt",
+    "argcomplete": "completion",
 }
 """The extra that brings a package, by the name it is imported under."""
 

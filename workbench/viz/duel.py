@@ -68,6 +68,11 @@ def _until_the_end(side: Side, unit: str) -> float | None:
     return max(trace[-1].end for trace in runs) - min(trace[0].time for trace in runs)
 
 
+def _throughput(side: Side, unit: str) -> float | None:
+    tokens, time = sum(metrics(trace).summary.num_output_tokens for trace in side), _until_the_end(side, unit)
+    return tokens / time if tokens and time else None
+
+
 def busiest(side: Side) -> float | None:
     """The share of the requests that the replica with the most of them got; None without requests."""
     counts = [len(trace.requests) for trace in side]
@@ -78,12 +83,17 @@ def _percent_words(value: float, _: str) -> str:
     return percent(value)
 
 
+def _rate_words(value: float, unit: str) -> str:
+    return f"{value:.4g}/{'s' if unit == 's' else 'step'}"
+
+
 MEASURES = {
     "median time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).p50),
     "mean time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).mean),
     "P99 of the time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).p99),
     "longest pause between two tokens": Measure("shorter", _longest_pause),
     "time until all are finished": Measure("shorter", _until_the_end),
+    "throughput of output tokens": Measure("higher", _throughput, _rate_words),
     "hit rate of prompt tokens": Measure("higher", lambda side, _: hit_rate(_requests(side)), _percent_words),
     "share of requests at the busiest replica": Measure("lower", lambda side, _: busiest(side), _percent_words),
 }
@@ -145,8 +155,9 @@ def changes_of_fleets(a: Side, b: Side) -> str:
         ValueError: The sides have different requests.
     """
     unit = _unit(a, b)
+    first = ("mean time to first token", "P99 of the time to first token", "throughput of output tokens")
     parts = []
-    for name in ("mean time to first token", "P99 of the time to first token", "hit rate of prompt tokens", FLEET_ONLY):
+    for name in (*first, "hit rate of prompt tokens", FLEET_ONLY):
         before, after = (MEASURES[name].value(side, unit) for side in (a, b))
         if before is not None and after is not None:
             words = MEASURES[name].words

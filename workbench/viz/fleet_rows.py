@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from workbench.trace import Trace
-from workbench.viz.layout.fleet import BINS, fleet_rows
+from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows
 from workbench.viz.pareto import GRID, INK, text
 
 WIDTH, ROW, LEFT = 900, 56, 110
+HALF = 440
+"""Width of one picture of two that stand side by side."""
+
 RUNNING, WAITING, KV, CACHED, WAY = "#0072b2", "#e69f00", "#555555", "#009e73", "#d55e00"
 
 
@@ -22,10 +26,27 @@ def fleet_svg(traces: Mapping[str, Trace], request_id: str = "") -> str:
     Raises:
         ValueError: No trace has a step, or the request is in none.
     """
-    marks = fleet_rows(traces, request_id)
+    return _drawn(fleet_rows(traces, request_id), WIDTH, request_id)
 
+
+def fleet_svgs(sides: Sequence[Mapping[str, Trace]]) -> list[str]:
+    """Draw one fleet, or several as narrow pictures with the same axes, so that they can be compared.
+
+    Args:
+        sides: The replicas of each fleet by name.
+
+    Raises:
+        ValueError: No trace has a step.
+    """
+    marks = fleet_rows({f"{side} {name}": trace for side, each in enumerate(sides) for name, trace in each.items()})
+    rows = iter(marks.rows)
+    named = [[replace(next(rows), name=name) for name in each] for each in sides]
+    return [_drawn(replace(marks, rows=each), WIDTH if len(sides) == 1 else HALF) for each in named]
+
+
+def _drawn(marks: FleetRows, width: int, request_id: str = "") -> str:
     def to_x(seconds: float) -> float:
-        return marks.axis.place(seconds, LEFT, WIDTH - 16)
+        return marks.axis.place(seconds, LEFT, width - 16)
 
     bottom = 20 + (ROW + 8) * len(marks.rows)
     parts = []
@@ -57,13 +78,15 @@ def fleet_svg(traces: Mapping[str, Trace], request_id: str = "") -> str:
     legend = [(RUNNING, "running requests"), (WAITING, "waiting"), (KV, "KV blocks in use")]
     legend += [(CACHED, "with those kept in the prefix cache")]
     legend += [(WAY, f"the way of {request_id}")] if request_id else []
-    x = LEFT
+    x, y = LEFT, bottom + 26
     for colour, word in legend:
-        parts.append(f'<rect x="{x}" y="{bottom + 26}" width="12" height="12" fill="{colour}"/>')
-        parts.append(text(x + 18, bottom + 36, word))
+        if x + 18 + 6 * len(word) > width and x > LEFT:
+            x, y = LEFT, y + 18
+        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
+        parts.append(text(x + 18, y + 10, word))
         x += 48 + 6 * len(word)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 46}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 20}" role="img" '
         f'aria-label="{len(marks.rows)} replicas over {marks.end:.4g} s; the highest row has {marks.most} requests" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
         f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>'

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from importlib import import_module
 
@@ -30,6 +31,7 @@ COMMANDS = (
     "notebooks",
     "course",
     "doctor",
+    "completion",
 )
 """The commands, each in the module of its name."""
 
@@ -49,6 +51,8 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; bad input is one line on standard error and exit status 2."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        import_module(f"{__name__}.completion").answer(build_parser)
     arguments = sys.argv[1:] if arguments is None else arguments
     options = build_parser(*arguments[:1]).parse_args(arguments)
     thresholds = gc.get_threshold()

@@ -12,10 +12,10 @@ from workbench.apps.cli.options import (
     add_command,
     add_hit_rate_option,
     add_out_option,
-    add_settings_option,
     add_unit_options,
     load_trace,
 )
+from workbench.apps.cli.settings import add_settings_option
 from workbench.base.field_checks import integer, number
 
 if TYPE_CHECKING:

@@ -138,11 +138,6 @@ def add_loading_options(parser: Options) -> None:
     add_list(parser, "--ignore-config-key", "KEY", help)
 
 
-def add_settings_option(parser: Options, help: str) -> None:
-    """Add ``--set``, whose values `workbench.analysis.sweep.read_settings` reads."""
-    add_list(parser, "--set", "FIELD=VALUE", help)
-
-
 def add_dashboard_port_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--port``, where a dashboard is served; see `check_port`."""
     add_number(parser, "--port", 5006, "port of the dashboard on 127.0.0.1")

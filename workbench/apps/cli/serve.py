@@ -16,9 +16,9 @@ from workbench.apps.cli.options import (
     add_loading_options,
     add_model_option,
     add_number,
-    add_settings_option,
     allow_hosts,
 )
+from workbench.apps.cli.settings import add_settings_option
 from workbench.apps.serve.keys import read_api_keys
 from workbench.apps.serve.settings import ServeSettings
 from workbench.base.outside_files import json_value

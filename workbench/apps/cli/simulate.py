@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.apps.cli.options import Commands, add_command, add_out_option, check_table_and_plot, load_trace
+from workbench.apps.cli.options import (
+    Commands,
+    add_command,
+    add_out_option,
+    check_table_and_plot,
+    load_trace,
+)
+from workbench.apps.cli.settings import add_sweep_option
 from workbench.base.field_checks import integer
 
 if TYPE_CHECKING:
@@ -37,12 +44,7 @@ def add_parser(commands: Commands) -> None:
         "--cost-from", type=Path, metavar="TRACE.jsonl", help="fit the duration of a step to the timings of this trace"
     )
     parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --out saves")
-    parser.add_argument(
-        "--sweep",
-        action="append",
-        metavar="FIELD=A,B,...",
-        help="values of a configuration field or of rate to try; may be repeated",
-    )
+    add_sweep_option(parser, "values of a configuration field or of rate to try")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
 

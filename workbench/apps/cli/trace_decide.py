@@ -15,7 +15,6 @@ from workbench.apps.cli.options import (
     add_hit_rate_option,
     add_list,
     add_out_option,
-    add_settings_option,
     add_unit_options,
     add_window_options,
     check_table_and_plot,
@@ -24,6 +23,7 @@ from workbench.apps.cli.options import (
     load_trace,
     parts_of,
 )
+from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
 from workbench.base.text import printable
 
@@ -83,13 +83,13 @@ def add_parsers(actions: Commands) -> None:
 
     whatif = add_command(actions, "whatif", _whatif, "predict a recorded run under other settings", examples=_WHATIF)
     _add_sources(whatif)
-    add_settings_option(whatif, "a changed setting of vLLM's")
+    add_settings_option(whatif, "a changed setting of vLLM's", vllm_fields)
     add_out_option(whatif, "OUT.jsonl", "file to save the predicted trace to", before=["--save"])
 
     tune = add_command(actions, "tune", _tune, "find the setting that meets a target on a recorded run", examples=_TUNE)
     _add_sources(tune)
     tune.add_argument("--slo", required=True, metavar="NAME=TIME,...", help="target, such as ttft_p99=1s,itl_p99=100ms")
-    add_list(tune, "--sweep", "FIELD=A,B,...", "values to try")
+    add_sweep_option(tune, "values to try")
     add_out_option(tune, "OUT.csv", "table of all settings (.csv, .parquet)")
     tune.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all settings")
 

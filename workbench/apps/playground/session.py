@@ -236,20 +236,21 @@ class Session:
         return Answer(json.dumps(facts), packet, second)
 
     def _answer_of_fleets(self, first: Run, other: Run | None, facts: dict[str, Any]) -> Answer:
-        """A row for each replica of both runs, and the packet of the replica of the newest run that is looked at."""
-        from workbench.viz.fleet_rows import fleet_svg  # few pages draw a fleet
+        """A picture of the replicas of each run, and the packet of the replica of the newest run that is looked at."""
+        from workbench.viz.fleet_rows import fleet_svgs  # few pages draw a fleet
 
         newest = first if other is None else other
         replica = self._replica if self._replica is not None else newest.busiest
         replica = replica if replica < len(newest.traces) else newest.busiest
-        sides = {"": newest} if other is None else {"A, ": first, "now, ": other}
-        rows = {f"{side}replica {i}": trace for side, run in sides.items() for i, trace in enumerate(run.traces)}
+        sides = [
+            {f"replica {i}": trace for i, trace in enumerate(run.traces)} for run in (first, other) if run is not None
+        ]
         try:
             facts["verdict"] = "" if other is None else changes_of_fleets(first.traces, other.traces)
         except ValueError as problem:
             facts["verdict"] = str(problem)
         busy = newest.traces[newest.busiest]
-        facts |= {"fleet": fleet_svg(rows) if busy and busy[-1].end else "", "replica": replica}
+        facts |= {"fleet": fleet_svgs(sides) if busy and busy[-1].end else [], "replica": replica}
         facts["replicas"] = [len(trace.requests) for trace in newest.traces]
         self._shown = newest.traces[replica]
         return Answer(json.dumps(facts), self._packet(self._shown))

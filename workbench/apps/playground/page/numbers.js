@@ -17,20 +17,21 @@ const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)}
  * @type {[string, (summary: any) => string, string?][]}
  */
 const COLUMNS = [
-  ["steps", (s) => count(s.num_steps), "step"],
-  ["duration", (s) => time(s.duration, s.unit)],
   ["first token, mean", (s) => time(s.ttft.mean, s.unit), "TTFT"],
-  ["p99", (s) => time(s.ttft.p99, s.unit), "TTFT"],
-  ["between tokens, mean", (s) => time(s.itl.mean, s.unit), "ITL"],
-  ["longest", (s) => time(s.itl.max, s.unit), "ITL"],
+  ["P99", (s) => time(s.ttft.p99, s.unit), "TTFT"],
   ["output tokens/s", (s) => s.unit === "s" ? s.output_throughput?.toFixed(1) ?? "–" : "–"],
+  ["between tokens, mean", (s) => time(s.itl.mean, s.unit), "ITL"],
+  ["P99", (s) => time(s.itl.p99, s.unit), "ITL"],
+  ["longest", (s) => time(s.itl.max, s.unit), "ITL"],
+  ["duration", (s) => time(s.duration, s.unit)],
+  ["steps", (s) => count(s.num_steps), "step"],
   ["budget used", (s) => percent(s.mean_budget_use), "budget"],
   ["from the cache", (s) => count(s.num_cached_tokens), "prefix caching"],
   ["preemptions", (s) => count(s.num_preemptions), "preemption"],
   ["recomputed", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
-/** @type {typeof COLUMNS} Columns that fleets have beside these. */
+/** @type {typeof COLUMNS} Columns that fleets have after the third of these. */
 const OF_FLEETS = [
   ["hit rate", (s) => percent(s.hit_rate), "prefix caching"],
   ["busiest replica", (s) => percent(s.busiest)],
@@ -41,7 +42,7 @@ export function showNumbers(element, { summary, other, end, pinned }) {
   const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);
   const isFleet = rows.some(([, values]) => values.replicas > 1);
-  const columns = [...COLUMNS, ...isFleet ? OF_FLEETS : []];
+  const columns = [...COLUMNS.slice(0, 3), ...isFleet ? OF_FLEETS : [], ...COLUMNS.slice(3)];
   const head = h(
     "tr",
     {},

@@ -2,7 +2,7 @@
 // in progress only the newest change waits.
 
 import { Arrivals, canBeDrawn } from "./arrivals.js";
-import { at, options } from "./elements.js";
+import { at, h, options } from "./elements.js";
 import { Engine } from "./engine.js";
 import { decodeRun, decodeState, encodeState } from "./link.js";
 import { showNumbers } from "./numbers.js";
@@ -42,6 +42,10 @@ class Playground {
     at("start").remove();
     // On a page of the documentation there is room for the settings and the picture only.
     document.body.classList.toggle("embedded", self !== top);
+    // On a narrow page the run comes first; there is a line to unfold what stands beside it on a wide one.
+    const narrow = matchMedia("(max-width: 820px)"), fold = () => at("fold").open = !narrow.matches || self !== top;
+    narrow.addEventListener("change", fold);
+    fold();
     at("preset").addEventListener("change", () => this.choose(at("preset").value));
     at("text").addEventListener("input", () => this.takeText());
     at("policy").addEventListener("change", () => this.choosePolicy(at("policy").value));
@@ -297,8 +301,17 @@ class Playground {
     const words = (requests, i) => `replica ${i}: ${requests.toLocaleString("en")} request${requests === 1 ? "" : "s"}`;
     options(at("replica"), replicas.map((requests, i) => [i, words(requests, i)]));
     at("replica").value = replica;
-    const picture = new DOMParser().parseFromString(fleet || "<svg/>", "image/svg+xml").documentElement;
-    at("rows").replaceChildren(document.importNode(picture, true));
+    const sides = fleet.length > 1 ? [`A: ${this.fleetOf(this.pinned)}`, `now: ${this.fleetOf(this.state)}`] : [];
+    at("rows").replaceChildren(...fleet.map((drawing, i) => {
+      const picture = new DOMParser().parseFromString(drawing, "image/svg+xml").documentElement;
+      return h("figure", {}, sides[i] ? h("figcaption", {}, sides[i]) : [], document.importNode(picture, true));
+    }));
+  }
+
+  /** The fleet of a state in words. */
+  fleetOf(state) {
+    const { replicas, router } = this.command(state);
+    return replicas > 1 ? `${replicas} replicas, ${router}` : "1 replica";
   }
 
   fail(words) {
@@ -485,6 +498,7 @@ class Playground {
     this.settings.begin(facts.config);
     this.showFleet(1, ROUTER);
     at("workload").hidden =
+      at("requests").hidden =
       at("fleet-settings").hidden =
       at("link").hidden =
       at("python").hidden =
@@ -498,6 +512,7 @@ class Playground {
   forgetRecording() {
     this.recording = null;
     at("workload").hidden =
+      at("requests").hidden =
       at("fleet-settings").hidden =
       at("link").hidden =
       at("python").hidden =
