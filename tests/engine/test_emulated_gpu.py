@@ -64,9 +64,10 @@ def model():
 """
 
 
-def test_the_metal_kernel_computes_every_step_and_says_so():
-    """Slots without a token are NaN, and the same requests find their blocks afterwards."""
-    on_gpu, step, backends, again, cpu, same = run(
+@cache
+def served():
+    """Lines about an engine with the right kernel; the tokens of its requests are among them."""
+    return run(
         """
 with Engine(model(), num_blocks=64, max_num_batched_tokens=40) as engine:
     for array in engine.runner.kv_cache.arrays:
@@ -77,15 +78,24 @@ with Engine(model(), num_blocks=64, max_num_batched_tokens=40) as engine:
     print(engine.trace[1]._repr_html_().split("attention: ")[1].split(",")[0])
     print({step.kernel.backend for step in engine.trace}, len(engine.trace))
     print(tokens(engine) == first, [chunk.num_cached_tokens for chunk in engine.trace[7].chunks])
+    engine.add_request([5, 6, 7, 8], max_tokens=2)
+    print(engine.shadow(engine.step()))
+    print(first)
 workbench.base.device.choose_device("cpu")
 with Engine(model(), num_blocks=64, max_num_batched_tokens=40) as engine:
     print(engine.device, engine.trace.meta.model["runs_on"])
     print(tokens(engine) == first)
 """
     )
+
+
+def test_the_metal_kernel_computes_every_step_and_says_so():
+    """Slots without a token are NaN, and the same requests find their blocks afterwards."""
+    on_gpu, step, backends, again, shadow, _, cpu, same = served()
     device, words, shown = on_gpu.split(" | ")
     assert device == "gpu" and words == "Metal kernel on Apple M3, emulated" and words in shown
     assert step == "Metal kernel" and backends == "{'metal'} 7" and again == "True [64, 0]"
+    assert "agrees with the engine's result (Metal kernel, layer by layer)" in shadow
     assert cpu.startswith("cpu CPU, ") and cpu.endswith("it was asked for, and the GPU is not used") and same == "True"
 
 
@@ -130,39 +140,21 @@ print(Engine("smollm2", device="cpu", num_blocks=64).device)        # one that c
     assert lines[11:] == ["gpu True", "FieldError", "cpu"]
 
 
-@cache
-def tokens_and_facts(kernels):
-    """Facts about an engine, and its tokens."""
+@pytest.mark.parametrize("kernels", ["wrong", "broken"])
+def test_a_kernel_that_is_wrong_only_there_gives_way_and_the_record_says_why(kernels):
     facts, got = run(
         """
 with Engine(model(), num_blocks=64, max_num_batched_tokens=40) as engine:
     got, facts = tokens(engine), engine.trace.meta.model
-    print([facts["runs_on"], facts.get("attention_fallback_reason"), {step.kernel.backend for step in engine.trace}])
+    print([facts["runs_on"], facts["attention_fallback_reason"], {step.kernel.backend for step in engine.trace}])
     print(got)
 """,
         kernels,
     )
-    return eval(facts), got
-
-
-@pytest.mark.parametrize("kernels", ["wrong", "broken"])
-def test_a_kernel_that_is_wrong_only_there_gives_way_and_the_record_says_why(kernels):
-    (words, reason, backends), got = tokens_and_facts(kernels)
-    (_, no_reason, _), right = tokens_and_facts("emulated")
+    words, reason, backends = eval(facts)
     assert backends == {"gather"} and words.startswith("MLX operations over gathered context on Apple M3")
     assert reason and words.endswith(f"not the Metal kernel: {reason}")
-    assert got == right and no_reason is None
-
-
-def test_shadow_beside_the_gpu():
-    (found,) = run(
-        """
-with Engine(model(), num_blocks=64) as engine:
-    engine.add_request([5, 6, 7, 8], max_tokens=2)
-    print(engine.shadow(engine.step()))
-"""
-    )
-    assert "agrees with the engine's result (Metal kernel, layer by layer)" in found
+    assert got == served()[5]
 
 
 def run_notebook(name, kernels):
