@@ -91,6 +91,15 @@ def test_a_wide_screen_is_used_by_the_pool(open_trace):
     assert columns * cell > 0.8 * width
 
 
+@pytest.mark.parametrize(("width", "columns"), [(390, 1), (1100, 1), (1440, 1), (2560, 2)])
+def test_texts_stand_side_by_side_where_there_is_room(open_trace, width, columns):
+    page = open_trace(width)
+    page.view("view.cursor.seek(view.cursor.last)")
+    page.frame()
+    lefts = page.view("[...view.root.querySelectorAll('.wb-card')].map((card) => card.getBoundingClientRect().left)")
+    assert len(lefts) > 4 and len(set(lefts)) == columns
+
+
 def test_headings_have_no_gap_and_every_column_a_name(open_trace):
     page = open_trace(1280, "all")
     levels = [

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from serve_helpers import ENGINE, ChatTokenizer, make_chat_model, serving, wait_for
 from viz_traces import HOSTILE_TEXTS
 
 from workbench import simulate
+from workbench.trace import Trace, TraceMeta
 
 TEXTS = [text for text in HOSTILE_TEXTS if len(text) < 1000]
 
@@ -47,6 +49,40 @@ def test_a_live_page_shows_hostile_texts_as_text(open_page, text):
         assert output.text_content() in ((text * 5).replace("\x00", "\ufffd"), text * 5)
         assert page.page.evaluate("window.pwned") is None
         assert page.root.locator("script, img, textarea:not([aria-label=Prompt])").count() == 0
+
+
+def test_line_breaks_before_a_reply_are_not_shown_and_stay_in_the_data(page_of):
+    """Cards and tables begin with the first word, whether it comes with the line break or after it."""
+    replies = {"a": ["\n", "\n\n Yes", ", it\n", "is"], "b": ["\n\nNo", "\n", "way", ""], "c": ["\n", " ", "\n", "\n"]}
+    requests = [{"id": name, "prompt": {"len": 5}, "max_tokens": 4} for name in replies]
+    plain = simulate({"requests": requests})
+    counts = dict.fromkeys(replies, 0)
+
+    def spoken(chunk):
+        text = replies[chunk.request_id][counts[chunk.request_id]]
+        counts[chunk.request_id] += 1
+        return msgspec.structs.replace(chunk, text=text)
+
+    trace = Trace(TraceMeta(source="test", config=plain.config))
+    for info in plain.requests.values():
+        trace.add_request(info)
+    for step in plain:
+        trace.append(msgspec.structs.replace(step, chunks=tuple(map(spoken, step.chunks))))
+    page = page_of(trace)
+    page.view("view.cursor.seek(view.cursor.last)")
+    page.frame()
+    page.root.locator(".wb-panel-texts").scroll_into_view_if_needed()
+    expected = ["Yes, it\nis", "No\nway", ""]
+    for i, text in enumerate(expected):
+        output = page.root.locator(f".wb-card[data-request='{i}'] .wb-output")
+        wait_for(lambda output=output, text=text: output.text_content() == text)
+        output.locator("..").hover()
+        page.frame()
+        assert output.text_content() == text, "also with an element for each token"
+    assert page.view("view.store.requests[0].tokens.map(({ text }) => text)") == replies["a"]
+    rows = page.view("view.panel('texts').tableData().rows.map((row) => row[3])")
+    assert rows == expected
+    assert "<td>Yes, it\nis</td>" in trace._repr_html_() and "<td>No\nway</td>" in trace._repr_html_()
 
 
 def test_only_a_card_that_is_pointed_at_has_an_element_for_each_token(page_of):

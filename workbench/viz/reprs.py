@@ -143,8 +143,8 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
             svg.shorten(request_id, 40),
             info.num_prompt_tokens,
             counts[request_id],
-            svg.shorten(info.prompt, 80),
-            svg.shorten("".join(texts[request_id]), TEXT_LIMIT),
+            _trimmed(info.prompt, 80),
+            _trimmed("".join(texts[request_id]), TEXT_LIMIT),
         )
         for request_id, info in list(infos.items())[-limit:]
     ]
@@ -175,8 +175,8 @@ def outputs_html(outputs: Any) -> str:
         rows.append(
             (
                 svg.shorten(output.request_id, 40),
-                svg.shorten(output.prompt, 80) or counted(len(output.prompt_token_ids), "token"),
-                svg.shorten(output.text, TEXT_LIMIT),
+                _trimmed(output.prompt, 80) or counted(len(output.prompt_token_ids), "token"),
+                _trimmed(output.text, TEXT_LIMIT),
                 len(output.token_ids),
                 end_words(output.finish_reason, output.error),
                 _latency(times.ttft) if times is not None and times.ttft is not None else "",
@@ -187,6 +187,11 @@ def outputs_html(outputs: Any) -> str:
     where = outputs.trace.meta.model.get("runs_on")
     note = f"<p>{escape(str(where))}</p>" if where else ""
     return fragment(table(headings, rows), note)
+
+
+def _trimmed(text: str, limit: int) -> str:
+    """A text without the line breaks around it, for a row of a table."""
+    return svg.shorten(text.strip(), limit)
 
 
 def _latency(latency: Latency) -> str:

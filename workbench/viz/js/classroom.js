@@ -190,6 +190,6 @@ function scoreOf(score) {
     "p",
     {},
     h("b", {}, sentence),
-    ` ${own}${right} of ${counted(bets, "bet")} ${right === 1 ? "was" : "were"} right.`,
+    ` ${own}${right} of ${counted(bets, "bet")} ${bets === 1 || right === 1 ? "was" : "were"} right.`,
   );
 }

@@ -76,7 +76,7 @@ export class Question {
     const busy = state === "running" && (request.tokens.length ? "decoding" : "prefilling");
     setText(this.state, plain(words[state] || busy || state));
     const atEnd = this.reply.scrollTop + this.reply.clientHeight >= this.reply.scrollHeight - 4;
-    setText(this.reply, request.tokens.map(({ text }) => text).join(""));
+    setText(this.reply, request.tokens.map(({ text }) => text).join("").trimStart());
     if (atEnd) this.reply.scrollTop = this.reply.scrollHeight;
     this.fill(wayOf(this.view, request));
   }

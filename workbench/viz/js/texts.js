@@ -257,11 +257,16 @@ export class TextsPanel extends Panel {
     Object.assign(card, { first, byToken });
   }
 
-  /** The text of the tokens [from, to), or their ids if a request has no text at all, or a dot for each unknown one. */
+  /**
+   * The text of the tokens [from, to), or their ids if a request has no text at all, or a dot for each unknown one.
+   * Line breaks before the first word of a reply are left out: they would only move it down.
+   */
   words(request, from, to) {
     // A token without text, such as an end token, adds none.
-    const { tokensKnown } = this.store;
-    const word = ({ text, id }) => text || (request.hasText ? "" : tokensKnown ? `${id} ` : "· ");
+    const { tokensKnown } = this.store, first = request.tokens.findIndex(({ text }) => text?.trim());
+    const written = (text, i) => first < 0 || i < first ? "" : i === first ? text.trimStart() : text;
+    const word = ({ text, id }, i) =>
+      text ? written(text, from + i) : request.hasText ? "" : tokensKnown ? `${id} ` : "· ";
     return request.tokens.slice(from, to).map(word).join("");
   }
 
