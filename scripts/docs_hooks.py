@@ -20,6 +20,7 @@ from typing import Any
 import build_lite
 import docs_notebooks
 from docs_playground import LIVE, after_definition, with_notebooks, with_playground
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from workbench.apps.playground import runtime, site
@@ -140,8 +141,29 @@ def _shown(concept: str, page: Any) -> str:
     )
 
 
+SIGNATURE = re.compile(r'(<div class="[^"]*highlight">(?:(?!</div>).)*</div>)\s*<p>Types: ((?:(?!</p>).)*)</p>', re.S)
+TYPE = re.compile(r'<a (?:title="[^"]*" )?href="([^"]*)"><code>(\w+)</code></a>')
+
+
+def linked(html: str) -> str:
+    """HTML in which the types of a signature are links: those of the line below it, which mkdocs has checked."""
+
+    def with_links(found: re.Match[str]) -> str:
+        code = found[1]
+        for address, name in TYPE.findall(found[2]):
+            link = f'<a class="wb-type" href="{address}">{name}</a>'
+            code, number = re.subn(rf'(<span class="\w+">){name}(</span>)', rf"\g<1>{link}\2", code)
+            if not number:
+                raise PluginError(f"{name} is not in the signature above its link to {address}")
+        return code
+
+    return SIGNATURE.sub(with_links, html)
+
+
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Explain terms, and add the anchors of lines: the highlighter makes them, so mkdocs does not know them."""
+    if page.file.src_uri.startswith("api/"):
+        html = linked(html)
     if not page.file.src_uri.startswith(("source/", "glossary")) and page.file.src_uri not in ROOT_PAGES:
         html = explained(html)
     return re.sub(r'(href="[^"#]*source/[^"#]*)" title="line (\d+)"', r'\1#__codelineno-0-\2" title="line \2"', html)

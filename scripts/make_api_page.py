@@ -33,6 +33,9 @@ Each is imported from `workbench`. The fields of configurations and records are 
 """
 
 
+STANDS_FOR = {"ConfigFields": "EngineConfig", "ConfigChanges": "EngineConfig", "SamplingFields": "SamplingParams"}
+"""Types of keywords, by the class whose fields they are."""
+
 ABOUT_RESULTS = "Results of the functions and methods above: you read them, and make none."
 
 
@@ -255,7 +258,31 @@ def place_of(name: str) -> str:
     return next(f"{group.file}.md#{anchor(name)}" for group in GROUPS if name in group.names.split())
 
 
-def members(name: str, of: type) -> Iterator[str]:
+class Places(NamedTuple):
+    """Where the classes of all pages are, seen from one of them.
+
+    Attributes:
+        file: The page's name.
+        by_id: Page and anchor by the id of a class.
+    """
+
+    file: str
+    by_id: dict[int, str]
+
+    def types(self, call: str, home: str) -> Iterator[str]:
+        """A line with links to the types of a signature; ``scripts/docs_hooks.py`` puts them into the signature."""
+        links = {}
+        for name, of in named_classes(call, home):
+            if place := self.by_id.get(id(of)):
+                links[name] = f"[`{name}`]({place.removeprefix(f'{self.file}.md')})"
+        for name, stands_for in STANDS_FOR.items():
+            if re.search(rf"\b{name}\b", call):
+                links[name] = f"[`{name}`]({place_of(stands_for).removeprefix(f'{self.file}.md')})"
+        if links:
+            yield f"Types: {', '.join(links[name] for name in sorted(links))}\n"
+
+
+def members(name: str, of: type, places: Places) -> Iterator[str]:
     """A table of a class's members; those whose docstring says more have a section each below it."""
     found = list(methods(of))
     if found:
@@ -269,11 +296,13 @@ def members(name: str, of: type) -> Iterator[str]:
         if has_more(function):
             yield from (f"### `{name}.{member}`", "")
             if kind == "method":
-                yield f"```py\n{signature(member, function, bound=True)}\n```\n"
+                call = signature(member, function, bound=True)
+                yield f"```py\n{call}\n```\n"
+                yield from places.types(call, function.__module__)
             yield from (description(function), "")
 
 
-def entry(name: str, of: Any) -> Iterator[str]:
+def entry(name: str, of: Any, places: Places) -> Iterator[str]:
     """A heading, the signature and the docstring; for a class also its members."""
     yield from (f"## `{name}`", "")
     if of in (*CONFIGURATIONS, *RECORDS):
@@ -281,14 +310,16 @@ def entry(name: str, of: Any) -> Iterator[str]:
     elif _is_large_record(of):
         yield from (f"```py\n{name}(...)\n```", "", description(of), "")
     elif callable(of):
-        yield from (f"```py\n{signature(name, of)}\n```", "", description(of), "")
+        call = signature(name, of)
+        types = places.types(call.removeprefix(name), of.__module__)
+        yield from (f"```py\n{call}\n```", "", *types, description(of), "")
     else:
         is_plain = all(isinstance(part, int | str | float) for part in (of if isinstance(of, tuple) else (of,)))
         yield from (f"A constant: `{of!r}`." if is_plain else "A constant.", "")
     if inspect.isclass(of):
         if (above := parent(of)) is not None:
             yield from (f"It also has the members of [`{above.__name__}`]({place_of(above.__name__)}).", "")
-        yield from members(name, of)
+        yield from members(name, of, places)
 
 
 @cache
@@ -299,8 +330,8 @@ def imports_of(home: str) -> dict[str, tuple[str, str]]:
     return {alias.asname or alias.name: (node.module or "", alias.name) for node in imports for alias in node.names}
 
 
-def classes_in(text: str, home: str) -> Iterator[type]:
-    """The classes of the package that a type of a module names."""
+def named_classes(text: str, home: str) -> Iterator[tuple[str, type]]:
+    """The classes of the package that a text of a module names, with the names."""
     module = importlib.import_module(home)
     for name in re.findall(r"\b[A-Z]\w+", text):
         of = vars(module).get(name)
@@ -308,7 +339,13 @@ def classes_in(text: str, home: str) -> Iterator[type]:
             place, there = imports_of(home)[name]
             of = getattr(importlib.import_module(place), there, None)
         if inspect.isclass(of) and of.__module__.startswith("workbench") and not issubclass(of, BaseException):
-            yield of
+            yield name, of
+
+
+def classes_in(text: str, home: str) -> Iterator[type]:
+    """The classes of the package that a type of a module names."""
+    for _, of in named_classes(text, home):
+        yield of
 
 
 def returned_by(of: Any) -> Iterator[type]:
@@ -348,31 +385,44 @@ def pages() -> dict[Path, str]:
     if missing:
         raise SystemExit(f"scripts/make_api_page.py: no group has {', '.join(sorted(missing))}")
     seen = {id(of) for found in groups.values() for _, of in found} | {id(of) for of in RECORDS}
+    results = {group: _results(found, seen) for group, found in groups.items()}
+    by_id = {
+        id(of): f"{group.file}.md#{anchor(name)}"
+        for group, found in groups.items()
+        for name, of in (*results[group].items(), *found)
+        if inspect.isclass(of)
+    }
     listing = [BEGINNING]
     written = {}
     for group, found in groups.items():
+        places = Places(group.file, by_id)
         lines = [f"# {group.title}\n\n{group.about}\n"]
         listing += [f"## [{group.title}](api/{group.file}.md)\n\n{group.about}\n", "| name | meaning |", "|---|---|"]
         for name, of in found:
-            lines += entry(name, of)
+            lines += entry(name, of, places)
             about = first_paragraph(of) if callable(of) else "A constant."
             listing.append(table_row(f"[`{name}`](api/{group.file}.md#{anchor(name)})", about))
-        others = [of for _, each in found for of in returned_by(each)]
-        results = {}
-        while others:
-            of = others.pop(0)
-            if id(of) not in seen and not of.__name__.startswith("_"):
-                seen.add(id(of))
-                results[of.__name__] = of
-                others += [*held_by(of), *(returned_by(of) if is_read(of) else ())]
-        if results:
+        if results[group]:
             lines.append(f"## Classes of results\n\n{ABOUT_RESULTS}\n")
-            for name, of in sorted(results.items()):
-                lines += [f"#{line}" if line.startswith("##") else line for line in entry(name, of)]
+            for name, of in sorted(results[group].items()):
+                lines += [f"#{line}" if line.startswith("##") else line for line in entry(name, of, places)]
         listing.append("")
         written[DOCS / "api" / f"{group.file}.md"] = lines
     texts = {path: "\n".join(lines) for path, lines in written.items()} | {DOCS / "api.md": "\n".join(listing)}
     return {path: re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for path, text in texts.items()}
+
+
+def _results(found: list[tuple[str, Any]], seen: set[int]) -> dict[str, type]:
+    """The classes that the objects of a page return, by name, and what those hold; ``seen`` are on another page."""
+    others = [of for _, each in found for of in returned_by(each)]
+    results = {}
+    while others:
+        of = others.pop(0)
+        if id(of) not in seen and not of.__name__.startswith("_"):
+            seen.add(id(of))
+            results[of.__name__] = of
+            others += [*held_by(of), *(returned_by(of) if is_read(of) else ())]
+    return results
 
 
 def is_read(of: type) -> bool:

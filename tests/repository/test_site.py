@@ -10,6 +10,7 @@ pytest.importorskip("mkdocs", reason="mkdocs is not installed, so there is no si
 
 import docs_hooks
 from docs_playground import HERE, after_definition
+from mkdocs.exceptions import PluginError
 
 from workbench.viz.glossary import TERMS
 
@@ -60,3 +61,42 @@ def test_the_workflow_builds_a_site_that_lacks_nothing():
     assert "make docs STRICT=1" in (ROOT / ".github/workflows/docs.yml").read_text()
     recipe = (ROOT / "Makefile").read_text().partition("\ndocs:")[2].partition("\n\n")[0].splitlines()[1:]
     assert [line.startswith("\t$(if $(STRICT),,-)") for line in recipe] == [True, True, True, False]
+
+
+SIGNATURE = (
+    '<div class="highlight"><pre><code><span class="n">{}</span>(<span class="n">Row</span>)</code></pre></div>\n'
+)
+
+
+def test_the_types_of_a_signature_are_links():
+    """They come from the line below it, which mkdocs resolves and checks."""
+    line = '<p>Types: <a href="../b/#row"><code>Row</code></a></p>'
+    shown = docs_hooks.linked(SIGNATURE.format("f") + line + "\n<p>Row.</p>")
+    assert (
+        shown
+        == SIGNATURE.format("f").strip().replace(">Row<", '><a class="wb-type" href="../b/#row">Row</a><')
+        + "\n<p>Row.</p>"
+    )
+    with pytest.raises(PluginError, match="Row is not in the signature"):
+        docs_hooks.linked(SIGNATURE.replace("Row", "Line").format("f") + line)
+    prose = "<p>Types: words, chunks.</p>"
+    assert docs_hooks.linked(prose) == prose
+
+
+def test_each_type_of_a_signature_has_a_link_to_its_own_heading():
+    """Of all classes with a heading: a name that two modules have is not mistaken for the other."""
+    pages = {path.name: path.read_text() for path in (ROOT / "docs" / "api").glob("*.md")}
+    headings = {page: set(re.findall(r"^##+ `([\w.]+)`$", text, re.M)) for page, text in pages.items()}
+    names = {name for found in headings.values() for name in found if name[0].isupper() and "." not in name}
+    linked = missing = 0
+    for page, text in pages.items():
+        for code, line in re.findall(r"```py\n[\w.]+(.*?)\n```\n\n?(Types: [^\n]*)?", text, re.S):
+            links = dict(re.findall(r"\[`(\w+)`\]\(([^)]*)\)", line))
+            for name, address in links.items():
+                target, _, anchor = address.partition("#")
+                assert re.search(rf"\b{name}\b", code), (page, name)
+                assert anchor in {each.lower().replace(".", "") for each in headings[target or page]}, (page, address)
+            found = set(re.findall(r"\b[A-Z]\w+", code)) & names
+            linked += len(found & links.keys())
+            missing += len(found - links.keys())
+    assert linked > 200 and not missing, (linked, missing)

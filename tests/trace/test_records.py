@@ -291,3 +291,12 @@ def test_a_step_that_ends_before_it_begins_is_refused():
     trace.append(StepRecord(0, time=2.0, end=2.5))
     with pytest.raises(TraceError, match=r"step 1 begins at 3.0 s and ends before that, at 2.75 s"):
         trace.append(StepRecord(1, time=3.0, end=2.75))
+
+
+def test_a_repr_is_made_of_any_value():
+    """An array is equal to no default, and says so for each number or not at all."""
+    for tokens in (np.arange(5), np.zeros(0), float("nan"), [[1] * 100] * 100):
+        shown = repr(RequestInfo("r", 3, prompt_token_ids=tokens))
+        assert shown.startswith("RequestInfo(request_id='r', num_prompt_tokens=3, prompt_token_ids=")
+        assert len(shown) < 400
+    assert repr(RequestInfo("r", 3)) == "RequestInfo(request_id='r', num_prompt_tokens=3)"

@@ -21,6 +21,11 @@ class _Short(reprlib.Repr):
 _SHORT = _Short()
 
 
+def _differs(value: Any, default: Any) -> bool:
+    """Whether a value is not its default; no array is, and comparing one with a tuple fails or gives many answers."""
+    return not (isinstance(value, type(default)) and value == default)
+
+
 def short_repr(struct: msgspec.Struct) -> str:
     """The ``__repr__`` of a record, which may hold a prompt of thousands of tokens.
 
@@ -31,6 +36,6 @@ def short_repr(struct: msgspec.Struct) -> str:
     """
     names, defaults = struct.__struct_fields__, struct.__struct_defaults__
     is_set = [True] * (len(names) - len(defaults))
-    is_set += [getattr(struct, name) != default for name, default in zip(names[len(is_set) :], defaults, strict=True)]
+    is_set += [_differs(getattr(struct, name), default) for name, default in zip(names[len(is_set) :], defaults)]
     shown = (f"{name}={_SHORT.repr(getattr(struct, name))}" for name, given in zip(names, is_set, strict=True) if given)
     return f"{type(struct).__name__}({', '.join(shown)})"

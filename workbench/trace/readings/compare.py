@@ -25,7 +25,7 @@ from workbench.trace.readings.metrics import RequestMetrics, number
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.recorded_when import recorded_when
 from workbench.trace.readings.spread import typical_change
-from workbench.trace.readings.two_sides import Measure, measures_of, minus
+from workbench.trace.readings.two_sides import Measure, RequestComparison, measures_of, minus
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -35,50 +35,6 @@ MAX_ROWS = 20
 
 MAX_FIELDS = 3
 """Maximum number of fields that are listed by name when only one configuration has them; more are counted."""
-
-
-@dataclass(frozen=True)
-class RequestComparison:
-    """One request in both traces.
-
-    Deltas are b minus a, so a negative delta is an improvement in b; None if one of the values is missing.
-
-    Attributes:
-        request_id: The request.
-        a: Its metrics in the first trace.
-        b: Its metrics in the second trace.
-        divergence: The first step that scheduled it differently; None if there is no such step.
-        token_difference: The first output token that differs; None if the outputs agree up to the shorter one.
-        ttft_a: Time to first token in the first trace, in the comparison's unit.
-        ttft_b: The same in the second trace.
-        itl_a: Mean inter-token latency in the first trace.
-        itl_b: The same in the second trace.
-    """
-
-    request_id: str
-    a: RequestMetrics
-    b: RequestMetrics
-    divergence: Divergence | None
-    token_difference: TokenDifference | None
-    ttft_a: float | None
-    ttft_b: float | None
-    itl_a: float | None
-    itl_b: float | None
-
-    @property
-    def ttft_delta(self) -> float | None:
-        """Change of the time to first token."""
-        return _minus(self.ttft_b, self.ttft_a)
-
-    @property
-    def itl_delta(self) -> float | None:
-        """Change of the mean inter-token latency."""
-        return _minus(self.itl_b, self.itl_a)
-
-    @property
-    def waste_delta(self) -> int:
-        """Change of the number of tokens recomputed."""
-        return self.b.num_recomputed_tokens - self.a.num_recomputed_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,10 +323,6 @@ def _itl(metrics: RequestMetrics, unit: str) -> float | None:
 
 def _size_of_change(request: RequestComparison) -> tuple[float, ...]:
     return tuple(abs(delta or 0) for delta in (request.ttft_delta, request.itl_delta, request.waste_delta))
-
-
-def _minus(x: float | None, y: float | None) -> float | None:
-    return None if x is None or y is None else minus(x, y)
 
 
 def _signed(value: float | None) -> str:

@@ -1,8 +1,9 @@
-"""The same measure of two runs of the same requests, and what became of it in words."""
+"""Two runs of the same requests: both values of a request and of a measure, and the change in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +11,8 @@ from workbench.trace.readings.metrics import amount, number, percentile
 from workbench.trace.readings.metrics_collector import metrics
 
 if TYPE_CHECKING:
-    from workbench.trace.readings.compare import RequestComparison
+    from workbench.trace.readings.divergence import Divergence, TokenDifference
+    from workbench.trace.readings.metrics import RequestMetrics
     from workbench.trace.trace import Trace
 
 ROUNDING = 1e-9
@@ -20,6 +22,11 @@ ROUNDING = 1e-9
 def minus(x: float, y: float) -> float:
     """A change, 0 if it is no more than rounding."""
     return x - y if abs(x - y) > ROUNDING * max(abs(x), abs(y)) else 0.0
+
+
+def change_of(x: float | None, y: float | None) -> float | None:
+    """The same of values that may be missing."""
+    return None if x is None or y is None else minus(x, y)
 
 
 class Measure(NamedTuple):
@@ -61,6 +68,50 @@ class Measure(NamedTuple):
             return f"{ratio:.3g} times as {times}"
         share = f"{abs(ratio - 1):.0%}" if abs(ratio - 1) >= 0.01 else "less than 1%"
         return f"{share} {more if ratio > 1 else fewer}"
+
+
+@dataclass(frozen=True)
+class RequestComparison:
+    """One request in both traces.
+
+    Deltas are b minus a, so a negative delta is an improvement in b; None if one of the values is missing.
+
+    Attributes:
+        request_id: The request.
+        a: Its metrics in the first trace.
+        b: Its metrics in the second trace.
+        divergence: The first step that scheduled it differently; None if there is no such step.
+        token_difference: The first output token that differs; None if the outputs agree up to the shorter one.
+        ttft_a: Time to first token in the first trace, in the comparison's unit.
+        ttft_b: The same in the second trace.
+        itl_a: Mean inter-token latency in the first trace.
+        itl_b: The same in the second trace.
+    """
+
+    request_id: str
+    a: RequestMetrics
+    b: RequestMetrics
+    divergence: Divergence | None
+    token_difference: TokenDifference | None
+    ttft_a: float | None
+    ttft_b: float | None
+    itl_a: float | None
+    itl_b: float | None
+
+    @property
+    def ttft_delta(self) -> float | None:
+        """Change of the time to first token."""
+        return change_of(self.ttft_b, self.ttft_a)
+
+    @property
+    def itl_delta(self) -> float | None:
+        """Change of the mean inter-token latency."""
+        return change_of(self.itl_b, self.itl_a)
+
+    @property
+    def waste_delta(self) -> int:
+        """Change of the number of tokens recomputed."""
+        return self.b.num_recomputed_tokens - self.a.num_recomputed_tokens
 
 
 def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit: str) -> list[Measure]:

@@ -156,14 +156,15 @@ export class ComparePanel extends CanvasPanel {
   }
 
   fillGains() {
+    const { rows, mean, rounding } = this.findings;
     const time = (value) => this.write(value), count = (value) => formatNumber(value);
     /** @type {(name: any, props: any, values: any[]) => any} */
     const row = (name, props, [ttftA, ttftB, itlA, itlB, wasteA, wasteB]) => {
-      const cells = [...pair(ttftA, ttftB, time), ...pair(itlA, itlB, time), ...pair(wasteA, wasteB, count)];
+      const times = [...pair(ttftA, ttftB, time, rounding), ...pair(itlA, itlB, time, rounding)];
+      const cells = [...times, ...pair(wasteA, wasteB, count, 0)];
       return h("tr", props, h("td", {}, name), cells.map((cell) => h("td", { class: "wb-number" }, cell)));
     };
     const select = (id) => ({ onclick: () => this.cursor.select(this.store.byId.get(id).index) });
-    const { rows, mean } = this.findings;
     replace(this.meanRow, rows.length > 1 && mean ? row("mean", {}, mean) : "");
     replace(this.gainRows, rows.map(([id, ...values]) => row(h("bdi", {}, plain(id)), select(id), values)));
   }
@@ -340,12 +341,11 @@ export class ComparePanel extends CanvasPanel {
   }
 }
 
-/** A change by this share of the values is rounding, as in readings/compare.py. */
-const ROUNDING = 1e-9;
-
-/** The values of both runs, and the change from a to b. */
-function pair(a, b, write) {
+/** The values of both runs, and the change from a to b; one by no more than this share of them is rounding. */
+function pair(a, b, write, rounding) {
   if (a === null || b === null) return [write(a), write(b), "–"];
-  const change = b - a, sign = change > 0 ? "+" : "−", isSame = Math.abs(change) <= ROUNDING * Math.max(a, b);
+  const change = b - a,
+    sign = change > 0 ? "+" : "−",
+    isSame = Math.abs(change) <= rounding * Math.max(Math.abs(a), Math.abs(b));
   return [write(a), write(b), isSame ? "0" : `${sign}${write(Math.abs(change))}`];
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.compare import Comparison, compare
+from workbench.trace.readings.two_sides import ROUNDING
 from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -21,8 +22,9 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     Returns:
         ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change in words), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
-        recomputed tokens of a and b; a missing value is None), the largest change first, and ``mean``, the same numbers
-        over all requests that have both values. If the traces cannot be compared, only ``refused``, the reason.
+        recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
+        over all requests that have both values, and ``rounding``, the share of two times up to which their difference
+        is none. If the traces cannot be compared, only ``refused``, the reason.
     """
     try:
         found = compare(a, b)
@@ -50,6 +52,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
             for request in found.requests
         ],
         "mean": _means(found),
+        "rounding": ROUNDING,
     }
 
 

@@ -301,7 +301,9 @@ class Playground {
     const words = (requests, i) => `replica ${i}: ${requests.toLocaleString("en")} request${requests === 1 ? "" : "s"}`;
     options(at("replica"), replicas.map((requests, i) => [i, words(requests, i)]));
     at("replica").value = replica;
-    const sides = fleet.length > 1 ? [`A: ${this.fleetOf(this.pinned)}`, `now: ${this.fleetOf(this.state)}`] : [];
+    const sides = fleet.length > 1 && this.pinned
+      ? [`A: ${this.fleetOf(this.pinned)}`, `now: ${this.fleetOf(this.state)}`]
+      : [];
     at("rows").replaceChildren(...fleet.map((drawing, i) => {
       const picture = new DOMParser().parseFromString(drawing, "image/svg+xml").documentElement;
       return h("figure", {}, sides[i] ? h("figcaption", {}, sides[i]) : [], document.importNode(picture, true));
