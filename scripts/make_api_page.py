@@ -259,7 +259,7 @@ def place_of(name: str) -> str:
 
 
 class Places(NamedTuple):
-    """Where the classes of all pages are, seen from one of them.
+    """Addresses of the classes of all pages, seen from one of them.
 
     Attributes:
         file: The page's name.

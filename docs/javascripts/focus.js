@@ -3,11 +3,14 @@ addEventListener("load", () => {
   for (const region of document.querySelectorAll(".md-typeset__scrollwrap")) region.tabIndex = 0;
 });
 
-// It puts a navigation with one button on each block of code that comes into sight: groups, not landmarks without a name.
-const toGroups = () => {
-  for (const buttons of document.querySelectorAll("nav.md-code__nav:not([role])")) buttons.setAttribute("role", "group");
+// It puts a navigation with a button on each block of code that comes into sight: a landmark, which needs its own name.
+let numBlocks = 0;
+const nameBlocks = () => {
+  for (const buttons of document.querySelectorAll("nav.md-code__nav:not([aria-label])")) {
+    buttons.setAttribute("aria-label", `Code ${++numBlocks}`);
+  }
 };
 addEventListener("DOMContentLoaded", () => {
-  new MutationObserver(toGroups).observe(document.body, { childList: true, subtree: true });
-  toGroups();
+  new MutationObserver(nameBlocks).observe(document.body, { childList: true, subtree: true });
+  nameBlocks();
 });

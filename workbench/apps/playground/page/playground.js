@@ -310,7 +310,7 @@ class Playground {
     }));
   }
 
-  /** The fleet of a state in words. */
+  /** The number of replicas of a state, and their router. */
   fleetOf(state) {
     const { replicas, router } = this.command(state);
     return replicas > 1 ? `${replicas} replicas, ${router}` : "1 replica";
