@@ -149,7 +149,13 @@ class Comparison:
     @cached_property
     def measures(self) -> list[Measure]:
         """Mean and P99 of both latencies, and the throughput, of both runs."""
-        return measures_of(self.a, self.b, self.requests, self.unit)
+        return measures_of(
+            (self.a, self.b),
+            [(each.a, each.b) for each in self.requests],
+            [(each.ttft_a, each.ttft_b) for each in self.requests],
+            [(each.itl_a, each.itl_b) for each in self.requests],
+            self.unit,
+        )
 
     def _changes(self) -> list[str]:
         """Each measure of both runs, and of a mean how many requests gain and pay if it changed."""

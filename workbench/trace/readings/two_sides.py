@@ -10,7 +10,7 @@ from workbench.trace.readings.metrics import amount, number, percentile
 from workbench.trace.readings.metrics_collector import metrics
 
 if TYPE_CHECKING:
-    from workbench.trace.readings.compare import RequestComparison
+    from workbench.trace.readings.metrics import RequestMetrics
     from workbench.trace.trace import Trace
 
 ROUNDING = 1e-9
@@ -63,13 +63,24 @@ class Measure(NamedTuple):
         return f"{share} {more if ratio > 1 else fewer}"
 
 
-def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit: str) -> list[Measure]:
+Latencies = Sequence[tuple[float | None, float | None]]
+"""A latency of each request in both runs."""
+
+
+def measures_of(
+    runs: tuple[Trace, Trace],
+    requests: Sequence[tuple[RequestMetrics, RequestMetrics]],
+    ttfts: Latencies,
+    itls: Latencies,
+    unit: str,
+) -> list[Measure]:
     """Mean and P99 of the time to first token and of the gaps between tokens, and the output per second or step.
 
     Args:
-        a: The first run.
-        b: The second run.
-        requests: The requests of both.
+        runs: Both runs.
+        requests: The metrics of each request in both.
+        ttfts: Their times to first token.
+        itls: Their mean inter-token latencies.
         unit: Unit of latencies: "s" or "steps".
 
     Returns:
@@ -81,24 +92,24 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
         a, b = sides
         found.append(Measure(name, a, b, unit))
 
-    if ttft := _of_both((each.ttft_a, each.ttft_b) for each in requests):
+    if ttft := _of_both(ttfts):
         add("mean TTFT", map(fmean, ttft), unit)
         add("P99 TTFT", (percentile(sorted(side), 99) for side in ttft), unit)
-    if itl := _of_both((each.itl_a, each.itl_b) for each in requests):
+    if itl := _of_both(itls):
         add("mean ITL", map(fmean, itl), unit)
-    sides = [[each.a for each in requests], [each.b for each in requests]]
+    sides = list(zip(*requests))
     gaps = [sorted(gap for request in side for gap in request.gaps(unit)) for side in sides]
-    if all(gaps):
+    if gaps and all(gaps):
         add("P99 ITL", (percentile(side, 99) for side in gaps), unit)
     outputs = [sum(request.num_output_tokens for request in side) for side in sides]
-    lengths = [metrics(run).summary.duration if unit == "s" else float(len(run)) for run in (a, b)]
-    if all(lengths):
+    lengths = [metrics(run).summary.duration if unit == "s" else float(len(run)) for run in runs]
+    if outputs and all(lengths):
         rates = (tokens / length for tokens, length in zip(outputs, lengths))
         add(f"output tokens per {'s' if unit == 's' else 'step'}", rates, "")
     return found
 
 
-def _of_both(values: Iterable[tuple[float | None, float | None]]) -> list[tuple[float, ...]]:
+def _of_both(values: Latencies) -> list[tuple[float, ...]]:
     """The values of each side, of the requests that have both; empty if there is none."""
     pairs = [(a, b) for a, b in values if a is not None and b is not None]
     return list(zip(*pairs))
