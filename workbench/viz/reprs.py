@@ -190,8 +190,8 @@ def outputs_html(outputs: Any) -> str:
 
 
 def _trimmed(text: str, limit: int) -> str:
-    """A text without the line breaks around it, for a row of a table."""
-    return svg.shorten(text.strip(), limit)
+    """A text without the line breaks before it, for a row of a table."""
+    return svg.shorten(text.lstrip(), limit)
 
 
 def _latency(latency: Latency) -> str:
