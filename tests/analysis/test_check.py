@@ -135,7 +135,7 @@ def test_only_fields_of_vllm_can_be_set(recording, tmp_path, capsys):
 
 def test_an_explanation_states_its_fit_and_what_was_recorded(recording):
     explanation = Explainer(recording).explain("r20")
-    assert explanation.fit.sentence in repr(explanation)
+    assert f"within {explanation.fit.median_error:.1%} for half of the steps" in repr(explanation)
     said = explanation.confirmation
     assert said.holds and "both simulated, recorded " in said.sentence("s")
     assert "not confirmed" in type(said)("with x", said.before, said.after, 3 * said.before).sentence("s")

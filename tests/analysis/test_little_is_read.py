@@ -48,7 +48,9 @@ print(json.dumps([status, [name for name in sys.modules if name.startswith("work
     status, modules = json.loads(done.stdout.splitlines()[-1])
     commands = {name for name in modules if name.startswith("workbench.apps.cli.")}
     assert status == 0
-    assert commands == {f"workbench.apps.cli.{name}" for name in ("options", "trace", "trace_decide", "trace_watch")}
+    assert commands == {
+        f"workbench.apps.cli.{name}" for name in ("options", "settings", "trace", "trace_decide", "trace_watch")
+    }
     others = ("simulation.access_log", "simulation.request_log", "trace.formats", "trace.readings.fleet")
     assert not [name for name in modules if name.removeprefix("workbench.").startswith(others)]
 

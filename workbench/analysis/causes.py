@@ -304,7 +304,7 @@ class Explanation:
             lines.append(said.sentence(self.unit))
         if self.fit is not None:
             error = self.fit.median_error
-            lines.append(f"{SHARED} the costs of this run, which half of its steps follow to {error:.1%}")
+            lines.append(f"{SHARED} the step costs of this run, which are within {error:.1%} for half of the steps")
         if self.misfit:
             lines.append(f"{SHARED} tokens, because times here do not follow from the contents of steps")
         return "\n".join(map(printable, lines))  # names come from a file
