@@ -128,7 +128,7 @@ FAULTS = (
     Fault("viz/js/rectangle.js", "k = from; k < to; k++", "k = from; k < chunk.end; k++", "viz/test_marks_of_batches"),
     Fault("viz/js/rectangle.js", "LEFT + (column + k) * dx, TOP", "LEFT + k * dx, TOP", "viz/test_marks_of_batches"),
     Fault("viz/js/block_tables.js", "String(block), x + width", "String(logical), x + width", "viz/test_marks_of_batches"),
-    Fault("viz/layout/explanation.py", "len(part.culprits) - MAX_CULPRITS", "len(part.culprits)", "viz/test_viz_explanation"),
+    Fault("analysis/causes.py", "len(self.culprits) - MAX_CULPRITS", "len(self.culprits)", "viz/test_viz_explanation"),
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import select
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,14 +47,20 @@ async def reply_while_sending(output_class):
         context.destroy(linger=0)
 
 
+def run(coroutine):
+    """Its result, from another thread: a test of a browser may have left a running loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
 def test_a_reply_that_arrives_while_a_message_is_sent_is_seen():
-    reply = asyncio.run(reply_while_sending(WakingOutput))
+    reply = run(reply_while_sending(WakingOutput))
     assert reply["msg_type"] == "execute_reply"
 
 
 def test_nbclients_own_class_misses_it():
     """If it no longer does, `notebook_client` has become superfluous."""
-    assert asyncio.run(reply_while_sending(OutputWidget)) is None
+    assert run(reply_while_sending(OutputWidget)) is None
 
 
 def opened_by(client):

@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from workbench import EngineConfig, SamplingParams
+from workbench.base.field_checks import FieldError
 from workbench.base.short_traceback import ShortTraceback, is_on_purpose, shorten_in
 from workbench.models.bundled import BundledModelError, UnknownModelError, is_bundled
 from workbench.trace import TraceError
@@ -42,10 +43,13 @@ def test_ipython_shows_three_lines_then_everything(code, message, line, capsys):
 
 
 def test_a_long_message_is_cut_and_whole_when_asked_again(capsys):
-    short, whole = run_cell("EngineConfig(seats=3)", capsys, EngineConfig=EngineConfig)
+    def refuse():
+        raise FieldError(f"unknown field 'seats'; the fields are {', '.join(f'field {i}' for i in range(60))}")
+
+    short, whole = run_cell("refuse()", capsys, refuse=refuse)
     message, _, _ = short.strip().splitlines()
-    assert len(message) < 310 and message.endswith(", …") and "unknown EngineConfig field 'seats'" in message
-    assert "record_top_tokens" in whole and "record_top_tokens" not in short
+    assert len(message) < 310 and message.endswith(", …") and "unknown field 'seats'" in message
+    assert "field 59" in whole and "field 59" not in short
 
 
 PLAIN = "from workbench import Trace, simulate\ntrace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"

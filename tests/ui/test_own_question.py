@@ -45,7 +45,7 @@ def test_a_question_has_its_reply_and_its_way_through_the_engine_beside_it(open_
     page.frame()
     request_id = page.view("view.question.id")
     assert own.locator(".wb-own-prompt").text_content() == QUESTION
-    assert own.locator(".wb-own-reply").text_content() == engine.outputs[request_id].text
+    assert own.locator(".wb-own-reply").text_content() == engine.outputs[request_id].text.lstrip()
 
     mine = [(record, c) for record in engine.trace for c in record.chunks if c.request_id == request_id]
     before = [record for record in engine.trace if request_id in record.waiting]

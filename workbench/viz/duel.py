@@ -113,7 +113,7 @@ def question(changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any
 
     Args:
         changes: The settings in which B differs from the run.
-        measure: What decides.
+        measure: The measure that decides, see MEASURES.
         routers: The routers of both sides and the number of replicas (`workbench.viz.router_duel`), instead of changes.
 
     Raises:

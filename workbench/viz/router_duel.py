@@ -17,7 +17,7 @@ MAX_REPLICAS = 16
 
 @cache
 def offered() -> dict[str, Any]:
-    """What a teacher's page offers: the routers, and the measures of fleets with the words for what wins."""
+    """The choice on a teacher's page: the routers, and the measures of fleets with the words for what wins."""
     return {"names": _router_names(), "measures": measure_words(MAX_REPLICAS), "most": MAX_REPLICAS}
 
 

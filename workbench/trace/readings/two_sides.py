@@ -1,4 +1,4 @@
-"""Two runs of the same requests: both values of a request and of a measure, and the change in words."""
+"""Two runs of the same requests: both values of a request and of a measure, and the change as text."""
 
 from __future__ import annotations
 

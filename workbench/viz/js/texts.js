@@ -259,7 +259,7 @@ export class TextsPanel extends Panel {
 
   /**
    * The text of the tokens [from, to), or their ids if a request has no text at all, or a dot for each unknown one.
-   * Line breaks before the first word of a reply are left out: they would only move it down.
+   * Spaces and line breaks at the beginning of a reply are left out: they would only move it.
    */
   words(request, from, to) {
     // A token without text, such as an end token, adds none.

@@ -162,7 +162,7 @@ export class WhatIf {
   }
 }
 
-/** Mean, P99 and throughput of both runs, a row each with the change in words. */
+/** Mean, P99 and throughput of both runs, a row each with the change as text. */
 export function fillMeasures(element, { measures = [], fork }, view) {
   element.hidden = !measures.length;
   // With a fork, b is the simulated run; a saved page may draw either of two runs.

@@ -20,7 +20,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     """The result of `workbench.trace.readings.compare.compare` as plain data.
 
     Returns:
-        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change in words), ``same_tokens``,
+        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
         recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
         over all requests that have both values, and ``rounding``, the share of two times up to which their difference
