@@ -285,3 +285,13 @@ def test_own_addresses_are_those_of_other_machines(monkeypatch):
     loop = [SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {"hotspot": here, "lo": loop})
     assert "10.42.0.1" in own_addresses() and "127.0.0.1" not in own_addresses(), "a hotspot's, which has no name"
+
+
+def test_output_that_nobody_reads_ends_the_command_without_a_message():
+    """As behind ``head``, which has read enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*COMMAND, "trace", "narrate", "examples/vllm_preemption.jsonl.gz"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, env=ENVIRONMENT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import select
 import sys
 from importlib import import_module
 
@@ -57,7 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = build_parser(*arguments[:1]).parse_args(arguments)
     thresholds = gc.get_threshold()
     try:
-        return options.run(options)
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
     except ModuleNotFoundError as problem:
         command = " ".join(["workbench", options.command, *filter(None, [getattr(options, "trace_command", "")])])
         missing = missing_extra(command, problem, options.extra)
@@ -66,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(missing, file=sys.stderr)
         return 2
     except (ValueError, OSError) as problem:
+        if isinstance(problem, BrokenPipeError) and not _is_read():
+            return 128 + 13  # as a program that SIGPIPE ends
         reason = str(problem)
         if isinstance(problem, OSError) and problem.filename:
             reason = f"{problem.filename}: {problem.strerror}"
@@ -77,3 +82,13 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+def _is_read() -> bool:
+    """Whether somebody reads the output. If not, as behind ``head``, the rest of it goes nowhere, without a message."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not output.poll(0):  # an error of a pipe without a reader
+        return True
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return False
