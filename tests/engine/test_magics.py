@@ -3,7 +3,7 @@
 import pytest
 
 from workbench import Engine, simulate
-from workbench.base.ipython import complete_in
+from workbench.base.ipython import complete_in, members_after
 from workbench.config import field_names
 
 WORKLOAD = {"requests": [{"id": "first", "prompt": {"len": 9}, "max_tokens": 3}]}
@@ -246,3 +246,13 @@ def test_a_gpu_runs_the_same_cell(metal, monkeypatch):
     found, _ = metal("y[i] = 2 * x[i];")
     assert found.differences == {"y": 0.5} and "y on the GPU differs by at most 5.0e-01" in repr(found)
     assert made[0]["header"] == "#define WATCH(x)\n"
+
+
+def test_a_completion_asks_an_object_nothing():
+    """An object of the user's may do anything when one of its attributes is read."""
+
+    class Lively:
+        def __getattr__(self, name):
+            raise RuntimeError(f"asked for {name}")
+
+    assert members_after(Lively(), ".run()") == set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from types import NoneType, SimpleNamespace, UnionType
+from types import FunctionType, MethodType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from workbench.base.short_traceback import shorten_in
@@ -65,7 +65,7 @@ def members_after(begin: object, path: str) -> set[str]:
         begin: The object at which the path begins.
         path: Such as ``.metrics().summary``.
     """
-    kind: Any = begin if isinstance(begin, type) or hasattr(begin, "__code__") else type(begin)
+    kind: Any = begin if isinstance(begin, (type, FunctionType, MethodType)) else type(begin)  # asks it nothing
     if not str(kind.__module__).startswith("workbench"):
         return set()
     try:

@@ -190,7 +190,7 @@ def outputs_html(outputs: Any) -> str:
 
 
 def _trimmed(text: str, limit: int) -> str:
-    """A text without the line breaks before it, for a row of a table."""
+    """A text without the spaces and line breaks at its beginning, for a row of a table."""
     return svg.shorten(text.lstrip(), limit)
 
 
