@@ -28,6 +28,7 @@ BIG = 2**31 - 1
         ("max_num_active_seqs", 17, "max_num_active_seqs must be from 1 to 16, got 17"),
         ("block_size", 0, "block_size must be from 1 to 65536, got 0"),
         ("block_size", "16", "block_size must be an integer from 1 to 65536, got '16'"),
+        ("num_blocks", "x", "num_blocks must be an integer from 2 to 4194304 or \"auto\" .*2 is one usable.*, got 'x'"),
         ("num_blocks", 1, "num_blocks must be from 2 .*block 0 is never handed out"),
         ("max_model_len", 0, "max_model_len must be from 1"),
         ("enable_prefix_caching", 1, "enable_prefix_caching must be True or False, got 1"),

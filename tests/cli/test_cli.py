@@ -115,6 +115,32 @@ def test_simulate_writes_a_trace_that_trace_info_reads(run_here, tmp_path):
     assert shown.returncode == 0 and "time to first token" in shown.stdout
 
 
+def test_fields_are_set_in_place_of_those_of_the_workload(run_here, tmp_path):
+    workload, saved = tmp_path / "workload.json", tmp_path / "trace.jsonl"
+    requests = [{"id": name, "prompt": [1, 2, 3], "max_tokens": 4} for name in "ab"]
+    workload.write_text(json.dumps({"requests": requests, "config": {"max_num_seqs": 4, "block_size": 8}}))
+    assert run_here("simulate", workload, "--set", "max_num_seqs=1", "--out", saved).returncode == 0
+    found = Trace.load(saved)
+    assert (found.meta.config["max_num_seqs"], found.meta.config["block_size"], len(found)) == (1, 8, 8)
+    twice = run_here("simulate", workload, "--set", "max_num_seqs=1", "--sweep", "max_num_seqs=1,2")
+    assert twice.returncode == 2 and "--set and --sweep both give max_num_seqs" in twice.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["whatif", "--set", "max_num_seqs=abc"], "max_num_seqs must be an integer from 1 to 2147483647, got 'abc'"),
+        (["whatif", "--set", "num_block"], "--set 'num_block': unknown field 'num_block' (did you mean num_blocks?)"),
+        (["tune", "--slo", "ttft_p99=1s", "--sweep", "foo"], "--sweep 'foo': unknown field 'foo'; --sweep help"),
+    ],
+)
+def test_a_wrong_setting_is_all_that_is_shown(run_here, arguments, message):
+    command, *rest = arguments
+    finished = run_here("trace", command, "examples/vllm_preemption.jsonl.gz", *rest)
+    assert finished.returncode == 2 and finished.stderr.startswith(f"workbench trace {command}: {message}")
+    assert len(finished.stderr.splitlines()) == 1  # no progress bar
+
+
 @pytest.fixture
 def bench(tiny_llama, tmp_path):
     """Runs ``workbench bench`` with a tiny model: its trace, and the number of steps in the file after each step."""

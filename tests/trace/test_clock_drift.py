@@ -42,6 +42,7 @@ def test_the_drift_after_the_last_step_is_in_the_last_line(tmp_path):
     assert trace[:2].clock_drift is msgspec.UNSET  # a part that ends before says nothing
     assert recorded_when(trace).endswith("(local time; the wall clock lost 12 ms meanwhile)")
     assert "gained" not in recorded_when(trace[:2]) and "from 2026-01-31 12:08:03 to " in recorded_when(trace)
+    assert recorded_when(trace[:1]) == "at 2026-01-31 12:08:03 (local time)"
     follower = TraceFollower(path)
     follower.stop()
     assert follower.trace.clock_drift == -0.012

@@ -103,7 +103,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, command, content):
 def test_a_port_that_cannot_be_is_one_line_and_status_2(saved, capsys, port):
     assert main(["trace", "watch", str(saved), "--port", str(port)]) == 2
     message = capsys.readouterr().err
-    assert message == f"workbench trace: --port must be from 1 to 65535, got {port}\n"
+    assert message == f"workbench trace watch: --port must be from 1 to 65535, got {port}\n"
 
 
 def test_traces_of_different_workloads(saved, tmp_path, capsys):

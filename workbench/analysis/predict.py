@@ -284,6 +284,8 @@ class Predictor:
             settings = [{}, *settings]
         if not settings:
             return []
+        for changes in settings:
+            self._task(self._past, changes, None)  # an impossible one is refused before anything is shown or simulated
         # The first simulation of each setting comes before all others: with them Ctrl-C still leaves an answer.
         further = range(0 if self.first_draw is None else 1, len(self._models))
         tasks = [(changes, draw) for draw in (self.first_draw, *further) for changes in settings]

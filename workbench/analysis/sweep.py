@@ -60,11 +60,11 @@ def _by_field(settings: Iterable[str], known: Sequence[str], option: str, form: 
     texts: dict[str, str] = {}
     for setting in settings:
         name, _, text = setting.partition("=")
-        if not text:
-            raise ValueError(f"{option} {setting!r} must be {form}; {option} help lists the fields")
         if name not in known:
             hint = did_you_mean(name, known, f"{option} help")
             raise ValueError(f"{option} {setting!r}: unknown field {shown(name)}{hint}")
+        if not text:
+            raise ValueError(f"{option} {setting!r} must be {form}; {option} help lists the fields")
         if name in texts:
             raise ValueError(f"{option} {setting!r}: {name} is given twice")
         texts[name] = text

@@ -33,16 +33,16 @@ class UnknownFieldError(ShortTraceback, TypeError):
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None, hint: str = "") -> int:
-    """The value as an int within ``[low, high]``."""
-    allowed = f">= {low}" if high is None else f"from {low} to {high}"
+    """The value as an int within ``[low, high]``; ``hint`` follows this range in an error."""
+    allowed = (f">= {low}" if high is None else f"from {low} to {high}") + hint
     try:
         if isinstance(value, bool):
             raise TypeError
         result = operator.index(value)
     except TypeError:
-        raise FieldError(f"{name} must be an integer {allowed}, got {shown(value)}{hint}") from None
+        raise FieldError(f"{name} must be an integer {allowed}, got {shown(value)}") from None
     if result < low or (high is not None and result > high):
-        raise FieldError(f"{name} must be {allowed}, got {shown(result)}{hint}")
+        raise FieldError(f"{name} must be {allowed}, got {shown(result)}")
     return result
 
 

@@ -79,7 +79,7 @@ def add_command(
     """
     epilog = f"examples:\n{examples}" if examples else None
     parser = commands.add_parser(name, help=help, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(run=run, extra=extra)
+    parser.set_defaults(run=run, extra=extra, program=parser.prog)
     return parser
 
 

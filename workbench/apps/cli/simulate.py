@@ -15,14 +15,15 @@ from workbench.apps.cli.options import (
     check_table_and_plot,
     load_trace,
 )
-from workbench.apps.cli.settings import add_sweep_option
-from workbench.base.field_checks import integer
+from workbench.apps.cli.settings import add_settings_option, add_sweep_option
+from workbench.base.field_checks import integer, json_object
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
 
 _EXAMPLES = """\
   workbench simulate workload.json --out run.jsonl
+  workbench simulate workload.json --set max_num_seqs=4 --set policy=priority
   workbench simulate workload.json --cost-from measured.jsonl
   workbench simulate million.json --record 5000:5200 --out stretch.jsonl
   workbench simulate million.json --sweep max_num_batched_tokens=512,2048 --sweep max_num_partial_prefills=none,4 \\
@@ -44,6 +45,7 @@ def add_parser(commands: Commands) -> None:
         "--cost-from", type=Path, metavar="TRACE.jsonl", help="fit the duration of a step to the timings of this trace"
     )
     parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --out saves")
+    add_settings_option(parser, "a field of the configuration, in place of the workload's")
     add_sweep_option(parser, "values of a configuration field or of rate to try")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
@@ -63,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     from workbench.trace.readings.metrics_collector import metrics
 
     _check_options(options)
-    workload = dict(read_json_workload(options.workload))
+    workload = _configured(read_json_workload(options.workload), options)
     config, arrivals, cost_model = read_simulation({**workload, **_clock(workload, options)})
     if "generate" in workload:
         summary = summary_of_generated(workload["generate"])
@@ -85,6 +87,17 @@ def run(options: argparse.Namespace) -> int:
     _save(trace, options.out)
     print(metrics(trace))
     return 0
+
+
+def _configured(workload: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The workload with the fields of ``--set`` in its configuration."""
+    from workbench.analysis.sweep import read_grid, read_settings
+
+    settings = read_settings(options.set)
+    if twice := [name for name in read_grid(options.sweep) if name in settings]:
+        raise ValueError(f"--set and --sweep both give {twice[0]}; leave one of them out")
+    config = json_object("config", workload.get("config") or {})
+    return {**workload, "config": {**config, **settings}} if settings else dict(workload)
 
 
 def _clock(workload: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:

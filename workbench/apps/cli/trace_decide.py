@@ -307,8 +307,8 @@ def _tune(options: argparse.Namespace) -> int:
 
     check_table_and_plot(options)
     read_slo(options.slo)
-    predictor = _predictor(options)
     grid = read_grid(options.sweep) if options.sweep else None
+    predictor = _predictor(options)
     tuning = tune(predictor.trace, options.slo, grid=grid, predictor=predictor, force=options.force, progress=True)
     print(tuning)
     if options.out:

@@ -53,7 +53,7 @@ def _watch(options: argparse.Namespace) -> int:
     check_port(options)
     allow_hosts(options)
     if options.metrics_port is not None:
-        integer("--metrics-port", options.metrics_port, 1, 65535, f"another one than --port, {options.port}")
+        integer("--metrics-port", options.metrics_port, 1, 65535)
         if options.metrics_port == options.port:
             raise ValueError(f"--metrics-port must be another one than --port, got {options.port} for both")
     if options.trace.startswith(("http://", "https://")):

@@ -16,12 +16,13 @@ def recorded_when(trace: Trace) -> str:
         trace: A run, or a part of one.
 
     Returns:
-        Such as "from 2026-01-31 12:08:03 to 2026-01-31 12:20:00 (local time)"; "" for a run without a wall clock.
+        Such as "from 2026-01-31 12:08:03 to 2026-01-31 12:20:00 (local time)", or "at 2026-01-31 12:08:03 (local
+        time)" for a run within this second; "" for a run without a wall clock.
     """
     if not len(trace) or not trace.meta.created or not trace[-1].end:
         return ""
     first, last = (time_of_day(trace.meta.created, at, date=True) for at in (trace[0].time, trace[-1].end))
-    words = f"from {first} to {last} (local time"
+    words = f"{f'at {first}' if first == last else f'from {first} to {last}'} (local time"
     drift = trace.clock_drift
     if drift is not msgspec.UNSET:
         words += f"; the wall clock {'lost' if drift < 0 else 'gained'} {amount(abs(drift), 's')} meanwhile"
