@@ -5,7 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from workbench import Trace
+from workbench.base.text import counted
 from workbench.viz.palette import FOCUS_HUES, LIGHT
+from workbench.viz.words import limit_of
 
 LEFT, TOP, LANE, STEP = 84, 30, 26, 15
 
@@ -33,7 +35,7 @@ def lanes(title: str, trace: Trace, num_steps: int = 40) -> str:
             hue, number = hues[chunk.request_id], list(hues).index(chunk.request_id)
             height = max(3.0, (LANE - 8) * (chunk.num_tokens / budget) ** 0.5)
             fill = "none" if chunk.is_decode else f"url(#h{number})" if chunk.num_recomputed_tokens else hue
-            said = f"step {record.step}: {chunk.num_tokens} tokens, limited by {chunk.limited_by}"
+            said = f"step {record.step}: {counted(chunk.num_tokens, 'token')}, {limit_of(chunk.limited_by)}"
             parts.append(
                 f'<rect x="{x + 2}" y="{places[chunk.request_id] + LANE - 4 - height:.1f}" width="{STEP - 3}" '
                 f'height="{height:.1f}" fill="{fill}" stroke="{hue}"><title>{said}</title></rect>'

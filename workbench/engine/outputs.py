@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.on_demand import picture
+from workbench.base.text import counted
 from workbench.trace.readings.narrate import end_words
 
 if TYPE_CHECKING:
@@ -56,6 +57,6 @@ def _lines(outputs: list[RequestOutput]) -> Iterable[str]:
     for output in outputs[:MAX_LINES]:
         text = output.text if len(output.text) <= MAX_CHARACTERS else f"{output.text[:MAX_CHARACTERS]}…"
         end = end_words(output.finish_reason, output.error)
-        yield f"{output.request_id}: {text!r}, {len(output.token_ids)} tokens, {end}"
+        yield f"{output.request_id}: {text!r}, {counted(len(output.token_ids), 'token')}, {end}"
     if len(outputs) > MAX_LINES:
         yield f"and {len(outputs) - MAX_LINES} more"

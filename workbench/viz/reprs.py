@@ -56,7 +56,7 @@ def step_html(record: StepRecord) -> str:
     facts = [
         f"{tokens} tokens: {record.num_prefill_tokens} prefill, {record.num_decode_tokens} decode",
         f"{len(record.running)} running, {len(record.waiting)} waiting",
-        f"{counted(record.free_blocks, 'block')} free after scheduling, {record.free_blocks_end} at the end",
+        f"{counted(record.free_blocks, 'block')} free after scheduling, {record.free_blocks_end:,} at the end",
     ]
     if record.timings:
         facts.append(" · ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in record.timings.items()))
