@@ -184,8 +184,10 @@ ATTACHED.update(
 ASKED_FOR.update(
     {
         "Apart.page": "workbench.viz.finding_page:page_of_two",
+        "CauseTable._repr_html_": "workbench.viz.cause_tables:causes_html",
         "Certificate.page": "workbench.viz.finding_page:page_of_certificate",
         "Crossover.to_svg": "workbench.viz.lines:lines_svg",
+        "Explanation._repr_html_": "workbench.viz.cause_tables:explanation_html",
         "Finding.page": "workbench.viz.finding_page:page",
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
         "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",

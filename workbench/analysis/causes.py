@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.analysis.check import MAX_ERROR
+from workbench.base.on_demand import picture
 from workbench.base.text import counted, printable
 from workbench.simulation.costs.fit import FitReport
 from workbench.simulation.costs.slow_steps import SlowStep
@@ -159,6 +160,17 @@ class Part(_PartFields):
         return named, more
 
     @property
+    def who_words(self) -> str:
+        """The requests behind it, as they are shown; "" for none."""
+        named, more = self.who()
+        return ", ".join(named) + (f" and {more}" if more else "")
+
+    @property
+    def where(self) -> str:
+        """The steps in which it happened, such as "steps 3 to 9"."""
+        return f"steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) > 1 else f"step {self.steps[0]}"
+
+    @property
     def words(self) -> str:
         """The cause, with the factor of slow steps."""
         return f"{self.cause} (x{self.factor:.2g})" if self.kind == "slow" else self.cause
@@ -188,6 +200,11 @@ class Span:
     def amount(self, unit: str) -> str:
         """Its length as it is shown."""
         return f"{'at least ' if self.is_open else ''}{amount(self.total, unit)}"
+
+    @property
+    def shown(self) -> list[Part]:
+        """The parts that an explanation lists, of half a percent or more."""
+        return [part for part in self.parts if part.amount >= 0.005 * self.total]
 
     @property
     def biggest(self) -> Part | None:
@@ -287,16 +304,19 @@ class Explanation:
         """The time to first token ("ttft") or the whole time ("e2e"), or the time so far; None if nothing is known."""
         return self.ttft or self.waiting if by == "ttft" else Span("end to end", self.total, self.parts, self.is_open)
 
-    def __repr__(self) -> str:
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The whole time, the time to first token, and the long gaps; each with its name as it is shown."""
         until = "the end of the trace; it has not ended" if self.is_open else "its end"
         arrival = f"arrival at {self.arrived}" if self.arrived else "arrival"
-        lines = [f"{self.request_id}: {amount(self.total, self.unit)} from {arrival} to {until}"]
-        lines += self._rows(self.parts, self.total)
+        whole = Span(f"from {arrival} to {until}", self.total, self.parts)
         first = self.span("ttft")
-        for span in (*([first] if first is not None else []), *self.gaps):
-            lines.append(f"{span.name}: {span.amount(self.unit)}")
-            lines += self._rows(span.parts, span.total)
-        lines += [f"stall: {stall}" for stall in self.stalls]
+        return (whole, *([first] if first is not None else []), *self.gaps)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about stalls, slow steps, the run without the largest cause, and how shared steps are divided."""
+        lines = [f"stall: {stall}" for stall in self.stalls]
         lines += [
             f"slow: {step}" for step in sorted(self.slow, key=lambda step: step.expected - step.seconds)[:MAX_SLOW]
         ]
@@ -307,20 +327,26 @@ class Explanation:
             lines.append(f"{SHARED} the step costs of this run, which are within {error:.1%} for half of the steps")
         if self.misfit:
             lines.append(f"{SHARED} tokens, because times here do not follow from the contents of steps")
-        return "\n".join(map(printable, lines))  # names come from a file
+        return lines
 
-    def _rows(self, parts: tuple[Part, ...], total: float) -> Iterator[str]:
-        for part in parts:
-            if part.amount < 0.005 * total:
-                continue
-            named, more = part.who()
-            who = ", ".join(named) + (f" and {more}" if more else "")
-            where = f"steps {part.steps[0]} to {part.steps[-1]}" if len(part.steps) > 1 else f"step {part.steps[0]}"
-            yield (
-                f"  {amount(part.amount, self.unit):>10}  {part.amount / total:>4.0%}  {part.words}"
-                + (f": {who}" if who else "")
-                + f" ({where})"
-            )
+    def __repr__(self) -> str:
+        whole, *others = self.spans
+        lines = [f"{self.request_id}: {amount(whole.total, self.unit)} {whole.name}", *self._rows(whole)]
+        for span in others:
+            lines += [f"{span.name}: {span.amount(self.unit)}", *self._rows(span)]
+        return "\n".join(map(printable, [*lines, *self.notes]))  # names come from a file
+
+    def _rows(self, span: Span) -> Iterator[str]:
+        for part in span.shown:
+            what = ": ".join(filter(None, (part.words, part.who_words)))
+            yield f"  {amount(part.amount, self.unit):>10}  {part.amount / span.total:>4.0%}  {what} ({part.where})"
+
+    def _repr_html_(self) -> str | None:
+        return picture("Explanation", self)
+
+
+CAUSE_COLUMNS = ("share", "mean", "requests", "biggest avoidable", "cause")
+"""Headings of a `CauseTable`."""
 
 
 class CauseRow(NamedTuple):
@@ -363,23 +389,37 @@ class CauseTable:
     rows: tuple[CauseRow, ...]
     num_open: int = 0
 
-    def __repr__(self) -> str:
+    @property
+    def heading(self) -> list[str]:
+        """What is added up, and the number of requests whose latency had not ended."""
         what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
         mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
-        lines = [f"{what} of {counted(self.num_requests, 'request')}, {mean} on average"]
+        least = "at least " if self.num_open else ""
+        lines = [f"{what} of {counted(self.num_requests, 'request')}, {least}{mean} on average"]
         if self.num_open:
-            lines = [
-                f"{what} of {counted(self.num_requests, 'request')}, at least {mean} on average",
-                still_without(self.num_open, "first token" if self.by == "ttft" else "end"),
-            ]
-        lines.append(f"{'share':>6}{'mean':>12}{'requests':>10}{'biggest avoidable':>19}  cause")
+            lines.append(still_without(self.num_open, "first token" if self.by == "ttft" else "end"))
+        return lines
+
+    @property
+    def cells(self) -> Iterator[tuple[str, str, int, str, str]]:
+        """The rows as they are shown, in the order of `CAUSE_COLUMNS`."""
         for row in self.rows:
             share = row.amount / self.total if self.total else 0.0
-            behind = f", most often {row.culprit}" if row.culprit else ""
-            each = amount(row.amount / self.num_requests, self.unit)
             biggest = f"{row.num_biggest}" if row.is_avoidable else "–"
-            lines.append(f"{share:>6.0%}{each:>12}{row.num_requests:>10}{biggest:>19}  {row.cause}{behind}")
-        return "\n".join(map(printable, lines))  # names come from a file
+            behind = f", most often {row.culprit}" if row.culprit else ""
+            mean = amount(row.amount / self.num_requests, self.unit)
+            yield f"{share:.0%}", mean, row.num_requests, biggest, f"{row.cause}{behind}"
+
+    def __repr__(self) -> str:
+        rows = [CAUSE_COLUMNS, *self.cells]
+        lines = [
+            f"{share:>6}{mean:>12}{requests:>10}{biggest:>19}  {cause}"
+            for share, mean, requests, biggest, cause in rows
+        ]
+        return "\n".join(map(printable, [*self.heading, *lines]))  # names come from a file
+
+    def _repr_html_(self) -> str | None:
+        return picture("CauseTable", self)
 
 
 def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:

@@ -348,8 +348,8 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
         f"in {counted(summary.num_steps, 'step')}"
         + (f", {summary.duration:.3f} s" if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
-        f"tokens: {summary.num_scheduled_tokens} scheduled, {summary.num_output_tokens} sampled, "
-        f"{summary.num_cached_tokens} found in the prefix cache, {summary.num_recomputed_tokens} recomputed "
+        f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "
+        f"{summary.num_cached_tokens:,} found in the prefix cache, {summary.num_recomputed_tokens:,} recomputed "
         f"({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
         f"tokens per {'second' if unit == 's' else 'step'}",
@@ -362,7 +362,7 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     for title, name in _LATENCIES:
         distribution: Distribution = getattr(summary, name)
         cells = [distribution.number(name) for name in ("mean", "p50", "p95", "p99", "max")]
-        lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8}")
+        lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8,}")
     if summary.ttft.num_open:
         lines.append(f"{still_without(summary.ttft.num_open)}; {AT_LEAST} marks what is at least that")
     return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""Why requests took as long as they did, as tables of a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+
+from workbench.analysis.causes import CAUSE_COLUMNS, CauseTable, Explanation
+from workbench.base.text import printable
+from workbench.trace.readings.metrics import amount
+from workbench.viz.reprs import fragment, table
+
+
+def explanation_html(explanation: Explanation) -> str:
+    """The parts of each stretch of a request's time, and what is to say about them."""
+    rows = []
+    for span in explanation.spans:
+        name = f"{span.name}: {span.amount(explanation.unit)}"
+        for part in span.shown:
+            time, share = amount(part.amount, explanation.unit), f"{part.amount / span.total:.0%}"
+            who = printable(part.who_words)  # names come from a file
+            rows.append((name, _unbroken(time), share, part.words, who, _unbroken(part.where)))
+            name = ""  # in the first row of the stretch alone
+    headings = ("stretch", "time", "share", "cause", "requests", "steps")
+    return _fragment(explanation.request_id, headings, rows, explanation.notes)
+
+
+def causes_html(causes: CauseTable) -> str:
+    """The time of all requests, by its causes."""
+    what, *notes = causes.heading
+    return _fragment(what, CAUSE_COLUMNS, list(causes.cells), notes)
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _fragment(heading: str, columns: tuple[str, ...], rows: list[tuple], notes: list[str]) -> str:
+    said = (f"<p>{escape(printable(note))}</p>" for note in notes)
+    return fragment(f"<h4>{escape(printable(heading))}</h4>", table(columns, rows), *said)
