@@ -66,6 +66,7 @@ def long_prompts(seed):
     return {"requests": requests, "config": {"max_num_batched_tokens": 96, "max_num_seqs": 4, "num_blocks": 900}}
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("rows", [120, 200, 1000])
 def test_an_interval_holds_the_limit_of_arithmetic_that_no_measured_step_has_met(rows):
     """96 rows take no longer than one on these machines; 512 rows do on the first two."""

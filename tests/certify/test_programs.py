@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiers import examples
 
 from workbench import certify
 from workbench.analysis.certify import program as programs
@@ -42,16 +43,17 @@ SAY = "print(json.dumps(told), flush=True)"
 
 
 def test_the_small_simulator_is_certified_for_what_it_has():
-    made = certify(f"{sys.executable} {FIRST_COME}", workloads=25, seed=1)
+    count = examples(25)
+    made = certify(f"{sys.executable} {FIRST_COME}", workloads=count, seed=1)
     assert {row.feature for row in made.rows if row.verdict == "equal"} == set(HAS)
     assert {row.verdict for row in made.rows} == {"equal", "not supported"} and not made.certified
-    assert all(row.num_workloads == 25 and not row.unsupported for row in made.rows if row.feature in HAS)
+    assert all(row.num_workloads == count and not row.unsupported for row in made.rows if row.feature in HAS)
     told = str(made).splitlines()
-    assert re.search(r"^adapters +0 of 25 .* not supported$", "\n".join(told), re.M)
-    assert "adapters: not supported: no max_loras (25 workloads)" in told
+    assert re.search(rf"^adapters +0 of {count} .* not supported$", "\n".join(told), re.M)
+    assert f"adapters: not supported: no max_loras ({count} workloads)" in told
     assert "not certified: 2 of 19 features are, 17 not supported" in told[-1]
     facts = {row["feature"]: row for row in made.facts()["features"]}
-    assert facts["adapters"]["verdict"] == "not supported" and facts["adapters"]["reasons"] == {"no max_loras": 25}
+    assert facts["adapters"]["verdict"] == "not supported" and facts["adapters"]["reasons"] == {"no max_loras": count}
 
 
 @pytest.mark.parametrize("feature", HAS)

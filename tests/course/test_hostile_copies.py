@@ -1,12 +1,15 @@
 """Copies of the course that attack the grader: each harms its own grade alone."""
 
 import csv
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -34,8 +37,7 @@ def answer_cell(notebook, name):
     return cell
 
 
-@pytest.fixture
-def course(tmp_path, monkeypatch):
+def make_class(tmp_path, monkeypatch):
     """A course of two exercises, and the class: ada before, and zoe behind, all others, both right."""
     folder = tmp_path / "course"
     folder.mkdir()
@@ -45,6 +47,11 @@ def course(tmp_path, monkeypatch):
     for copy in ("ada", "zoe"):
         make_copy(folder, tmp_path / "class" / copy, RIGHT)
     return folder
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    return make_class(tmp_path, monkeypatch)
 
 
 def make_copy(course, folder, answers):
@@ -57,13 +64,14 @@ def make_copy(course, folder, answers):
     return folder / notebook_of("slots")
 
 
-def graded(tmp_path, capsys, *options):
+def graded(tmp_path, *options):
     """The rows of the class by copy and exercise, and what was printed; all copies are there, ada and zoe right."""
     file = tmp_path / "grades.csv"
-    assert main(["course", "grade", str(tmp_path / "class"), "--out", str(file), *options]) == 0
+    with redirect_stdout(io.StringIO()) as said:
+        assert main(["course", "grade", str(tmp_path / "class"), "--out", str(file), *options]) == 0
     with file.open(newline="", encoding="utf-8") as stream:
         rows = {(row["copy"], row["exercise"]): row for row in csv.DictReader(stream)}
-    printed = capsys.readouterr().out
+    printed = said.getvalue()
     for copy in ("ada", "zoe"):
         assert [rows[copy, name]["points"] for name in RIGHT] == ["1", "1"], rows
         assert f"{copy}: 2 of 2 points" in printed
@@ -73,43 +81,32 @@ def graded(tmp_path, capsys, *options):
 
 
 OWN_SLOT = "def slot_of(block_table, position, block_size): return 0\n"
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        ("raise Exception('\\ud800')", r"line 1: Exception: \ud800"),
-        ("raise Exception('\\x1b]0;PWN\\x07')", r"Exception: \x1b]0;PWN\x07"),
-        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E, whose message cannot be made"),
-        (f"import os; os.write(1, {VERDICT.encode()!r}); os._exit(0)", "it ended the process with status 0"),
-        (
-            f"import os\nfor i in range(64):\n    try: os.write(i, {VERDICT.encode()!r} + b'\\n')\n"
-            "    except OSError: pass\nos._exit(0)",
-            "it ended the process with status 0",
-        ),
-        (OWN_SLOT + "from workbench.apps.course import Verdict\ncheck_slots = lambda f: Verdict(True, 'x')", "gives 0"),
-        (
-            OWN_SLOT + "import workbench.apps.course.exercises as e\nfrom workbench.apps.course import Verdict\n"
-            "e.try_cases = e.check_slots = lambda *a: Verdict(True, 'x')",
-            "gives 0",
-        ),
-        ("import os; raise Exception(os.environ.get('SECRET', 'no secret'))", "Exception: no secret"),
-        ("while True: print('x' * 10**6)", "it printed more than 16 MiB"),
-        ("import os\nwhile True: os.write(2, b'x' * 10**6)", "it printed more than 16 MiB"),
-        ("x = bytearray(2**36)", "MemoryError"),
-        ("import os, time; os.kill(os.getppid(), 9); time.sleep(600)", "it ended the process with status -9"),
-        ("open('big', 'wb').write(bytes(2**27))", "OSError"),
-        ("(" * 10**5, "SyntaxError"),
-        ("x = '\ud800'", "UnicodeEncodeError"),
-        ("x" * (2**20 + 1), "characters, 1,048,576 are allowed"),
-    ],
+ANSWERS_THAT_HARM = (
+    ("raise Exception('\\ud800')", r"line 1: Exception: \ud800"),
+    ("raise Exception('\\x1b]0;PWN\\x07')", r"Exception: \x1b]0;PWN\x07"),
+    ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E, whose message cannot be made"),
+    (f"import os; os.write(1, {VERDICT.encode()!r}); os._exit(0)", "it ended the process with status 0"),
+    (
+        f"import os\nfor i in range(64):\n    try: os.write(i, {VERDICT.encode()!r} + b'\\n')\n"
+        "    except OSError: pass\nos._exit(0)",
+        "it ended the process with status 0",
+    ),
+    (OWN_SLOT + "from workbench.apps.course import Verdict\ncheck_slots = lambda f: Verdict(True, 'x')", "gives 0"),
+    (
+        OWN_SLOT + "import workbench.apps.course.exercises as e\nfrom workbench.apps.course import Verdict\n"
+        "e.try_cases = e.check_slots = lambda *a: Verdict(True, 'x')",
+        "gives 0",
+    ),
+    ("import os; raise Exception(os.environ.get('SECRET', 'no secret'))", "Exception: no secret"),
+    ("while True: print('x' * 10**6)", "it printed more than 16 MiB"),
+    ("import os\nwhile True: os.write(2, b'x' * 10**6)", "it printed more than 16 MiB"),
+    ("x = bytearray(2**36)", "MemoryError"),
+    ("import os, time; os.kill(os.getppid(), 9); time.sleep(600)", "it ended the process with status -9"),
+    ("open('big', 'wb').write(bytes(2**27))", "OSError"),
+    ("(" * 10**5, "SyntaxError"),
+    ("x = '\ud800'", "UnicodeEncodeError"),
+    ("x" * (2**20 + 1), "characters, 1,048,576 are allowed"),
 )
-def test_an_answer_harms_its_own_grade_alone(course, tmp_path, capsys, monkeypatch, answer, reason):
-    monkeypatch.setenv("SECRET", "of the teacher")
-    make_copy(course, tmp_path / "class" / "mallory", {**RIGHT, "slots": answer})
-    rows, printed = graded(tmp_path, capsys)
-    assert (rows["mallory", "slots"]["points"], rows["mallory", "victim"]["points"]) == ("0", "1")
-    assert reason in rows["mallory", "slots"]["reason"] and reason in printed
 
 
 def test_part_of_a_verdict_is_not_waited_for(course):
@@ -140,39 +137,59 @@ def a_large_file(path, course):
         file.truncate(2**40)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (set_cell(source=5), "source must be a text or a list of lines, got 5"),
-        (set_cell(source=["a", 5]), "source must be a text"),
-        (set_cell(source={"a": 1}), "source must be a text"),
-        (set_cell(metadata=5), "is not a notebook"),
-        (set_cell(metadata={"nbgrader": 5}), "is not a notebook"),
-        (replaced_by(lambda path, _: path.write_text("[" * 10**5)), "nested too deeply"),
-        (replaced_by(lambda path, _: path.write_text('{"cells": 5}')), "is not a notebook"),
-        (replaced_by(lambda path, _: path.write_text('{"cells": [' + "9" * 10**4 + "]}")), "is not a notebook"),
-        (replaced_by(lambda path, _: path.write_bytes(b'{"cells": "\xff"}')), "is not a notebook"),
-        (replaced_by(lambda path, _: os.mkfifo(path)), "the notebook is missing"),
-        (replaced_by(lambda path, _: path.mkdir()), "the notebook is missing"),
-        (replaced_by(lambda path, _: path.symlink_to(path)), "the notebook is missing"),
-        (replaced_by(lambda path, _: path.symlink_to("/dev/zero")), "the notebook is missing"),
-        (replaced_by(lambda path, _: path.symlink_to(path.parents[1] / "ada" / path.name)), "a link to another folder"),
-        (replaced_by(a_large_file), "it is too large"),
-    ],
+NOTEBOOKS_THAT_HARM = (
+    (set_cell(source=5), "source must be a text or a list of lines, got 5"),
+    (set_cell(source=["a", 5]), "source must be a text"),
+    (set_cell(source={"a": 1}), "source must be a text"),
+    (set_cell(metadata=5), "is not a notebook"),
+    (set_cell(metadata={"nbgrader": 5}), "is not a notebook"),
+    (replaced_by(lambda path, _: path.write_text("[" * 10**5)), "nested too deeply"),
+    (replaced_by(lambda path, _: path.write_text('{"cells": 5}')), "is not a notebook"),
+    (replaced_by(lambda path, _: path.write_text('{"cells": [' + "9" * 10**4 + "]}")), "is not a notebook"),
+    (replaced_by(lambda path, _: path.write_bytes(b'{"cells": "\xff"}')), "is not a notebook"),
+    (replaced_by(lambda path, _: os.mkfifo(path)), "the notebook is missing"),
+    (replaced_by(lambda path, _: path.mkdir()), "the notebook is missing"),
+    (replaced_by(lambda path, _: path.symlink_to(path)), "the notebook is missing"),
+    (replaced_by(lambda path, _: path.symlink_to("/dev/zero")), "the notebook is missing"),
+    (replaced_by(lambda path, _: path.symlink_to(path.parents[1] / "ada" / path.name)), "a link to another folder"),
+    (replaced_by(a_large_file), "it is too large"),
 )
-def test_a_notebook_harms_its_own_grade_alone(course, tmp_path, capsys, change, reason):
-    path = make_copy(course, tmp_path / "class" / "mallory", RIGHT)
-    change(path, course)
-    rows, _ = graded(tmp_path, capsys)
-    assert (rows["mallory", "slots"]["points"], rows["mallory", "victim"]["points"]) == ("0", "1")
-    assert reason in rows["mallory", "slots"]["reason"]
 
 
-def test_names_of_copies_reach_neither_terminal_nor_spreadsheet_as_commands(course, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory):
+    """The grades of one class with a copy for each of them, answer0, notebook0 and so on, and what was printed."""
+    tmp_path = tmp_path_factory.mktemp("harmed")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        course = make_class(tmp_path, monkeypatch)
+        monkeypatch.setenv("SECRET", "of the teacher")
+        for number, (answer, _) in enumerate(ANSWERS_THAT_HARM):
+            make_copy(course, tmp_path / "class" / f"answer{number}", {**RIGHT, "slots": answer})
+        for number, (change, _) in enumerate(NOTEBOOKS_THAT_HARM):
+            change(make_copy(course, tmp_path / "class" / f"notebook{number}", RIGHT), course)
+        return graded(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERS_THAT_HARM)))
+def test_an_answer_harms_its_own_grade_alone(harmed, number):
+    (rows, printed), (_, reason), copy = harmed, ANSWERS_THAT_HARM[number], f"answer{number}"
+    assert (rows[copy, "slots"]["points"], rows[copy, "victim"]["points"]) == ("0", "1")
+    told = re.search(rf"^{copy}: 1 of 2 points\n((?: {{4}}.*\n)+)", printed, re.MULTILINE)[1]
+    assert reason in rows[copy, "slots"]["reason"] and reason in told
+
+
+@pytest.mark.parametrize("number", range(len(NOTEBOOKS_THAT_HARM)))
+def test_a_notebook_harms_its_own_grade_alone(harmed, number):
+    (rows, _), (_, reason), copy = harmed, NOTEBOOKS_THAT_HARM[number], f"notebook{number}"
+    assert (rows[copy, "slots"]["points"], rows[copy, "victim"]["points"]) == ("0", "1")
+    assert reason in rows[copy, "slots"]["reason"]
+
+
+def test_names_of_copies_reach_neither_terminal_nor_spreadsheet_as_commands(course, tmp_path):
     for name in ("=HYPERLINK(1)", "@sum", "\x1b[31mred", "line\nbreak", os.fsdecode(b"\xff")):
         make_copy(course, tmp_path / "class" / name, {**RIGHT, "slots": "import nothing"})
     (tmp_path / "class" / "ada's friend").symlink_to(tmp_path / "class" / "ada")
-    rows, printed = graded(tmp_path, capsys)
+    rows, printed = graded(tmp_path)
     copies = {copy for copy, _ in rows}
     names = {"'=HYPERLINK(1)", "'@sum", "\\x1b[31mred", "line\\nbreak", "\\udcff"}
     assert copies == {"ada", "zoe", "ada's friend", *names}
@@ -195,7 +212,7 @@ def is_running(pid):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_processes_that_an_answer_leaves_are_ended(course, tmp_path, capsys):
+def test_processes_that_an_answer_leaves_are_ended(course, tmp_path):
     answer = f"""import os, time
 if not os.fork():
     os.setsid()
@@ -208,7 +225,7 @@ while not os.path.exists({str(tmp_path / "pid")!r}):
     time.sleep(0.01)
 {RIGHT["slots"]}"""
     make_copy(course, tmp_path / "class" / "mallory", {**RIGHT, "slots": answer})
-    rows, _ = graded(tmp_path, capsys)
+    rows, _ = graded(tmp_path)
     assert rows["mallory", "slots"]["points"] == "1"
     pid = int((tmp_path / "pid").read_text())
     try:
@@ -221,11 +238,11 @@ while not os.path.exists({str(tmp_path / "pid")!r}):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_answers_are_read_before_one_runs_and_write_into_a_folder_that_is_deleted(course, tmp_path, capsys):
+def test_answers_are_read_before_one_runs_and_write_into_a_folder_that_is_deleted(course, tmp_path):
     zoe = tmp_path / "class" / "zoe" / notebook_of("slots")
     answer = f"open({str(zoe)!r}, 'w').write('')\nopen('mine', 'w').write('')\n{RIGHT['slots']}"
     make_copy(course, tmp_path / "class" / "mallory", {**RIGHT, "slots": answer})
-    graded(tmp_path, capsys, "--jobs", "1")
+    graded(tmp_path, "--jobs", "1")
     assert not list(tmp_path.rglob("mine")) and not (Path.cwd() / "mine").exists()
 
 

@@ -29,15 +29,33 @@ def test_a_right_answer_is_right_for_all_numbers(name):
         assert verdict, f"seed {seed}: {verdict}"
 
 
-@needs_compiler
-@pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_answer_gets_a_hint_that_names_the_mistake(name):
-    for source, hint in WRONG[name]:
+def check_wrong_answers(name, answers):
+    for source, hint in answers:
         verdict = course.check_kernel(name, source)
         assert not verdict, f"accepted: {source}"
         assert hint in verdict.message, f"{verdict} does not say {hint!r}"
 
 
+def of_new_hints(name):
+    """The wrong answers of a puzzle, the first for each of its hints."""
+    first = {hint or source: (source, hint) for source, hint in reversed(WRONG[name])}
+    return list(first.values())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_answer_gets_a_hint_that_names_the_mistake(name):
+    check_wrong_answers(name, of_new_hints(name))
+
+
+@pytest.mark.repeats(of="test_a_wrong_answer_gets_a_hint_that_names_the_mistake")
+@needs_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_other_wrong_answers_get_the_same_hints(name):
+    check_wrong_answers(name, [answer for answer in WRONG[name] if answer not in of_new_hints(name)])
+
+
+@pytest.mark.repeats(of="test_a_right_answer_is_right_for_all_numbers")
 @needs_compiler
 def test_the_kernel_as_it_ships_solves_the_last_puzzle():
     assert course.check_kernel("paged_tile", shipped_part())

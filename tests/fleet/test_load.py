@@ -105,9 +105,11 @@ def demand(tmp_path_factory):
     return path
 
 
-def test_size_and_compare_give_one_answer_over_all_loads(demand):
+@pytest.mark.repeats(step=2)
+@pytest.mark.parametrize("loads", [(1.0, 1.9, 3.0), (2.0, 2.1, 4.0)], ids=str)
+def test_size_and_compare_give_one_answer_over_all_loads(demand, loads):
     slo, needed = "ttft_p99=150ms", []
-    for load in (1.0, 1.9, 2.0, 2.1, 3.0, 4.0):
+    for load in loads:
         read = Demand.read(demand, load=load)
         answer = size(read, slo).best
         table = compare(read, [answer.replicas, max(1, answer.replicas - 1)], ["round_robin"], slo, jobs=1)

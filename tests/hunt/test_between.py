@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tiers import examples
 
 import workbench
 from workbench.analysis.hunt.between import compare_schedulers
@@ -36,10 +37,11 @@ def changed_file(folder, name, before, after):
 
 def test_equal_schedulers_do_not_differ(tmp_path):
     shutil.copytree(SCHEDULER, tmp_path / "workbench" / "scheduler")
+    count = examples(200)
     comparison, names = compare_schedulers(
-        "workbench", str(tmp_path), seconds=None, workloads=200, out=tmp_path / "out"
+        "workbench", str(tmp_path), seconds=None, workloads=count, out=tmp_path / "out"
     )
-    assert (comparison.num_workloads, comparison.num_different, names) == (200, 0, [])
+    assert (comparison.num_workloads, comparison.num_different, names) == (count, 0, [])
     facts = json.loads((tmp_path / "out" / "between.json").read_text())
     assert facts["kinds"] == {} and facts["surface"]["changed"] == {}
 
@@ -68,7 +70,7 @@ def test_equal_schedulers_do_not_differ(tmp_path):
 )
 def test_a_changed_line_is_named(name, before, after, kinds, function, tmp_path):
     file, line = changed_file(tmp_path, name, before, after)
-    comparison, _ = compare_schedulers("workbench", str(file), seconds=None, workloads=250)
+    comparison, _ = compare_schedulers("workbench", str(file), seconds=None, workloads=examples(480))
     if kinds is None:
         assert comparison.found == []
         return

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tiers import examples
 
 from workbench.analysis.hunt import hunt, target
 from workbench.analysis.hunt.drive import Plan, PlannedChunk, live_request
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def test_nothing_in_our_scheduler():
-    assert hunt(seconds=None, workloads=300, seed=1) == []
+    assert hunt(seconds=None, workloads=examples(300), seed=1) == []
 
 
 @pytest.mark.repeats(step=2)

@@ -11,6 +11,7 @@ from kernel_replay import Differs, as_loaded, as_stored, bytes_of, meet_again, r
 from msl_runs import THREAD, ramp, skip_without_compiler
 from reference import reference_attention
 from test_msl_faults import FAULTS
+from tiers import examples
 
 from workbench import msl
 from workbench.kernels.attention.metal.launch import PagedVarlenKernels
@@ -324,7 +325,7 @@ def random_meetings(seed):
     return "\n".join(lines), mx.array(values).astype(dtype), dtype
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_every_simd_function_is_computed_again(seed):
     source, x, dtype = random_meetings(seed)
     threads = 64 if seed % 3 else 56  # the last simdgroup may have fewer lanes
@@ -394,7 +395,7 @@ def random_case(seed):
     )
 
 
-@pytest.mark.repeats(step=17)
+@pytest.mark.repeats(step=47)
 @pytest.mark.parametrize("seed", range(100))
 def test_attention_follows_from_recorded_loads(seed):
     """Both kernels on random batches: the replayed memory, and attention in float64 from the loaded elements."""

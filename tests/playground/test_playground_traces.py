@@ -9,6 +9,7 @@ import feature_workloads
 import vllm_features
 import vllm_traces
 from pyodide_node import run_in_pyodide
+from tiers import examples
 
 from workbench import simulate
 from workbench.apps.playground.presets import PRESETS
@@ -58,7 +59,7 @@ def random_workloads(count):
 def test_traces_and_packets_are_the_same_bytes_in_pyodide(tmp_path):
     # Some of vLLM's runs wait forever, as they did there.
     workloads = [(workload, True) for workload in vllm_workloads()]
-    workloads += [(workload, False) for workload in random_workloads(200)]
+    workloads += [(workload, False) for workload in random_workloads(examples(200))]
     found = run_in_pyodide(PROGRAM, workloads, tmp_path)
     assert found["python"] >= [3, 14]
     expected = [made_here(workload, tmp_path, as_vllm) for workload, as_vllm in workloads]
@@ -71,32 +72,36 @@ import hashlib, json
 from workbench.apps.playground.session import Session
 from workbench.viz.duel import MEASURES
 
-def duel(workload, routers):
-    session = Session()
-    run = {"command": "run", "workload": json.dumps(workload), "replicas": 4}
-    answers = []
-    for router in routers:
-        answers.append(session.handle(json.dumps({**run, "router": router})))
-        session.handle('{"command": "pin"}') if len(answers) == 1 else None
-    told = [json.loads(session.handle(json.dumps({"command": "settle", "measure": name})).facts) for name in MEASURES]
-    facts = [json.loads(answer.facts) for answer in answers]
-    packets = [hashlib.sha256(answer.packet).hexdigest() for answer in answers]
-    return packets, [each["fleet"] for each in facts], [(each["winner"], each["told"]) for each in told]
+def duels(workload, pinned, routers):
+    session, told = Session(), []
 
-json.dumps([duel(*each) for each in json.loads(given)])
+    def run(router):
+        command = {"command": "run", "workload": json.dumps(workload), "replicas": 4, "router": router}
+        answer = session.handle(json.dumps(command))
+        return hashlib.sha256(answer.packet).hexdigest(), json.loads(answer.facts)["fleet"]
+
+    runs = [run(pinned)]
+    session.handle('{"command": "pin"}')
+    for router in routers:
+        runs.append(run(router))
+        for name in MEASURES:
+            settled = json.loads(session.handle(json.dumps({"command": "settle", "measure": name})).facts)
+            told.append((settled["winner"], settled["told"]))
+    return runs, told
+
+json.dumps(duels(*json.loads(given)))
 """
 
 
 def test_duels_of_routers_end_alike_in_pyodide(tmp_path):
-    workload = PRESETS["fleet"].workload
-    duels = [(workload, ["round_robin", router]) for router in ("sticky", "prefix", "cache_aware")]
-    names = {"given": json.dumps(duels)}
+    asked = PRESETS["fleet"].workload, "round_robin", ["sticky", "prefix", "cache_aware"]
+    names = {"given": json.dumps(asked)}
     *lines, _ = FLEETS.strip().splitlines()
     exec("\n".join(lines), names)
-    found = run_in_pyodide(FLEETS, duels, tmp_path)
-    assert found == json.loads(json.dumps([names["duel"](*each) for each in duels]))
-    winners = {winner for _, _, told in found for winner, _ in told}
-    assert winners == {"A", "B", "neither"}
+    found = run_in_pyodide(FLEETS, asked, tmp_path)
+    assert found == json.loads(json.dumps(names["duels"](*asked)))
+    runs, told = found
+    assert len(runs) == 4 and {winner for winner, _ in told} == {"A", "B", "neither"}
 
 
 def test_the_comparison_sees_a_different_trace(tmp_path):

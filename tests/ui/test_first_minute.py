@@ -36,6 +36,7 @@ def press(page, *keys):
     page.frame()
 
 
+@pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("width", [990, 1440])
 def test_the_bars_of_buttons_keep_their_rows(open_page, serve, engine, width):
     """A comparison brings a button and no further row; in a notebook of 990 pixels, no button has a row alone."""

@@ -84,6 +84,7 @@ def painted_mask(found, shape):
     return cells
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_mask_of_the_dashboard_is_the_mask(page_of, seed, width):
@@ -116,6 +117,7 @@ def test_the_mask_of_a_long_chunk(page_of, width):
         assert (painted_mask(found, expected.shape) == expected).all()
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("groups", [None, ["full_attention", "sliding_window"]])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_block_tables_of_the_dashboard_are_those_of_the_record(page_of, seed, groups):
@@ -165,6 +167,7 @@ COLOURS = """((cells) => {
 """The most frequent colour of each square of the pool's canvas."""
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("name", ["plain 1", "timed 3", "hybrid_window 30"])
 def test_the_pixels_of_the_pool_are_the_states_of_its_blocks(page_of, name, width):

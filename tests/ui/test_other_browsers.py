@@ -17,7 +17,7 @@ set.add(all[i] << 16 | all[i + 1] << 8 | all[i + 2]), new Set()).size)"""
 """The number of colours of a picture."""
 
 
-@pytest.fixture(params=["firefox", "webkit"])
+@pytest.fixture(scope="module", params=["firefox", "webkit"])
 def browser_of_debian(request):
     if why := browsers.missing(request.param):
         pytest.skip(why)

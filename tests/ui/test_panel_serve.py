@@ -35,55 +35,65 @@ make_app(engine)().servable(title="My engine")
 """
 
 
-@pytest.fixture
-def panel_serve(tmp_path):
-    """A function that serves a script with the ``panel`` command and returns its address."""
+WAYS = {
+    "engine": "pn.panel(engine)",
+    "row": "pn.Row(engine, pn.pane.Markdown('beside it'))",
+    "view": "pn.panel(engine.watch())",
+    "tabs": "pn.Tabs(('run', engine))",
+}
+START = APP.partition("make_app(engine)")[0].replace("from workbench.viz.app import make_app\n", "")
+SCRIPTS = {
+    "app": APP,
+    **{way: f"{START}{shown}.servable(title='My engine')\n" for way, shown in WAYS.items()},
+    "own_dashboard": (ROOT / "examples" / "own_dashboard.py").read_text(),
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The address of a server of all scripts, each of which has its own engine, by the name of the script."""
     pytest.importorskip("panel")
-    processes = []
-
-    def serve_(script):
-        (tmp_path / "app.py").write_text(script)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "panel", "serve", "app.py", "--port", str(port), "--address", "127.0.0.1"]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}",
-            "WORKBENCH_PREFLIGHT": "remembered",
-        }
-        log = (tmp_path / "log").open("w+")
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=log, env=environment)
-        processes.append((process, log))
-        address = f"http://127.0.0.1:{port}/app"
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                urlopen(address, timeout=30).read()
-                return address
-            except URLError:
-                log.seek(0)
-                assert process.poll() is None and time.monotonic() < deadline, log.read()
-                time.sleep(0.2)
-
-    yield serve_
-    for process, log in processes:
-        process.send_signal(signal.SIGINT)
+    folder = tmp_path_factory.mktemp("panel")
+    for name, script in SCRIPTS.items():
+        (folder / f"{name}.py").write_text(script.replace('as_cached("engine"', f'as_cached("engine of {name}"'))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    files = [f"{name}.py" for name in SCRIPTS]
+    command = [sys.executable, "-m", "panel", "serve", *files, "--port", str(port), "--address", "127.0.0.1"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}",
+        "WORKBENCH_PREFLIGHT": "remembered",
+    }
+    with (folder / "log").open("w+") as log:
+        process = subprocess.Popen(command, cwd=folder, stderr=log, env=environment)
         try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            deadline = time.monotonic() + 120
+            while True:
+                try:
+                    urlopen(f"http://127.0.0.1:{port}/app", timeout=30).read()
+                    break
+                except URLError:
+                    log.seek(0)
+                    assert process.poll() is None and time.monotonic() < deadline, log.read()
+                    time.sleep(0.2)
+            yield {name: f"http://127.0.0.1:{port}/{name}" for name in SCRIPTS}
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         log.seek(0)
         text = log.read()
-        log.close()
         assert not re.search("Traceback|ERROR", text), text
 
 
 @pytest.mark.repeats(of="test_the_example_of_an_own_dashboard")
-def test_two_sessions_of_panel_serve_share_an_engine(open_page, panel_serve):
-    address = panel_serve(APP)
-    first, second = open_page(address), open_page(address)
+def test_two_sessions_of_panel_serve_share_an_engine(open_page, served):
+    first, second = open_page(served["app"]), open_page(served["app"])
     assert first.page.title() == "My engine"
     first.root.get_by_role("button", name="Run one engine step").click()
     for page in (first, second):
@@ -95,21 +105,11 @@ def test_two_sessions_of_panel_serve_share_an_engine(open_page, panel_serve):
         assert page.view("view.store.requests[0].tokens.length") == 20
 
 
-WAYS = {
-    "engine": "pn.panel(engine)",
-    "row": "pn.Row(engine, pn.pane.Markdown('beside it'))",
-    "view": "pn.panel(engine.watch())",
-    "tabs": "pn.Tabs(('run', engine))",
-}
-
-
 @pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("way", WAYS)
-def test_an_engine_is_a_live_component(open_page, panel_serve, way):
+def test_an_engine_is_a_live_component(open_page, served, way):
     """It follows the run, and each browser has another cursor."""
-    start = APP.partition("make_app(engine)")[0].replace("from workbench.viz.app import make_app\n", "")
-    address = panel_serve(f"{start}{WAYS[way]}.servable(title='My engine')\n")
-    first, second = open_page(address), open_page(address)
+    first, second = open_page(served[way]), open_page(served[way])
     first.root.get_by_role("button", name="Run the engine").click()
     for page in (first, second):
         page.wait("view.status.state === 'idle' && view.store.numSteps === 20")
@@ -121,9 +121,9 @@ def test_an_engine_is_a_live_component(open_page, panel_serve, way):
     assert first.view("view.cursor.step") == 3 and first.view("view.store.requests[0].tokens.length") == 20
 
 
-def test_the_example_of_an_own_dashboard(open_page, panel_serve):
+def test_the_example_of_an_own_dashboard(open_page, served):
     """Three panels beside a plot: one cursor, moved in a panel and from Python's side; the slider follows."""
-    page = open_page(panel_serve((ROOT / "examples" / "own_dashboard.py").read_text()), height=1600)
+    page = open_page(served["own_dashboard"], height=1600)
     page.page.locator(".wb-root").nth(2).wait_for()
     views = """() => {
         const roots = [], walk = (node) => {

@@ -11,7 +11,7 @@ def test_the_kernels_as_they_are_pass():
     assert why_caught(None) == ""
 
 
-@pytest.mark.repeats(step=13)
+@pytest.mark.repeats(step=26)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_caught(mutant):
     assert why_caught(mutant)

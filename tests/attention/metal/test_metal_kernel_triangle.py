@@ -39,7 +39,7 @@ def test_published_v1_against_reference(name):
     check_published(batch, KERNELS[0].attend_v1(*batch.inputs, batch.options))
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(step=6)
 @pytest.mark.parametrize("name", EDGE_2)
 def test_published_tiled_against_v1(name):
     batch = build(EDGE_2[name])
