@@ -112,7 +112,7 @@ MODELS = {
 }
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_step_has_the_logits_of_the_plain_model(name, backend):
@@ -131,7 +131,7 @@ def test_keys_and_values_of_different_widths():
     runner.close()
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "architecture",
