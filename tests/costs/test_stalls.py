@@ -72,7 +72,7 @@ def workload(rng):
 
 
 def test_a_planted_stall_is_named_and_no_request_is_blamed():
-    for seed in range(examples(200, 10)):
+    for seed in range(examples(200)):
         check_planted(seed)
 
 
@@ -104,7 +104,7 @@ def check_planted(seed):
 
 
 def test_a_run_without_a_stall_has_none():
-    for seed in range(examples(200, 10)):
+    for seed in range(examples(200)):
         rng = random.Random(seed)
         trace = simulate(workload(rng), cost_model=Machine(rng, rng.uniform(0, 0.4)))
         assert trace.stalls() == (), seed

@@ -101,8 +101,8 @@ MODELS = {
     "llama with linear RoPE scaling": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "llama with one KV head": ("llama", {"num_key_value_heads": 1, "head_dim": 32}),
     "qwen3": ("qwen3", {}),
-    "gemma3_text": ("gemma3_text", {}),
     "phi3": ("phi3", {}),
+    "gemma3_text": ("gemma3_text", {}),
     "mixtral": ("mixtral", {}),
     "gpt_oss": ("gpt_oss", {}),
     "gpt2": ("gpt2", {}),
@@ -110,6 +110,7 @@ MODELS = {
     "ministral3": ("ministral3", {}),
     "nanochat": ("nanochat", {}),
 }
+"""In an order in which every backend meets windows, also where each model runs with one of them."""
 
 
 @pytest.mark.repeats(every="value")
