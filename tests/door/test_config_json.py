@@ -45,7 +45,24 @@ BOTH_FORMS = [
 
 
 @pytest.mark.parametrize(("architecture", "scaling"), BOTH_FORMS)
-def test_rope_parameters_give_the_tokens_of_the_older_form(architecture, scaling, tmp_path):
+def test_rope_parameters_give_the_logits_of_the_older_form(architecture, scaling, tmp_path):
+    old, new = folders_of_both_forms(architecture, scaling, tmp_path)
+    plain, _ = plain_mlx_lm(old)
+    plain.set_dtype(mx.float32)
+    expected, found = logits(load_model(old).model), logits(load_model(new).model)
+    np.testing.assert_allclose(found, logits(plain), atol=2e-3)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.repeats(step=4)
+@pytest.mark.parametrize(("architecture", "scaling"), BOTH_FORMS)
+def test_engines_over_both_forms_give_the_same_tokens(architecture, scaling, tmp_path):
+    old, new = folders_of_both_forms(architecture, scaling, tmp_path)
+    assert tokens(new) == tokens(old)
+
+
+def folders_of_both_forms(architecture, scaling, tmp_path):
+    """Folders of one model whose RoPE is written in the older form, and in the one of transformers 5."""
     own = {"hidden_act": "relu2"} if architecture == "nemotron" else {}
     plain = fields_of(architecture, **own)
     plain = {k: v for k, v in plain.items() if k not in ("rope_theta", "partial_rotary_factor")}
@@ -56,14 +73,10 @@ def test_rope_parameters_give_the_tokens_of_the_older_form(architecture, scaling
         **({"rope_scaling": {**scaling, "type": scaling["rope_type"]}} if scaling else {}),
     }
     new = {"rope_parameters": {"rope_type": "default", **scaling, "rope_theta": THETA, **share}}
-    folders = [
+    return [
         write_folder(tmp_path / name, {**plain, **keys}, shapes={"rope_theta": THETA, **share})
         for name, keys in (("old", old), ("new", new))
     ]
-    expected, _ = plain_mlx_lm(folders[0])
-    expected.set_dtype(mx.float32)
-    np.testing.assert_allclose(logits(load_model(folders[1]).model), logits(expected), atol=2e-3)
-    assert tokens(folders[1]) == tokens(folders[0])
 
 
 def test_each_type_of_layer_has_its_rope(tmp_path):

@@ -129,6 +129,7 @@ FORMS = {
 }
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_folder_in_the_forms_of_tools_loads(architecture, form, tmp_path):

@@ -60,8 +60,8 @@ def runner(smollm2):
     runner.close()
 
 
-@pytest.mark.repeats(step=2)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.repeats(step=4)
+@pytest.mark.parametrize("seed", [3, 0, 1, 2])  # the first has the most batches
 def test_a_row_has_the_same_bits_in_every_batch(runner, seed):
     runs = Runs(runner, seed)
     length = int(runs.rng.integers(12, LONGEST))

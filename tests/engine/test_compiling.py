@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from gguf_files import random_model, tiny_config, write_model
+from tiers import examples
 
 from workbench import Engine, SamplingParams
 from workbench.base.cache_folder import cached
@@ -112,7 +113,7 @@ def near_ties(outputs, expected):
 
 
 def test_tokens_of_requests_that_begin_one_way_and_end_the_other_are_those_of_either(file, ready):
-    prompts = requests(500)
+    prompts = requests(examples(500, 2))
     with Engine(file, **LIMITS) as engine:
         add_all(engine, prompts)
         for _ in range(25):

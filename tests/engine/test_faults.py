@@ -82,6 +82,7 @@ def run_out_of_memory(*_, **__):
     np.empty(2**61, np.uint8)  # numpy's own MemoryError
 
 
+@pytest.mark.repeats(every="pair")
 @pytest.mark.parametrize("fault", [raise_error, run_out_of_memory])
 @pytest.mark.parametrize(
     "stage",

@@ -208,11 +208,12 @@ def test_models_that_the_kernel_cannot_follow(architecture, why):
             engine.shadow()
 
 
-@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss", "qwen3"])
+@pytest.mark.repeats(step=2)
+@pytest.mark.parametrize("architecture", ["gemma3_text", "qwen3", "gpt_oss"])
 def test_windows_and_groups(architecture):
     with Engine(tiny_loaded_model(architecture), num_blocks=64, max_num_batched_tokens=40) as engine:
-        engine.add_request([5 + i % 40 for i in range(75)], max_tokens=4)
-        engine.add_request([7, 8, 9], max_tokens=4)
+        engine.add_request([5 + i % 40 for i in range(75)], max_tokens=2)
+        engine.add_request([7, 8, 9], max_tokens=2)
         while (record := engine.step()) is not None:
             for layer in (0, 1):
                 before = bits_of(engine)

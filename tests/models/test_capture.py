@@ -3,9 +3,12 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from test_compiled_step import packed_model
+from tiny_models import tiny_loaded_model
 
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.kernels.attention.stored import STORED_DTYPES, from_stored, to_stored
+from workbench.models.packed.pack_model import why_not_packed
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gather"])
@@ -35,11 +38,12 @@ def test_weights_times_values_are_the_output(smollm2, backend):
 
 
 @pytest.mark.parametrize("kv_cache_dtype", STORED_DTYPES)
-def test_a_capture_has_the_numbers_that_the_pool_stands_for(smollm2, kv_cache_dtype):
+def test_a_capture_has_the_numbers_that_the_pool_stands_for(kv_cache_dtype):
     """Rounded to the pool's type, and of the shape of a head: codes and scales are the pool's affair."""
     config = EngineConfig(max_num_batched_tokens=24, block_size=8, num_blocks=64, kv_cache_dtype=kv_cache_dtype)
-    engine = Engine(smollm2, config)
-    engine.add_request("One, two, three, four, five, six, seven, eight", SamplingParams(max_tokens=4))
+    engine = Engine(tiny_loaded_model("llama") if why_not_packed() else packed_model("llama"), config)
+    assert engine.describe()["forward"] == "compiled" or why_not_packed()
+    engine.add_request([5 + i for i in range(25)], SamplingParams(max_tokens=4, ignore_eos=True))
     engine.step()
     captures = [engine.capture(layer=2)]
     engine.step()
@@ -50,13 +54,13 @@ def test_a_capture_has_the_numbers_that_the_pool_stands_for(smollm2, kv_cache_dt
     for capture in captures:
         first, last = capture.seqused_k[0] - len(capture.k), capture.seqused_k[0]
         for own, read in ((capture.k, capture.keys[0]), (capture.v, capture.values[0])):
-            assert read.shape == (last, 3, 64)
+            assert read.shape == (last, 2, 16)
             expected = np.array(from_stored(to_stored(mx.array(own), stored)).astype(mx.float32))
             np.testing.assert_allclose(read[first:], expected, rtol=1e-6)
         for row in range(len(capture.q)):
             weights = capture.weights(row)
             assert weights.sum(axis=1) == pytest.approx(1.0)
-            out = np.einsum("hk,khd->hd", weights, capture.values[0].repeat(3, axis=1))
+            out = np.einsum("hk,khd->hd", weights, capture.values[0].repeat(2, axis=1))
             np.testing.assert_allclose(out, capture.out[row], atol=2e-3)
     engine.close()
 

@@ -86,6 +86,7 @@ def written(kind):
     return model
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", ["cpu", "gather", "dense"])
 @pytest.mark.parametrize("kind", [Written, Capped, CappedByMethods])
 def test_scale_and_soft_cap_are_read(kind, backend):

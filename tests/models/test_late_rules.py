@@ -21,7 +21,7 @@ from workbench.models.packed.pack_model import pack_model, why_not_packed
 from workbench.models.preflight import UnsupportedModelError, preflight
 
 pytestmark = pytest.mark.skipif(bool(why_not_packed()), reason=why_not_packed())
-NUM_MUTANTS = examples(100)
+NUM_MUTANTS = examples(100, 10)
 CONFIG = {"num_blocks": 40, "block_size": 8}
 
 
@@ -53,6 +53,7 @@ def ministral(original, architecture):
     return loaded
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("architecture", ["ministral3", "mistral3"])
 @pytest.mark.parametrize("original", [16, 24, 100])
 def test_ministral_has_the_tokens_of_mlx_lm_beyond_its_original_context(original, architecture):

@@ -1,6 +1,5 @@
 """Products with packed weights, against float64 products with the weights that other code dequantises."""
 
-import itertools
 import os
 
 import mlx.core as mx
@@ -71,20 +70,20 @@ def test_codes_that_name_entries_of_a_table(activations):
     assert np.array_equal(packed.multiply(x), wide.multiply(x))
 
 
+@pytest.mark.repeats(every="value")
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_affine_quantisation(bits):
-    dtypes = (mx.float16, mx.bfloat16) + ((mx.float32,) if THOROUGH or bits == 4 else ())
-    every = itertools.product((32, 64, 128), dtypes)
-    for group_size, dtype in every if THOROUGH else zip((32, 64, 128), itertools.cycle(dtypes)):
-        words, scales, biases = random_affine(bits, group_size, TILE + 3, 384, dtype)
-        float32 = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
-        name = {mx.float16: "float16", mx.bfloat16: "bfloat16", mx.float32: "float32"}[dtype]
-        unsigned = mx.uint32 if dtype == mx.float32 else mx.uint16
-        stored = np.array(words), np.array(scales.view(unsigned)), np.array(biases.view(unsigned))
-        packed = matrix.from_affine(bits, [stored], name)
-        np.testing.assert_allclose(packed.rows(np.arange(TILE + 3)), np.array(float32), rtol=3e-7, atol=3e-7)
-        x = np.random.default_rng(bits).standard_normal((MANY + 3, 384)).astype(np.float32)
-        assert_close(packed.multiply(x), x, np.array(float32))
+def test_affine_quantisation(bits, group_size, name):
+    """Code is compiled for bits and a type of scales, whose readers do not know each other."""
+    words, scales, biases = random_affine(bits, group_size, TILE + 3, 384, getattr(mx, name))
+    float32 = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
+    unsigned = mx.uint32 if name == "float32" else mx.uint16
+    stored = np.array(words), np.array(scales.view(unsigned)), np.array(biases.view(unsigned))
+    packed = matrix.from_affine(bits, [stored], name)
+    np.testing.assert_allclose(packed.rows(np.arange(TILE + 3)), np.array(float32), rtol=3e-7, atol=3e-7)
+    x = np.random.default_rng(bits).standard_normal((MANY + 3, 384)).astype(np.float32)
+    assert_close(packed.multiply(x), x, np.array(float32))
 
 
 @pytest.mark.parametrize("type_name", ["F32", "BF16", "F16"])

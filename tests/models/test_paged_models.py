@@ -101,8 +101,8 @@ MODELS = {
     "llama with linear RoPE scaling": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     "llama with one KV head": ("llama", {"num_key_value_heads": 1, "head_dim": 32}),
     "qwen3": ("qwen3", {}),
-    "gemma3_text": ("gemma3_text", {}),
     "phi3": ("phi3", {}),
+    "gemma3_text": ("gemma3_text", {}),
     "mixtral": ("mixtral", {}),
     "gpt_oss": ("gpt_oss", {}),
     "gpt2": ("gpt2", {}),
@@ -110,9 +110,10 @@ MODELS = {
     "ministral3": ("ministral3", {}),
     "nanochat": ("nanochat", {}),
 }
+"""In an order in which every backend meets windows, also where each model runs with one of them."""
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_step_has_the_logits_of_the_plain_model(name, backend):
@@ -131,7 +132,7 @@ def test_keys_and_values_of_different_widths():
     runner.close()
 
 
-@pytest.mark.repeats(step=2)
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "architecture",

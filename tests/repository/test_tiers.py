@@ -71,6 +71,8 @@ def test_every_value_and_every_pair_is_covered_by_few_rows(strength):
         assert parts([rows[index] for index in indices], strength) == parts(rows, strength)
     grid = [(a, b) for a in range(8) for b in range(5)]
     assert len(covering(grid, 1)) == 8 and len(covering(grid, 2)) == 40
+    met = Counter(grid[index][1] for index in covering(grid, 1))
+    assert max(met.values()) - min(met.values()) == 1  # none of the five takes all the rest
 
 
 @pytest.fixture
@@ -153,6 +155,7 @@ def test_examples_are_fewer_except_in_the_last_tier(monkeypatch):
     for tier, expected in {"check": [5, 10, 25], "test": [5, 10, 25], "all": [5, 30, 100]}.items():
         monkeypatch.setattr(tiers, "_tier", tier)
         assert [examples(number) for number in (5, 30, 100)] == expected
+        assert [examples(number, 10) for number in (5, 30, 400)] == ([5, 30, 400] if tier == "all" else [5, 10, 40])
 
 
 def test_every_fault_of_the_table_is_in_the_code_once():

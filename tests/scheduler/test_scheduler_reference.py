@@ -39,6 +39,7 @@ def manager(request, monkeypatch):
     assert kind is (kv_cache_manager.KVCacheManager if request.param == "one table" else CacheGroups)
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("block", range(4))
 def test_random_workloads_equal_the_reference(block, manager):
     rng = random.Random(block)

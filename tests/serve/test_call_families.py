@@ -243,7 +243,7 @@ def test_random_texts_of_a_grammar_are_calls_with_valid_arguments(family, letter
     assert finished >= 5
 
 
-@pytest.mark.repeats(step=4)
+@pytest.mark.repeats(step=7)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_model_calls_over_http(family):
     """Whole and streamed, required and named; the client sends the calls back with their results."""
@@ -597,6 +597,7 @@ FREE = {
 """Parts that a grammar of pairs cannot hold, by their places."""
 
 
+@pytest.mark.repeats(every="value")
 @pytest.mark.parametrize("parameters", HELD, ids=json.dumps)
 def test_unusual_schemas_are_held(server, parameters):
     tools = [TOOLS[1], {"type": "function", "function": {"name": "odd", "parameters": parameters}}]

@@ -20,7 +20,7 @@ Every notebook runs in ``test``: each is the only case of its lesson.
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import combinations
@@ -68,9 +68,9 @@ CHECK_LEAVES_OUT = (
 _tier = "test"
 
 
-def examples(number: int) -> int:
-    """A test's number of random inputs in this tier: a quarter of ``number`` and at least 10, or all of them."""
-    return number if _tier == "all" else min(number, max(10, number // 4))
+def examples(number: int, part: int = 4) -> int:
+    """A test's number of random inputs in this tier: one of ``part`` of them and at least 10, or all of ``number``."""
+    return number if _tier == "all" else min(number, max(10, number // part))
 
 
 # -- the choice of cases -------------------------------------------------------------------------------------------
@@ -79,15 +79,20 @@ def examples(number: int) -> int:
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> list[int]:
     """Indices of rows in which every value (strength 1) or pair of values of two columns (2) of ``rows`` occurs.
 
-    The row with the most values or pairs that are still missing is taken next, the first one of several.
+    The row with the most values or pairs that are still missing is taken next, of several the one whose values have
+    been taken least often, so that each backend meets several models.
     """
     size = min(strength, len(rows[0]))
     parts = [
         {(columns, tuple(row[c] for c in columns)) for columns in combinations(range(len(row)), size)} for row in rows
     ]
-    missing, chosen = set().union(*parts), []
+    missing, chosen, taken = set().union(*parts), [], Counter[tuple[int, Hashable]]()
     while missing:
-        best = max(range(len(rows)), key=lambda index: len(parts[index] & missing))
+        best = max(
+            range(len(rows)),
+            key=lambda index: (len(parts[index] & missing), -sum(taken[value] for value in enumerate(rows[index]))),
+        )
+        taken.update(enumerate(rows[best]))
         chosen.append(best)
         missing -= parts[best]
     return sorted(chosen)

@@ -17,7 +17,10 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models import llama
 from tiny_configurations import COMMON, MAX_POSITION, SPECIAL, VOCAB_SIZE
 
+from workbench.models import far_trial
 from workbench.models.load import LoadedModel
+
+far_trial._MAX_MADE = 200  # many files have models of one kind, and trying a kind takes a second
 
 MAX_PARAMETERS = 10_000_000
 """Largest number of weights of a tiny model."""
