@@ -126,6 +126,7 @@ def num_partings_without_alarm(loaded, kv_cache_dtype, seed, steps):
     return num_partings
 
 
+@pytest.mark.usefixtures("smollm2")
 @pytest.mark.skipif(bool(why_no_int8()), reason=why_no_int8())
 def test_activations_of_8_bits_make_no_false_alarm():
     """A last bit of an input changes its codes, and after some layers many numbers."""
