@@ -22,7 +22,7 @@ from workbench.viz import router_duel
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import outcome
+from workbench.viz.duel import Score, outcome
 from workbench.viz.export_html import html_page
 from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
@@ -120,7 +120,7 @@ class Feed:
         self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
-        self._settled: tuple[str, str] | None = None  # the winner of a duel and the sentence, on their way to the class
+        self._settled: Score | None = None  # the end of a duel, on its way to the class
         self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
@@ -178,7 +178,7 @@ class Feed:
             view.other = other
         if (settled := self._settled) is not None and self.room is not None:  # the class is of this thread
             self._settled = None
-            self.room.settle(*settled)
+            self.room.settle(settled)
         if (download := self._download) is not None:
             self._download = None
             view.download = download
@@ -330,7 +330,7 @@ class Feed:
                 return
             self._show_fork(trace, engine, _first_step(trace), changes)
             assert self._other is not None
-            self._settled = outcome([trace], [self._other], duel["measure"])
+            self._settled = Score(*outcome([trace], [self._other], duel["measure"]))
 
         self._in_background(settle)
 
