@@ -1,5 +1,7 @@
 """The first minute with a view: every action says its effect, and nothing misleads."""
 
+import re
+
 import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
@@ -374,6 +376,60 @@ def test_the_toolbar_stays_on_a_narrow_screen(open_page, serve, engine):
         for button in page.root.locator("button:visible").all():
             box = button.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= 390, button.text_content()
+
+
+def test_a_phone_has_one_line_a_bar_and_room_for_a_finger(open_page, serve, engine):
+    """What is folded comes back with Tools; a button that cannot be used takes no room."""
+    engine.step()
+    page = open_page(serve(engine), width=390, height=844)
+    page.wait("view.store.numSteps === 1 && view.status.state === 'paused'")
+    page.frame()
+    bars = page.root.locator(".wb-controls")
+
+    def named(name):
+        return bars.locator("button", has_text=re.compile(f"^{re.escape(name)}$"))
+
+    shown = bars.locator("button:visible, select:visible").all()
+    sizes = [button.bounding_box() for button in shown]
+    assert len(shown) >= 9 and all(box["width"] >= 40 and box["height"] >= 40 for box in sizes)
+    assert len({round(box["y"] / 20) for box in sizes}) <= 4, "title, engine, views and cursor"
+    assert bars.bounding_box()["height"] <= 240
+    assert named("Run").is_visible() and named("Step").is_visible()
+    folded = [named(name) for name in ("Pause", "Ask", "Breakpoints", "|◀")]
+    assert not any(button.is_visible() for button in folded)
+    named("Tools").click()
+    assert all(button.is_visible() for button in folded)
+    tabs = bars.locator(".wb-tab:visible").all()
+    assert len(tabs) >= 4 and all(tab.bounding_box()["width"] >= 40 for tab in tabs)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("width", (390, 1280))
+def test_the_legend_of_the_pool_is_whole(open_page, serve, engine, width):
+    """What does not fit on its line is on the next, and no cell of the pool is below the words."""
+    engine.run(progress=False)
+    page = open_page(serve(engine), width=width, height=844)
+    page.wait("view.store.numSteps > 1")
+    page.frame()
+    entries = page.root.evaluate(
+        """(root) => {
+          const panel = root.workbench.panels.find((panel) => panel.element.dataset.panel === "pool"), found = [];
+          const context = panel.canvas.getContext("2d"), { fillText } = context;
+          context.fillText = function (words, x, y) {
+            found.push({ words, y, right: x + this.measureText(words).width });
+            fillText.call(this, words, x, y);
+          };
+          panel.layout();
+          panel.draw(context, panel.width);
+          delete context.fillText;
+          return { found, width: panel.width, top: panel.top };
+        }"""
+    )
+    (changed,) = [entry for entry in entries["found"] if entry["words"] == "changed in this step"]
+    others = [entry for entry in entries["found"] if entry["words"] != "changed in this step" and entry["y"] < 30]
+    assert len(others) == 3 and all(entry["right"] <= entries["width"] for entry in [changed, *others])
+    assert changed["y"] + 6 < entries["top"]
+    assert (changed["y"] > others[0]["y"]) == (width == 390)
 
 
 def test_a_comparison_fits_on_a_narrow_screen(open_page, tmp_path, engine):
