@@ -6,6 +6,7 @@ import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Engine, EngineConfig, compare, simulate
+from workbench.analysis.fork import fork
 from workbench.viz.export_html import to_html
 
 
@@ -73,10 +74,10 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     real = dialog.locator(".wb-verdict").text_content()
     assert "first token of " in real and " -> " in real
     panel = page.root.locator("[data-panel=compare]")
-    for shown in (dialog, panel):
-        assert shown.locator(".wb-measures th").all_text_contents() == ["measure", "this run", "simulated", "change"]
-        rows = shown.locator(".wb-measures tbody tr").all_text_contents()
-        assert [row[:7] for row in rows] == ["mean TT", "P99 TTF", "mean IT", "P99 ITL", "output "]
+    assert panel.locator(".wb-measures th").all_text_contents() == ["measure", "this run", "simulated", "change"]
+    rows = panel.locator(".wb-measures tbody tr").all_text_contents()
+    assert [row[:7] for row in rows] == ["mean TT", "P99 TTF", "mean IT", "P99 ITL", "output "]
+    assert not dialog.locator(".wb-measures").is_visible(), "once is enough"
     words = panel.locator(".wb-facts").text_content()
     assert "simulated from the first step with token budget 8" in words and "never differ" not in words
     simulated = engine.fork(max_num_batched_tokens=8)
@@ -85,6 +86,23 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     page.wait(f"view.other.comparison.fork.at_step === {steps - 1}")
     page.frame()
     assert f"simulated from step {steps - 1} with" in panel.locator(".wb-facts").text_content()
+
+
+def test_a_recording_is_simulated_under_another_setting_too(open_page, serve):
+    """As a live engine, with the same words; the engine's buttons stay away."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 60}, "max_tokens": 5, "arrival_step": i} for i in range(4)]
+    trace = simulate({"config": {"max_num_batched_tokens": 64}, "requests": requests})
+    page = open_page(serve(trace))
+    page.wait(f"view.store.numSteps === {len(trace)}")
+    assert not page.root.get_by_role("button", name="Run: ").is_visible()
+    page.root.get_by_role("button", name="What if").click()
+    dialog = page.root.get_by_role("dialog", name="What if")
+    dialog.get_by_label("max_num_batched_tokens").fill("16")
+    page.wait("view.other && view.other.comparison")
+    page.frame()
+    assert page.view("view.other.numSteps") == len(fork(trace, max_num_batched_tokens=16)) > len(trace)
+    assert "first token of " in dialog.locator(".wb-verdict").text_content()
+    assert "simulated from the first step with token budget 16" in page.root.locator(".wb-facts").first.text_content()
 
 
 def test_a_comparison_with_a_run_without_a_clock_is_in_steps(open_page, tmp_path, engine):
@@ -230,7 +248,10 @@ def test_the_keys_work_from_the_first_moment_and_never_stop(open_page, serve, lo
     press(page, "t")
     assert page.root.locator("[data-panel=packed] .wb-table-view").is_visible() and speed.input_value() == "20"
     press(page, "c")
-    assert "What-if runs need" in page.root.get_by_role("alert").text_content() and speed.input_value() == "20"
+    assert (
+        "A saved page simulates nothing" in page.root.get_by_role("alert").text_content()
+        and speed.input_value() == "20"
+    )
     press(page, "t", "/")
     page.page.keyboard.type("r1")
     assert page.view("view.cursor.filter") == "r1"
@@ -603,7 +624,11 @@ def test_the_answer_of_a_smaller_budget_is_scrolled_into_view(open_page, serve, 
     button.click()
     page.wait("view.comparing")
     page.page.wait_for_function(
-        "(panel) => { const { top } = panel.getBoundingClientRect(); return top >= -1 && top < innerHeight - 200; }",
+        """(panel) => {
+          const { top } = panel.getBoundingClientRect(), bars = panel.getRootNode().querySelector(".wb-controls");
+          const covered = getComputedStyle(bars).position === "sticky" ? bars.getBoundingClientRect().bottom : 0;
+          return top >= covered - 1 && top < innerHeight - 200;
+        }""",
         arg=page.root.locator("[data-panel=compare]").element_handle(),
         timeout=10_000,
     )
