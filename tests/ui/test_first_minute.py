@@ -400,7 +400,7 @@ def test_the_toolbar_stays_on_a_narrow_screen(open_page, serve, engine):
 
 
 def test_a_phone_has_one_line_a_bar_and_room_for_a_finger(open_page, serve, engine):
-    """What is folded comes back with Tools; a button that cannot be used takes no room."""
+    """Tools bring back the folded buttons; one that cannot be used takes no room."""
     engine.step()
     page = open_page(serve(engine), width=390, height=844)
     page.wait("view.store.numSteps === 1 && view.status.state === 'paused'")
@@ -427,7 +427,7 @@ def test_a_phone_has_one_line_a_bar_and_room_for_a_finger(open_page, serve, engi
 
 @pytest.mark.parametrize("width", (390, 1280))
 def test_the_legend_of_the_pool_is_whole(open_page, serve, engine, width):
-    """What does not fit on its line is on the next, and no cell of the pool is below the words."""
+    """An entry without room moves to the next line, and no cell of the pool is below the words."""
     engine.run(progress=False)
     page = open_page(serve(engine), width=width, height=844)
     page.wait("view.store.numSteps > 1")

@@ -41,7 +41,7 @@ class Picture:
         self.rows = -(-facts.num_blocks // self.columns)
         self.cell = max(1, min(16, (width - 2) / self.columns))
         lines = -(-len(facts.groups) // max(1, width // 240))
-        self.legend_ends = 28 if width > 400 else 46  # "changed in this step" has a line of its own
+        self.legend_ends = 28 if width > 400 else 46  # "changed in this step" is on a second line
         self.top = self.legend_ends + 18 + (18 * lines if len(facts.groups) > 1 else 0)
 
     def xy(self, block):

@@ -114,7 +114,7 @@ class Score(NamedTuple):
     Attributes:
         winner: One of SIDES.
         sentence: The measure that decided, with both values.
-        notes: What else is to be known, a sentence or more each.
+        notes: Reasons and conditions, a sentence or more each.
         rows: The measures that differ, as (name, value of A, value of B).
         pictures: A picture of each side as SVG with its caption; none if both are shown elsewhere.
     """

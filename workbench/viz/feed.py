@@ -386,7 +386,7 @@ class Feed:
         return not _first_step(self._newest_trace()) and (self._other is None or self._fork_facts is not None)
 
     def _fork(self) -> Callable[..., Trace]:
-        """What simulates the run under another configuration: its engine, or for a recording the recording alone."""
+        """The function that simulates the run under another configuration: its engine's, or that for recordings."""
         if self.controller is not None:
             method: Callable[..., Trace] = self._engine("fork").fork
             return method
