@@ -248,10 +248,7 @@ def test_the_keys_work_from_the_first_moment_and_never_stop(open_page, serve, lo
     press(page, "t")
     assert page.root.locator("[data-panel=packed] .wb-table-view").is_visible() and speed.input_value() == "20"
     press(page, "c")
-    assert (
-        "A saved page simulates nothing" in page.root.get_by_role("alert").text_content()
-        and speed.input_value() == "20"
-    )
+    assert "What-if runs need" in page.root.get_by_role("alert").text_content() and speed.input_value() == "20"
     press(page, "t", "/")
     page.page.keyboard.type("r1")
     assert page.view("view.cursor.filter") == "r1"

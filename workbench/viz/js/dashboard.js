@@ -36,6 +36,7 @@ const UNHEARD = "No answer yet: while a cell runs, its kernel does not hear the 
 const GONE = "The kernel of this view has ended or was restarted: run its cell again. Its steps stay to be looked at.";
 
 /** Reasons for which a view offers no "What if". */
+const NO_FORK = "What-if runs need an engine that can simulate its run.";
 const NO_HOST = "A saved page simulates nothing: open its trace with workbench trace watch.";
 const NOT_SIMULATED = "A run without its first steps, or beside another one, is not simulated again.";
 
@@ -413,7 +414,7 @@ class View {
   }
 
   toggleFork() {
-    if (!this.can("fork")) return this.say(this.status.explains ? NOT_SIMULATED : NO_HOST);
+    if (!this.can("fork")) return this.say(this.live ? NO_FORK : this.status.explains ? NOT_SIMULATED : NO_HOST);
     if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
     if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);
   }
