@@ -1,15 +1,20 @@
 """An answer checks itself on the setting that was recorded, and refuses seconds beyond a bound."""
 
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from workbench import simulate
-from workbench.analysis.check import COUNTS, MAX_ERROR, Check
+from workbench.analysis.check import COUNTS, MAX_ERROR, Check, mean_unstepped
 from workbench.analysis.explain import Explainer
 from workbench.analysis.predict import Predictor, values_of
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace import Trace
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
 
 COST = CostModel(fixed=0.02, per_sequence=1e-3, per_prefill_token=2e-4)
 CONFIG = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "num_blocks": 90}
@@ -102,6 +107,33 @@ def test_beyond_the_bound_seconds_are_refused_and_steps_are_answered(tmp_path, c
     assert all(name in said for name in COUNTS)
     assert main(["trace", "whatif", str(tmp_path / "private.jsonl"), "--set", "max_num_seqs=8", "--force"]) == 0
     assert "ttft_p99" in capsys.readouterr().out
+
+
+def test_the_shipped_recording_says_why_its_times_are_not_predicted():
+    """Its three requests arrive 1.54 ms before the first step, and a simulation begins at once."""
+    trace = Trace.load(EXAMPLE)
+    waited = trace[0].time - trace.requests["p0"].arrival_time
+    check = Predictor(trace, num_draws=1).check
+    assert check.unstepped == pytest.approx(waited) and not check.holds
+    assert f"requests waited {1000 * waited:.3g} ms on average until a step began" in check.refusal
+    assert check.refusal.endswith("rely on what is counted")
+    elsewhere = replace(check, unstepped=0.0).refusal
+    assert "no seconds" in elsewhere and "until a step began" not in elsewhere
+    said = trace.explain("p2")
+    between = sum(part.amount for part in said.parts if part.kind == "between")
+    sentence = said.confirmation.sentence("s")
+    assert f"because it leaves out the {1000 * between:.3g} ms between steps" in sentence
+    assert sentence.endswith("rely on the measured parts")
+    assert "between steps" not in replace(said.confirmation, between=0.0).sentence("s")
+
+
+def test_a_request_that_arrives_during_a_step_waits_for_no_other():
+    times = {"early": 0.0, "during": 0.05, "late": 2.0}
+    requests = [
+        {"id": name, "prompt": {"len": 9}, "max_tokens": 4, "arrival_time": time} for name, time in times.items()
+    ]
+    trace = simulate({"requests": requests, "cost_model": {"fixed": 0.1}})
+    assert mean_unstepped(trace) == 0
 
 
 def test_nothing_measured_is_said():

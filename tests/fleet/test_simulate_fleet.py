@@ -9,7 +9,7 @@ from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.analysis.fleet import replica
 from workbench.analysis.fleet.hashing import furc_hashes, session_hash, session_hashes
 from workbench.analysis.fleet.prefix_tree import PrefixTree
-from workbench.analysis.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Router, Sticky
+from workbench.analysis.fleet.routers import ROUTERS, CacheAware, ConsistentHash, Decision, Router, Sticky
 from workbench.simulation.arrivals import timed_arrival
 from workbench.simulation.costs.cost_model import CostModel
 
@@ -286,12 +286,12 @@ def test_a_session_is_forgotten_and_counts_no_more():
     router.start(["a", "b"], 0)
 
     def ask(session, time):
-        return send(router, SimpleNamespace(request_id="x", session=session, arrives_at=time), [None] * 2)
+        return send(router, SimpleNamespace(request_id="x", session=session, arrives_at=time), [None] * 2)[:3]
 
-    first = ask("s1", 0.0)
-    assert ask("s1", 50.0) == (first.replica, tuple(int(i == first.replica) for i in range(2)), "known session")
-    assert sum(ask("s2", 160.0).scores) == 0  # after a sweep
-    assert ask("s1", 161.0).rule == "new session"
+    first, *_ = ask("s1", 0.0)
+    assert ask("s1", 50.0) == (first, tuple(int(i == first) for i in range(2)), "known session")
+    assert sum(ask("s2", 160.0)[1]) == 0  # after a sweep
+    assert ask("s1", 161.0)[2] == "new session"
 
 
 def test_prefix_tree_finds_the_longest_common_prefix():
@@ -324,15 +324,62 @@ def test_a_tree_is_cut_back_from_its_oldest_leaves():
     assert tree.num_tokens == 4 and tree.match([1, 2, 5, 6]) == 2 and tree.match([1, 2, 3, 4]) == 4
 
 
+def test_a_fleet_says_why_one_replica_got_most_requests():
+    """The smallest share of a prompt that was sent before, and the largest difference of loads, from the prompts."""
+    rng = random.Random(2)
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"parts": [{"len": 90 + 10 * rng.randrange(5), "seed": "system"}, {"len": rng.randint(9, 60)}]},
+            "max_tokens": rng.randint(2, 30),
+            "arrival_time": n / 20,
+        }
+        for n in range(40)
+    ]
+    workload = {"requests": requests, "cost_model": {"fixed": 0.02}, "config": {"num_blocks": 900}}
+    run = simulate_fleet(workload, replicas=3, router="cache_aware")
+    (trace,) = [trace for trace in run.traces if trace.requests]
+    infos = list(trace.requests.values())
+    prompts = [tuple(info.prompt_token_ids) for info in infos]
+
+    def shared(one, other):
+        return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+    shares = [max(shared(own, before) for before in prompts[:n]) / len(own) for n, own in enumerate(prompts) if n]
+    ends = {request_id: step.end for step in trace for request_id in step.finished}
+    in_flight = [sum(ends[other.request_id] > info.arrival_time for other in infos[:n]) for n, info in enumerate(infos)]
+    assert run.concentration == (
+        f"cache_aware sent all 40 requests to replica 0. 39 of them shared {min(shares):.0%} or more of their prompt "
+        f"with one that was sent there before; cache_threshold is 0.3. The loads, in requests in flight, counted as "
+        f"balanced: the largest difference was {max(in_flight)}, and balance_abs_threshold is 64."
+    )
+    for router in ("round_robin", "sticky", CacheAware(balance_abs_threshold=1, balance_rel_threshold=1.1)):
+        assert simulate_fleet(workload, replicas=3, router=router).concentration == ""
+    assert simulate_fleet(workload, replicas=1, router="cache_aware").concentration == "", "there is no other"
+    assert simulate_fleet({"requests": []}, replicas=3, router="cache_aware").concentration == ""
+    alone = {"requests": [{**each, "session": "s"} for each in requests[:9]], "config": {"num_blocks": 900}}
+    assert simulate_fleet(alone, replicas=3, router="sticky").concentration.startswith("sticky sent all 9 requests to")
+
+
+def test_cache_aware_says_which_threshold_let_loads_differ():
+    far = [Decision(0, (0.9, 0.1), "prefix", loads) for loads in ((70, 50), (151, 101), (9, 9))]
+    told = CacheAware(balance_abs_threshold=30).why_together(far)
+    assert "the highest was never above 1.5 times the lowest, which is balance_rel_threshold" in told
+    assert "the largest difference was 50, and balance_abs_threshold is 64" in CacheAware().why_together(far)
+    assert CacheAware().why_together([far[0], *[Decision(0, (), "loads of 0 to 9 are out of balance")] * 2]) == ""
+
+
 def test_cache_aware_turns_to_loads_when_they_differ_too_much():
     router = CacheAware(balance_abs_threshold=2, balance_rel_threshold=1.5, cache_threshold=0.5)
     router.start(["a", "b"], 0)
 
     def ask(prompt, *loads):
         views = [SimpleNamespace(index=index, num_in_flight=load) for index, load in enumerate(loads)]
-        return send(router, timed_arrival("r", prompt, 1, 0.0), views)
+        decision = send(router, timed_arrival("r", prompt, 1, 0.0), views)
+        assert decision.loads == loads
+        return decision[:3]
 
     assert ask([1] * 8, 0, 0) == (0, (0.0, 0.0), "no prefix is long enough")
     assert ask([1] * 8, 2, 0) == (0, (1.0, 0.0), "prefix")
     assert ask([1] * 8, 3, 0) == (1, (1.0, 0.0), "loads of 0 to 3 are out of balance")
-    assert ask([1] * 3 + [2] * 5, 1, 0).rule == "no prefix is long enough"
+    assert ask([1] * 3 + [2] * 5, 1, 0)[2] == "no prefix is long enough"

@@ -135,6 +135,17 @@ def test_two_routers_duel_over_the_same_arrivals():
         assert shown["hit_rate"] == sum(first.values()) / prompts
 
 
+def test_the_page_says_why_one_replica_got_all_requests():
+    """As `FleetRun.concentration` does, of the newest run; a fleet that is used evenly has nothing to say."""
+    session = Session()
+    assert run_fleet(session, "round_robin")[0]["concentration"] == ""
+    facts, _ = run_fleet(session, "cache_aware")
+    assert facts["concentration"].startswith("cache_aware sent all 80 requests to replica 0. 79 of them shared ")
+    assert facts["replicas"] == [80, 0, 0, 0]
+    assert run_fleet(session, "sticky")[0]["concentration"] == ""
+    assert "cache_aware" in PRESETS["fleet"].hint
+
+
 def test_the_replica_with_the_most_requests_is_drawn_and_any_other_can_be():
     session = Session()
     facts, answer = run_fleet(session, "least_loaded")

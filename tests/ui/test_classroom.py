@@ -189,7 +189,11 @@ def test_two_routers_duel_over_the_requests_of_the_run(open_page, serve, tiny_ll
         dialog.get_by_role("button", name="Bet on two routers").click()
         follower.wait("view.status.class.question")
         box = follower.root.get_by_role("region", name="Class")
-        assert "3 replicas. A: router round_robin. B: router consistent_hash." in box.text_content()
+        assert "go to 3 replicas" in box.text_content()
+        sides = box.locator(".wb-sides dd").all_text_contents()
+        assert [side.split(": ")[0] for side in sides] == ["round_robin", "consistent_hash"]
+        assert sides[0] == "round_robin: One after another."
+        assert box.get_by_role("button", name="A", exact=True).bounding_box()["height"] >= 40, "a finger's width"
         assert teacher.view("view.other") is None
         box.get_by_role("button", name="A", exact=True).click()
         teacher.wait("view.status.class.spread[0][1] === 1")
@@ -199,6 +203,17 @@ def test_two_routers_duel_over_the_requests_of_the_run(open_page, serve, tiny_ll
         told = box.text_content()
         assert "Both sides are simulated" in told and "You bet on A: " in told and "A 33.3%" in told
         assert follower.view("document.documentElement.scrollWidth") <= 390
+        assert " -> " not in told, "values stand in a table"
+        for page in (follower, teacher):
+            page.wait("!view.status.class.pictures")  # it has them
+            figures = page.root.locator(".wb-fleets figure")
+            assert [text.split(":")[0] for text in figures.all_text_contents()] == ["A", "B"]
+            drawn = "[...view.root.querySelectorAll('.wb-fleets img')].every((image) => image.naturalWidth > 100)"
+            page.wait(drawn)
+        size = float(teacher.root.locator(".wb-asked").evaluate("(e) => parseFloat(getComputedStyle(e).fontSize)"))
+        assert size >= 20, "read from the last row"
+        first, second = (figure.bounding_box() for figure in follower.root.locator(".wb-fleets figure").all())
+        assert second["y"] >= first["y"] + first["height"], "one below the other on a phone"
         teacher.frame()
         assert not teacher.view("view.comparing"), "no comparison with the run is shown"
         visitor = open_page(f"{url}/")

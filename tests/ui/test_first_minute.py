@@ -1,9 +1,12 @@
 """The first minute with a view: every action says its effect, and nothing misleads."""
 
+import re
+
 import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Engine, EngineConfig, compare, simulate
+from workbench.analysis.fork import fork
 from workbench.viz.export_html import to_html
 
 
@@ -72,10 +75,10 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     real = dialog.locator(".wb-verdict").text_content()
     assert "first token of " in real and " -> " in real
     panel = page.root.locator("[data-panel=compare]")
-    for shown in (dialog, panel):
-        assert shown.locator(".wb-measures th").all_text_contents() == ["measure", "this run", "simulated", "change"]
-        rows = shown.locator(".wb-measures tbody tr").all_text_contents()
-        assert [row[:7] for row in rows] == ["mean TT", "P99 TTF", "mean IT", "P99 ITL", "output "]
+    assert panel.locator(".wb-measures th").all_text_contents() == ["measure", "this run", "simulated", "change"]
+    rows = panel.locator(".wb-measures tbody tr").all_text_contents()
+    assert [row[:7] for row in rows] == ["mean TT", "P99 TTF", "mean IT", "P99 ITL", "output "]
+    assert not dialog.locator(".wb-measures").is_visible(), "once is enough"
     words = panel.locator(".wb-facts").text_content()
     assert "simulated from the first step with token budget 8" in words and "never differ" not in words
     simulated = engine.fork(max_num_batched_tokens=8)
@@ -84,6 +87,23 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     page.wait(f"view.other.comparison.fork.at_step === {steps - 1}")
     page.frame()
     assert f"simulated from step {steps - 1} with" in panel.locator(".wb-facts").text_content()
+
+
+def test_a_recording_is_simulated_under_another_setting_too(open_page, serve):
+    """As a live engine, with the same words; the engine's buttons stay away."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 60}, "max_tokens": 5, "arrival_step": i} for i in range(4)]
+    trace = simulate({"config": {"max_num_batched_tokens": 64}, "requests": requests})
+    page = open_page(serve(trace))
+    page.wait(f"view.store.numSteps === {len(trace)}")
+    assert not page.root.get_by_role("button", name="Run: ").is_visible()
+    page.root.get_by_role("button", name="What if").click()
+    dialog = page.root.get_by_role("dialog", name="What if")
+    dialog.get_by_label("max_num_batched_tokens").fill("16")
+    page.wait("view.other && view.other.comparison")
+    page.frame()
+    assert page.view("view.other.numSteps") == len(fork(trace, max_num_batched_tokens=16)) > len(trace)
+    assert "first token of " in dialog.locator(".wb-verdict").text_content()
+    assert "simulated from the first step with token budget 16" in page.root.locator(".wb-facts").first.text_content()
 
 
 def test_a_comparison_with_a_run_without_a_clock_is_in_steps(open_page, tmp_path, engine):
@@ -377,6 +397,60 @@ def test_the_toolbar_stays_on_a_narrow_screen(open_page, serve, engine):
             assert box["x"] >= 0 and box["x"] + box["width"] <= 390, button.text_content()
 
 
+def test_a_phone_has_one_line_a_bar_and_room_for_a_finger(open_page, serve, engine):
+    """Tools bring back the folded buttons; one that cannot be used takes no room."""
+    engine.step()
+    page = open_page(serve(engine), width=390, height=844)
+    page.wait("view.store.numSteps === 1 && view.status.state === 'paused'")
+    page.frame()
+    bars = page.root.locator(".wb-controls")
+
+    def named(name):
+        return bars.locator("button", has_text=re.compile(f"^{re.escape(name)}$"))
+
+    shown = bars.locator("button:visible, select:visible").all()
+    sizes = [button.bounding_box() for button in shown]
+    assert len(shown) >= 9 and all(box["width"] >= 40 and box["height"] >= 40 for box in sizes)
+    assert len({round(box["y"] / 20) for box in sizes}) <= 4, "title, engine, views and cursor"
+    assert bars.bounding_box()["height"] <= 240
+    assert named("Run").is_visible() and named("Step").is_visible()
+    folded = [named(name) for name in ("Pause", "Ask", "Breakpoints", "|◀")]
+    assert not any(button.is_visible() for button in folded)
+    named("Tools").click()
+    assert all(button.is_visible() for button in folded)
+    tabs = bars.locator(".wb-tab:visible").all()
+    assert len(tabs) >= 4 and all(tab.bounding_box()["width"] >= 40 for tab in tabs)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("width", (390, 1280))
+def test_the_legend_of_the_pool_is_whole(open_page, serve, engine, width):
+    """An entry without room moves to the next line, and no cell of the pool is below the words."""
+    engine.run(progress=False)
+    page = open_page(serve(engine), width=width, height=844)
+    page.wait("view.store.numSteps > 1")
+    page.frame()
+    entries = page.root.evaluate(
+        """(root) => {
+          const panel = root.workbench.panels.find((panel) => panel.element.dataset.panel === "pool"), found = [];
+          const context = panel.canvas.getContext("2d"), { fillText } = context;
+          context.fillText = function (words, x, y) {
+            found.push({ words, y, right: x + this.measureText(words).width });
+            fillText.call(this, words, x, y);
+          };
+          panel.layout();
+          panel.draw(context, panel.width);
+          delete context.fillText;
+          return { found, width: panel.width, top: panel.top };
+        }"""
+    )
+    (changed,) = [entry for entry in entries["found"] if entry["words"] == "changed in this step"]
+    others = [entry for entry in entries["found"] if entry["words"] != "changed in this step" and entry["y"] < 30]
+    assert len(others) == 3 and all(entry["right"] <= entries["width"] for entry in [changed, *others])
+    assert changed["y"] + 6 < entries["top"]
+    assert (changed["y"] > others[0]["y"]) == (width == 390)
+
+
 def test_a_comparison_fits_on_a_narrow_screen(open_page, tmp_path, engine):
     engine.run(progress=False)
     to_html(engine.trace, tmp_path / "two.html", other=engine.fork(max_num_batched_tokens=8))
@@ -548,7 +622,11 @@ def test_the_answer_of_a_smaller_budget_is_scrolled_into_view(open_page, serve, 
     button.click()
     page.wait("view.comparing")
     page.page.wait_for_function(
-        "(panel) => { const { top } = panel.getBoundingClientRect(); return top >= -1 && top < innerHeight - 200; }",
+        """(panel) => {
+          const { top } = panel.getBoundingClientRect(), bars = panel.getRootNode().querySelector(".wb-controls");
+          const covered = getComputedStyle(bars).position === "sticky" ? bars.getBoundingClientRect().bottom : 0;
+          return top >= covered - 1 && top < innerHeight - 200;
+        }""",
         arg=page.root.locator("[data-panel=compare]").element_handle(),
         timeout=10_000,
     )

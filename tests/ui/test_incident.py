@@ -1,5 +1,6 @@
 """A recording opens as an incident: its plots, brush, causes and stalls are those that Python computes."""
 
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -9,6 +10,8 @@ import pytest
 from workbench import simulate
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
 
 
 class Stalling:
@@ -232,3 +235,38 @@ def test_resume_is_in_the_legend_and_no_mark_is_cut(open_page, tmp_path, trace, 
     })()""")
     assert "resume" in painted["words"]
     assert not any(painted["marks"]) and (painted["marks"] or width == 390)
+
+
+@pytest.mark.parametrize("width", (390, 1280))
+def test_the_time_before_the_first_step_says_who_waits(open_page, width, tmp_path):
+    """The example that is shipped has three requests before its first step, and no row has a value until then."""
+    trace = Trace.load(EXAMPLE)
+    trace.to_html(tmp_path / "page.html")
+    page = open_page(f"file://{tmp_path}/page.html#incident", width=width, height=1400)
+    page.wait("view.shown === 'incident'")
+    page.frame()
+    panel = "view.panels.find((panel) => panel.element.dataset.panel === 'incident')"
+    axis = page.view(f"(({{ x0, x1, from, to }}) => [x0, x1, from, to])({panel}.scale(true))")
+    x0, x1, begin, end = axis
+    first = trace[0].time
+    assert begin == min(info.arrival_time for info in trace.requests.values()) < first
+    before, after = (x0 + (first - begin) / (end - begin) * (x1 - x0) + shift for shift in (-3, 3))
+    lines = [page.view(f"{panel}.hit(argument, 90).lines", x) for x in (x0 + 3, before, after)]
+    words = "no step yet: 3 requests wait for step 0"
+    assert [words in each for each in lines] == [True, True, False]
+    drawn = page.view(f"""(() => {{
+        const panel = {panel}, context = panel.canvas.getContext('2d'), rects = [], words = [];
+        context.fillRect = (...given) => typeof context.fillStyle === 'object' && rects.push(given);
+        context.fillText = (...given) => words.push(given[0]);
+        panel.draw(context);
+        delete context.fillRect;
+        delete context.fillText;
+        return {{ rects, words }};
+    }})()""")
+    (hatched,) = drawn["rects"]
+    assert hatched[0] == x0 and abs(hatched[0] + hatched[2] - (before + 3)) < 0.01
+    assert (words in drawn["words"]) == (width == 1280), "if there is room"
+    page.view("view.cursor.moveTo(8, 8)")
+    page.frame()
+    assert page.view(f"{panel}.scale(true).from") == trace[8].time
+    assert words not in page.view(f"{panel}.hit(argument, 90).lines", x0 + 3)

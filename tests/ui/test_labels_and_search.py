@@ -30,10 +30,17 @@ def trace():
     return timed
 
 
+def open_tools(page, width):
+    """A phone has the phases and the search behind a button."""
+    if width == 390:
+        page.root.get_by_role("button", name="Tools").click()
+
+
 @pytest.mark.repeats(step=2)
 @pytest.mark.parametrize("width", [390, 1440])
 def test_a_label_of_a_phase_is_whole_or_hidden(page_of, trace, width):
     page = page_of(trace, width=width)
+    open_tools(page, width)
     page.view("view.cursor.seek(1)")
     page.frame()
     bars = page.view(BARS)
@@ -116,6 +123,7 @@ def test_every_search_is_answered(page_of, trace):
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_answers_of_a_search_stay_on_the_screen(page_of, trace, width):
     page = page_of(trace, width=width)
+    open_tools(page, width)
     page.root.get_by_role("searchbox").fill("nobody is called that way in this run")
     page.frame()
     box = page.root.locator(".wb-answers").bounding_box()

@@ -189,7 +189,7 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
         for row, (name, parts) in enumerate(all_bins.items()):
             top = 20 + 64 * row
             names = [words for _, y, words in texts if y in (top + 24, top + 40)]
-            assert names == [name, f"{len(facts[name].order)} requests"]
+            assert names == [name, f"{len(facts[name].order)} request{'s' * (len(facts[name].order) != 1)}"]
             scale = [words for x, y, words in texts if abs(x - 104) < 0.1 and y in (top + 10, top + 56)]
             assert scale == [str(most), "0"]
             areas = {fill: d for d, fill, _ in paths if fill in (RUNNING, WAITING) and f" {top + 56}V" in d}
@@ -265,7 +265,12 @@ def parts_of(facts, start, end):
         first = int(360 * (start + record.time) / end)
         last = min(359, int(360 * (start + record.end) / end))
         for i in range(first, last + 1):
-            parts[i] = now if parts[i] is None else tuple(map(max, parts[i], now))
+            if parts[i] is None:
+                parts[i] = now
+                continue
+            running, waiting, *shares = parts[i]
+            both, most = max(running + waiting, now[0] + now[1]), max(running, now[0])
+            parts[i] = (most, both - most, *map(max, shares, now[2:]))
     kept, found = 0.0, []
     for part in parts:
         found.append(part or (0, 0, 0.0, kept))

@@ -41,7 +41,8 @@ class Picture:
         self.rows = -(-facts.num_blocks // self.columns)
         self.cell = max(1, min(16, (width - 2) / self.columns))
         lines = -(-len(facts.groups) // max(1, width // 240))
-        self.top = 46 + (18 * lines if len(facts.groups) > 1 else 0)
+        self.legend_ends = 28 if width > 400 else 46  # "changed in this step" is on a second line
+        self.top = self.legend_ends + 18 + (18 * lines if len(facts.groups) > 1 else 0)
 
     def xy(self, block):
         return block % self.columns * self.cell, self.top + block // self.columns * self.cell
@@ -60,6 +61,9 @@ def test_pool(drawn, name, width):
         moment = facts[step]
         marks = Marks(page.painted("pool", step)["marks"])
         check_counts(page, marks, facts, moment, width)
+        changed = [(x, y) for x, y, words in marks.texts() if words == "changed in this step"]
+        assert [y for _, y in changed] == [picture.legend_ends - 2.5]
+        assert [picture.legend_ends - 7.25] == [y for _, x, y, *_ in marks.frames(LIGHT.outline) if y < picture.top - 1]
         check_image(marks, facts, moment, picture, colours)
         check_cells(marks, facts, moment, picture)
         check_groups(marks, facts, moment, picture, width)
@@ -129,7 +133,9 @@ def check_cells(marks, facts, moment, picture):
     dots = {
         (round(rect[1], 3), round(rect[2], 3)) for rect in marks.rects(height=2, colour=LIGHT.outline) if rect[3] == 2
     }
-    frames = {(round(frame[1], 3), round(frame[2], 3)) for frame in marks.frames(LIGHT.outline) if frame[2] > 30}
+    frames = {
+        (round(frame[1], 3), round(frame[2], 3)) for frame in marks.frames(LIGHT.outline) if frame[2] > picture.top - 1
+    }
     expected = {"hatched": set(), "counts": {}, "dots": set(), "frames": set()}
     for block in range(1, facts.num_blocks):
         x, y = picture.xy(block)
@@ -154,7 +160,7 @@ def check_cells(marks, facts, moment, picture):
 
 
 def check_groups(marks, facts, moment, picture, width):
-    lines = [words for _, y, words in marks.texts() if 30 < y < picture.top]
+    lines = [words for _, y, words in marks.texts() if picture.legend_ends < y < picture.top]
     if len(facts.groups) < 2:
         assert not lines
         return
@@ -166,7 +172,7 @@ def check_groups(marks, facts, moment, picture, width):
         empty = f", {counted(holes, 'hole')}" if holes else ""
         words = f"{group_words(group)}: {counted(count, noun)}{empty}"
         per_line = max(1, width // 240)
-        at = (index % per_line * 240 + 15, 40 + 18 * (index // per_line) + 5.5, words)
+        at = (index % per_line * 240 + 15, picture.legend_ends + 12 + 18 * (index // per_line) + 5.5, words)
         assert at in marks.texts()
     bars = {(round(rect[1], 3), round(rect[2], 3)) for rect in marks.rects() if rect[4] == picture.cell - 2}
     diamonds = {

@@ -32,7 +32,7 @@ def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
 
     rows = [{"id": f"r{i}", "prompt": {"len": 20 + 7 * i}, "max_tokens": 5 + i} for i in range(12)]
     trace = simulate({"config": {"max_num_batched_tokens": 32}, "requests": rows}, cost_model=Unrelated(fixed=1))
-    _, facts = changed_run(trace, SimpleNamespace(fork=lambda at_step, **changes: trace), 0, {"max_num_seqs": 2})
+    _, facts = changed_run(trace, lambda at_step, **changes: trace, 0, {"max_num_seqs": 2})
     assert facts == {"no_times": "the times of this run vary too much to predict seconds"}
     feed = Feed(trace)
     feed._in_background = lambda work: work()

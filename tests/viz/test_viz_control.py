@@ -12,6 +12,7 @@ import pytest
 from viz_traces import ReplayingController, random_trace, workload
 
 from workbench import Engine, EngineConfig, simulate
+from workbench.analysis.fork import fork
 from workbench.engine.packed_batch import prepare_unified
 from workbench.models.capture import LayerCapture
 from workbench.trace.readings.compare import compare
@@ -264,6 +265,23 @@ def test_a_fork_is_simulated_and_compared(engine):
     assert b'id="other"' not in saved(feed), "the run has grown, so it is not the one that was simulated"
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": -1}}})
     wait_for(lambda: "max_num_seqs" in feed.status()["message"])
+
+
+def test_a_recording_is_simulated_if_it_has_its_first_steps(monkeypatch):
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    trace = simulate(workload())
+    feed = Feed(trace)
+    feed.confirm()
+    assert feed.status()["can"] == ["fork"]
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_batched_tokens": 16}}})
+    assert feed.status()["message"] == ""
+    other = decode_packet(feed.other_packet())[0]
+    simulated = fork(trace, max_num_batched_tokens=16)
+    assert other["num_steps"] == len(simulated) != len(trace)
+    assert feed.status()["can"] == ["fork"], "again, with another setting"
+    assert Feed(trace[3:]).status()["can"] == [] and Feed(trace, other=simulated).status()["can"] == []
+    feed.handle({"name": "start", "args": {}})
+    assert "only a live engine can be controlled" in feed.status()["message"]
 
 
 def test_a_result_of_an_unknown_type_is_described():

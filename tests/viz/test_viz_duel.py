@@ -18,6 +18,8 @@ from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
 from workbench.viz.feed import Feed
+from workbench.viz.fleet_rows import fleet_svgs
+from workbench.viz.router_duel import offered, settled
 
 COSTS = {"fixed": 0.01, "per_prefill_token": 0.0004, "per_kv_token": 0.00001}
 
@@ -78,7 +80,8 @@ def shown(value, measure, timed):
     if measure == "throughput of output tokens":
         return f"{value:.4g}/{'s' if timed else 'step'}"
     if not timed:
-        return f"{value:g} step{'s' * (value != 1)}"
+        text = f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+        return f"{text} step{'s' * (text != '1')}"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
@@ -261,22 +264,27 @@ def test_a_class_bets_on_two_routers_over_the_arrivals_of_the_run(monkeypatch, t
     for feed, role in ((teacher, "teacher"), (follower, "follower")):
         feed.confirm()
         feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
-    offered = teacher.status()["class"]["routers"]
-    assert {"round_robin", "sticky", "cache_aware"} <= set(offered["names"]) and "routers" not in follower.status()[
+    choices = teacher.status()["class"]["routers"]
+    assert {"round_robin", "sticky", "cache_aware"} <= set(choices["names"]) and "routers" not in follower.status()[
         "class"
     ]
-    assert offered["measures"] == measure_words(2)
+    assert choices["measures"] == measure_words(2)
     routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 4}
     bet = {"what": "bet", "changes": {}, "measure": FLEET_ONLY, "routers": routers}
     teacher.handle({"name": "class", "args": bet})
     asked = follower.status()["class"]["question"]
-    assert "4 replicas. A: router round_robin. B: router consistent_hash." in asked["text"]
+    assert "go to 4 replicas" in asked["text"]
+    assert [(side, name) for side, name, _ in asked["sides"]] == [("A", "round_robin"), ("B", "consistent_hash")]
+    assert all(rule == choices["rules"][name] and len(rule) > 10 for _, name, rule in asked["sides"])
     follower.handle({"name": "class", "args": {"what": "answer", "number": asked["number"], "value": "A"}})
     teacher.handle({"name": "settle", "args": {}})
     view = View()
     teacher.update(view)
     assert view.other is None, "the run is neither side"
     costs = {"cost_model": COSTS} if timed else {}
+    if not timed:  # a clock on which every step takes a second: all replicas take their steps together
+        costs = {"cost_model": {"fixed": 1.0}}
+        workload["requests"] = [each | {"arrival_time": float(each["arrival_step"])} for each in requests]
     sides = [
         simulate_fleet({**workload, **costs}, replicas=4, router=name).traces
         for name in ("round_robin", "consistent_hash")
@@ -286,11 +294,39 @@ def test_a_class_bets_on_two_routers_over_the_arrivals_of_the_run(monkeypatch, t
     winner = "neither" if busiest[0] == busiest[1] else "AB"[busiest[1] < busiest[0]]
     assert score["winner"] == winner and (score["right"], score["bets"]) == (winner == "A", 1)
     told = "with times predicted from its own step costs" if timed else "counted in steps"
-    assert f"Both sides are simulated: the arrivals of this run over 4 replicas, {told}." in score["sentence"]
-    assert busiest[0] != busiest[1] and f"{FLEET_ONLY} {busiest[0]:.1%} -> {busiest[1]:.1%}" in score["sentence"]
+    assert f"Both sides are simulated: the arrivals of this run over 4 replicas, {told}." in score["notes"]
+    rows = {name: values for name, *values in score["rows"]}
+    assert busiest[0] != busiest[1] and rows[FLEET_ONLY] == [f"{share:.1%}" for share in busiest]
+    assert f"A {busiest[0]:.1%}, B {busiest[1]:.1%}" in score["sentence"]
     mean = "mean time to first token"
-    before, after = (shown(measured(side, mean), mean, timed) for side in sides)
-    assert before != after and f"{mean} {before} -> {after}" in score["sentence"]
+    values = [shown(measured(side, mean), mean, timed) for side in sides]
+    assert values[0] != values[1] and rows[mean] == values
+    named = [{f"replica {i}": trace for i, trace in enumerate(side)} for side in sides]
+    pictures = fleet_svgs(named, "s" if timed else "steps")
+    facts = follower.status()["class"]
+    assert facts["pictures"] == (("A: round_robin", pictures[0]), ("B: consistent_hash", pictures[1]))
+    follower.handle({"name": "class", "args": {"what": "seen", "number": score["number"]}})
+    assert "pictures" not in follower.status()["class"] and "pictures" in teacher.status()["class"], "sent once"
+    teacher.handle({"name": "class", "args": bet | {"measure": "throughput of output tokens"}})
+    teacher.handle({"name": "settle", "args": {}})
+    teacher.update(view)
+    assert "pictures" in follower.status()["class"], "those of another duel"
+
+
+def test_two_routers_that_tie_say_why_and_the_usual_pair_does_not():
+    """Eight requests that share nothing are shared out alike by their order and by load."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 40}, "max_tokens": 8, "arrival_step": i} for i in range(8)]
+    trace = simulate({"config": {"num_blocks": 200}, "requests": requests})
+    score = settled(trace, {"a": "round_robin", "b": "sticky", "replicas": 4}, "time until all are finished")
+    assert score.winner == "neither"
+    alike = [note for note in score.notes if "shared the requests out alike" in note]
+    assert alike and "2, 2, 2, 2 to a replica" in alike[0]
+    shared = [{**each, "prompt": {"parts": [{"len": 40, "seed": "template"}, {"len": 9}]}} for each in requests]
+    trace = simulate({"config": {"num_blocks": 200}, "requests": shared})
+    usual = dict(zip("ab", offered()["usual"], strict=True)) | {"replicas": 4}
+    score = settled(trace, usual, "share of requests at the busiest replica")
+    assert score.winner == "A" and any("sent all 8 requests to replica 0" in note for note in score.notes)
+    assert not any("alike" in note for note in score.notes)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -228,6 +228,7 @@ class Confirmation:
         recorded: The recorded latency. It is ``before`` if the run was under a policy in Python, which cannot be
             simulated from the trace.
         is_recorded: Whether ``before`` is the recorded latency.
+        between: The part of the recorded latency between steps, which a simulation has not.
     """
 
     change: str
@@ -235,6 +236,7 @@ class Confirmation:
     after: float
     recorded: float
     is_recorded: bool = False
+    between: float = 0.0
 
     @property
     def holds(self) -> bool:
@@ -245,7 +247,11 @@ class Confirmation:
         """Both latencies, and where they come from."""
         before, recorded = amount(self.before, unit), amount(self.recorded, unit)
         if not self.holds:
-            return f"{self.change}: not confirmed, the simulation of the run as it was gives {before}, not {recorded}"
+            why = ""
+            if self.between and abs(self.before + self.between - self.recorded) <= MAX_ERROR * self.recorded:
+                why = f", because it leaves out the {amount(self.between, unit)} between steps"
+            gives = f"the simulation of the run as it was gives {before}, not {recorded}{why}"
+            return f"{self.change}: not confirmed, {gives}; rely on the measured parts"
         which = "simulated and recorded" if self.is_recorded else f"both simulated, recorded {recorded}"
         return f"{self.change}: {amount(self.after, unit)} instead of {before} ({which})"
 
@@ -298,7 +304,10 @@ class Explanation:
         if biggest is None:
             return None
         is_early = in_ttft is not None and in_ttft.cause == biggest.cause
-        return self._confirm(biggest, is_early)
+        parts = self.ttft.parts if is_early and self.ttft is not None else self.parts
+        between = sum(part.amount for part in parts if part.kind == "between")
+        found = self._confirm(biggest, is_early)
+        return found and replace(found, between=between)
 
     def span(self, by: str) -> Span | None:
         """The time to first token ("ttft") or the whole time ("e2e"), or the time so far; None if nothing is known."""

@@ -16,7 +16,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Unpack
 
-from workbench.analysis.check import COUNTS, Check
+from workbench.analysis.check import COUNTS, Check, mean_unstepped
 from workbench.analysis.flags import BY_VLLM_RULES
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
@@ -158,7 +158,7 @@ class Predictor:
     @cached_property
     def check(self) -> Check:
         """The recorded setting, predicted, beside what was measured."""
-        return Check(self.report, self.recorded, self.unchanged_values)
+        return Check(self.report, self.recorded, self.unchanged_values, mean_unstepped(self.trace))
 
     @cached_property
     def errors(self) -> dict[str, float]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 
 
-def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, Any]) -> tuple[Trace, dict[str, Any]]:
+def changed_run(
+    trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]
+) -> tuple[Trace, dict[str, Any]]:
     """Simulate a run with changes, with times predicted from its own step costs where they can be.
 
     Args:
         trace: The run.
-        controller: Its engine, with ``fork``.
+        fork: Simulates it without times, such as ``Engine.fork``.
         at_step: Number of the first step that the changes apply to.
         changes: Fields of the configuration with their new values.
 
@@ -39,4 +42,4 @@ def changed_run(trace: Trace, controller: Any, at_step: int, changes: dict[str, 
             reason = problem.plain
         except (ValueError, TraceError) as problem:
             reason = str(problem)
-    return controller.fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}
+    return fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}

@@ -25,7 +25,7 @@ from workbench.base.field_checks import number as number_field
 from workbench.base.on_demand import extra_for
 from workbench.base.text import shown
 from workbench.viz import router_duel
-from workbench.viz.duel import SIDES, question
+from workbench.viz.duel import SIDES, Score, question
 
 ROLES = ("visitor", "follower", "teacher")
 
@@ -64,11 +64,13 @@ class Visitor:
         role: One of ROLES.
         answer: The answer to the question that is open: a number, a choice, or None.
         bet: The bet on the duel that was settled last; None for none.
+        seen: The number of the duel whose pictures the page has: they are long, and are sent once.
         code: Rows of the QR code of the followers' link, "1" for a dark module; empty while it is not shown.
     """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.role = "visitor"
+        self.seen = 0
         self.answer: float | str | None = None
         self.bet: float | str | None = None
         self.code: list[str] = []
@@ -93,6 +95,7 @@ class Classroom:
         self._lead: dict[str, Any] = {}
         self._question: dict[str, Any] | None = None
         self._score: dict[str, Any] | None = None
+        self._pictures: tuple[tuple[str, str], ...] = ()
         self._number = 0
         self._followers: list[Visitor] = []
         self._teachers: list[Visitor] = []
@@ -121,7 +124,7 @@ class Classroom:
         return "only the teacher controls the engine: a page of the class reads"
 
     def take(self, page: Any, what: str, **values: Any) -> None:
-        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet or end.
+        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet, seen or end.
 
         Raises:
             ValueError: The page may not do this, or a value is out of range.
@@ -134,6 +137,7 @@ class Classroom:
             "ask": self._ask,
             "answer": self._answer,
             "bet": self._bet,
+            "seen": self._see,
             "end": self._end,
         }
         commands[choice("what", what, tuple(commands))](self._visitors[page], **values)
@@ -147,6 +151,8 @@ class Classroom:
         facts: dict[str, Any] = {"role": visitor.role, "taught": bool(self._teachers)}
         if visitor.role != "visitor":
             facts["score"] = self._score and self._score | {"mine": visitor.bet}
+            if self._score and visitor.seen != self._score["number"]:
+                facts["pictures"] = self._pictures
         if visitor.role == "follower":
             facts |= {"lead": self._lead, "question": self._question, "answered": visitor.answer is not None}
         if visitor.role == "teacher":
@@ -204,7 +210,8 @@ class Classroom:
         self._teacher(visitor)
         routers = router_duel.read_routers(routers) if routers is not None else None
         duel = {"changes": changes, "measure": measure, "routers": routers}
-        self._put({"text": question(changes, measure, routers), "choices": list(SIDES), "duel": duel})
+        asked = {"text": question(changes, measure, routers), "choices": list(SIDES), "duel": duel}
+        self._put(asked | ({"sides": router_duel.sides(routers)} if routers is not None else {}))
 
     def _put(self, asked: dict[str, Any]) -> None:
         """Put a question to the class."""
@@ -218,7 +225,7 @@ class Classroom:
         """The changes or routers, and the measure, of the duel on which the class bets; None for none."""
         return self._question and self._question.get("duel")
 
-    def settle(self, winner: str, sentence: str) -> None:
+    def settle(self, score: Score) -> None:
         """End the bets on a duel, and tell everybody who has won and how many were right."""
         if self.duel is None:
             return
@@ -226,8 +233,14 @@ class Classroom:
         for visitor in self._followers:
             visitor.bet = visitor.answer
         self._question = None
-        self._score = {"sentence": sentence, "winner": winner, "right": bets.count(winner), "bets": len(bets)}
+        told = {name: value for name, value in score._asdict().items() if name != "pictures"}
+        counts = {"number": self._number, "right": bets.count(score.winner), "bets": len(bets)}
+        self._score, self._pictures = told | counts, score.pictures
         self._tell()
+
+    def _see(self, visitor: Visitor, number: int) -> None:
+        """The page has the pictures of a duel."""
+        visitor.seen = number
 
     def _answer(self, visitor: Visitor, number: int, value: float | str) -> None:
         question = self._question

@@ -108,6 +108,24 @@ def measure_words(num_replicas: int = 1) -> list[tuple[str, str]]:
     return [(name, f"{MEASURES[name].better} {name}") for name in offered]
 
 
+class Score(NamedTuple):
+    """The end of a duel.
+
+    Attributes:
+        winner: One of SIDES.
+        sentence: The measure that decided, with both values.
+        notes: Reasons and conditions, a sentence or more each.
+        rows: The measures that differ, as (name, value of A, value of B).
+        pictures: A picture of each side as SVG with its caption; none if both are shown elsewhere.
+    """
+
+    winner: str
+    sentence: str
+    notes: tuple[str, ...] = ()
+    rows: tuple[tuple[str, str, str], ...] = ()
+    pictures: tuple[tuple[str, str], ...] = ()
+
+
 def question(changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any] | None = None) -> str:
     """The question to the class.
 
@@ -122,16 +140,21 @@ def question(changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any
     choice("measure", measure, tuple(MEASURES))
     which = f"Which has the {MEASURES[measure].better} {measure}?"
     if routers is not None:
-        a, b, replicas = (routers[name] for name in ("a", "b", "replicas"))
-        return f"The requests of this run go to {replicas} replicas. A: router {a}. B: router {b}. {which}"
+        return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
     if not changes:
         raise ValueError("a duel needs a setting that differs: move a slider first")
     what = ", ".join(f"{name} {value}" for name, value in changes.items())
     return f"A is this run. B has the same requests with {what}. {which}"
 
 
-def outcome(a: Side, b: Side, measure: str) -> tuple[str, str]:
+def outcome(a: Side, b: Side, measure: str, clock: str = "") -> tuple[str, str]:
     """The winner, one of SIDES, and the sentence with both values.
+
+    Args:
+        a: One side.
+        b: The other side.
+        measure: See MEASURES.
+        clock: "steps" if each second of both sides is a step, as with `workbench.viz.router_duel`.
 
     Raises:
         ValueError: There is no such measure, the sides have different requests, or a run lacks the measure, such as a
@@ -144,7 +167,7 @@ def outcome(a: Side, b: Side, measure: str) -> tuple[str, str]:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")
     is_tie = abs(of_a - of_b) <= TIE * max(of_a, of_b)
     winner = "neither" if is_tie else SIDES[(of_b < of_a) != (better == "higher")]
-    told = f"{measure}: A {words(of_a, unit)}, B {words(of_b, unit)}"
+    told = f"{measure}: A {words(of_a, clock or unit)}, B {words(of_b, clock or unit)}"
     return winner, f"{told[0].upper()}{told[1:]}. {'Neither wins' if is_tie else f'{winner} wins'}."
 
 
@@ -154,15 +177,31 @@ def changes_of_fleets(a: Side, b: Side) -> str:
     Raises:
         ValueError: The sides have different requests.
     """
+    rows = measures_of_fleets(a, b)
+    changes = [change_words(*row) for row in rows]
+    return "; ".join(filter(None, changes)) or ("no measure changes" if rows else "")
+
+
+def measures_of_fleets(a: Side, b: Side, clock: str = "") -> list[tuple[str, str, str]]:
+    """The measures that a router changes, as (name, value of A, value of B); those that both sides have.
+
+    Args:
+        a: One side.
+        b: The other side.
+        clock: See `outcome`.
+
+    Raises:
+        ValueError: The sides have different requests.
+    """
     unit = _unit(a, b)
     first = ("mean time to first token", "P99 of the time to first token", "throughput of output tokens")
-    parts = []
+    rows = []
     for name in (*first, "hit rate of prompt tokens", FLEET_ONLY):
         before, after = (MEASURES[name].value(side, unit) for side in (a, b))
         if before is not None and after is not None:
             words = MEASURES[name].words
-            parts.append(change_words(name, words(before, unit), words(after, unit)))
-    return "; ".join(filter(None, parts)) or ("no measure changes" if parts else "")
+            rows.append((name, words(before, clock or unit), words(after, clock or unit)))
+    return rows
 
 
 def _differ(one: RequestInfo, other: RequestInfo) -> bool:

@@ -22,7 +22,7 @@ from workbench.viz import router_duel
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import changed_run
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import outcome
+from workbench.viz.duel import Score, outcome
 from workbench.viz.export_html import html_page
 from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
@@ -120,7 +120,7 @@ class Feed:
         self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
-        self._settled: tuple[str, str] | None = None  # the winner of a duel and the sentence, on their way to the class
+        self._settled: Score | None = None  # the end of a duel, on its way to the class
         self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
@@ -178,7 +178,7 @@ class Feed:
             view.other = other
         if (settled := self._settled) is not None and self.room is not None:  # the class is of this thread
             self._settled = None
-            self.room.settle(*settled)
+            self.room.settle(settled)
         if (download := self._download) is not None:
             self._download = None
             view.download = download
@@ -210,6 +210,7 @@ class Feed:
                 "message": self._message,
                 "kind": self._kind,
                 "handled": self._handled,
+                "can": ["fork"] if self._can_simulate() else [],
                 **self._answers(),
             }
         if (row := self._visible.follow()) is not None:
@@ -321,16 +322,16 @@ class Feed:
         """
         if self.room is None or (duel := self.room.duel) is None:
             raise ValueError("there is no duel to settle: let the class bet on one first")
-        engine, changes = self._engine("fork"), duel["changes"]
+        fork, changes = self._fork(), duel["changes"]
 
         def settle() -> None:
             trace = self._newest_trace()
             if duel["routers"] is not None:
                 self._settled = router_duel.settled(trace, duel["routers"], duel["measure"])
                 return
-            self._show_fork(trace, engine, _first_step(trace), changes)
+            self._show_fork(trace, fork, _first_step(trace), changes)
             assert self._other is not None
-            self._settled = outcome([trace], [self._other], duel["measure"])
+            self._settled = Score(*outcome([trace], [self._other], duel["measure"]))
 
         self._in_background(settle)
 
@@ -369,23 +370,40 @@ class Feed:
         self._engine().abort(request_id)
 
     def _do_fork(self, at_step: int, changes: dict[str, Any]) -> None:
-        engine = self._engine("fork")
+        fork = self._fork()
         self._forks += 1
         number = self._forks
 
-        def fork() -> None:
+        def show() -> None:
             if number != self._forks:  # a slider has moved on since
                 return
-            self._show_fork(self._newest_trace(), engine, at_step, changes, number)
+            self._show_fork(self._newest_trace(), fork, at_step, changes, number)
 
-        self._in_background(fork)
+        self._in_background(show)
+
+    def _can_simulate(self) -> bool:
+        """Whether a recording has all its steps, and its view no other run beside it that a person has chosen."""
+        return not _first_step(self._newest_trace()) and (self._other is None or self._fork_facts is not None)
+
+    def _fork(self) -> Callable[..., Trace]:
+        """The function that simulates the run under another configuration: its engine's, or that for recordings."""
+        if self.controller is not None:
+            method: Callable[..., Trace] = self._engine("fork").fork
+            return method
+
+        def fork(**values: Any) -> Trace:
+            from workbench.analysis.fork import fork as fork_recording
+
+            return fork_recording(self._newest_trace(), **values)
+
+        return fork
 
     def _show_fork(
-        self, trace: Trace, engine: Any, at_step: int, changes: dict[str, Any], number: int | None = None
+        self, trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any], number: int | None = None
     ) -> None:
         """Simulate a run with changes and show it beside the run, unless a newer simulation was asked for."""
         up_to = trace[-1].step if len(trace) else -1
-        simulated, facts = changed_run(trace, engine, at_step, changes)
+        simulated, facts = changed_run(trace, fork, at_step, changes)
         if number in (None, self._forks):
             self._fork_facts = {"at_step": at_step, "changes": changes, "up_to": up_to, **facts}
             self._other = simulated

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from workbench.base.text import counted
 from workbench.trace import Trace
 from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows
 from workbench.viz.pareto import GRID, INK, text
@@ -29,11 +30,12 @@ def fleet_svg(traces: Mapping[str, Trace], request_id: str = "") -> str:
     return _drawn(fleet_rows(traces, request_id), WIDTH, request_id)
 
 
-def fleet_svgs(sides: Sequence[Mapping[str, Trace]]) -> list[str]:
+def fleet_svgs(sides: Sequence[Mapping[str, Trace]], unit: str = "s") -> list[str]:
     """Draw one fleet, or several as narrow pictures with the same axes, so that they can be compared.
 
     Args:
         sides: The replicas of each fleet by name.
+        unit: The word for a unit of the clock: "s", or "steps" if each second is a step.
 
     Raises:
         ValueError: No trace has a step.
@@ -41,10 +43,10 @@ def fleet_svgs(sides: Sequence[Mapping[str, Trace]]) -> list[str]:
     marks = fleet_rows({f"{side} {name}": trace for side, each in enumerate(sides) for name, trace in each.items()})
     rows = iter(marks.rows)
     named = [[replace(next(rows), name=name) for name in each] for each in sides]
-    return [_drawn(replace(marks, rows=each), WIDTH if len(sides) == 1 else HALF) for each in named]
+    return [_drawn(replace(marks, rows=each), WIDTH if len(sides) == 1 else HALF, unit=unit) for each in named]
 
 
-def _drawn(marks: FleetRows, width: int, request_id: str = "") -> str:
+def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") -> str:
     def to_x(seconds: float) -> float:
         return marks.axis.place(seconds, LEFT, width - 16)
 
@@ -52,12 +54,12 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "") -> str:
     parts = []
     for tick in marks.axis.ticks:
         parts.append(f'<path d="M{to_x(tick):.1f} 20V{bottom}" stroke="{GRID}"/>')
-        parts.append(text(to_x(tick), bottom + 16, f"{tick:g} s", "middle"))
+        parts.append(text(to_x(tick), bottom + 16, f"{tick:g} {unit}", "middle"))
     places = [to_x(marks.end * place / BINS) for place in range(BINS + 1)]
     for number, row in enumerate(marks.rows):
         top = 20 + (ROW + 8) * number
         parts.append(text(8, top + 24, row.name))
-        parts.append(text(8, top + 40, f"{row.num_requests} requests"))
+        parts.append(text(8, top + 40, counted(row.num_requests, "request")))
         parts += [text(LEFT - 6, top + 10, f"{marks.most}", "end"), text(LEFT - 6, top + ROW, "0", "end")]
         for colour, counts in (
             (WAITING, [part.running + part.waiting for part in row.parts]),
@@ -87,7 +89,8 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "") -> str:
         x += 48 + 6 * len(word)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 20}" role="img" '
-        f'aria-label="{len(marks.rows)} replicas over {marks.end:.4g} s; the highest row has {marks.most} requests" '
+        f'aria-label="{len(marks.rows)} replicas over {marks.end:.4g} {unit}; '
+        f'the highest row has {marks.most} requests" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
         f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>'
     )

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.base.field_checks import choice, integer
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
-from workbench.viz.duel import Side, changes_of_fleets, measure_words, outcome
+from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome
+
+if TYPE_CHECKING:
+    from workbench.analysis.fleet.fleet_run import FleetRun
 
 MAX_REPLICAS = 16
 """Maximum number of replicas of a side."""
 
+USUAL = ("round_robin", "cache_aware")
+"""The routers that are offered first: their rules differ most, and so do their fleets with few requests."""
+
 
 @cache
 def offered() -> dict[str, Any]:
-    """The choice on a teacher's page: the routers, and the measures of fleets with the words for what wins."""
-    return {"names": _router_names(), "measures": measure_words(MAX_REPLICAS), "most": MAX_REPLICAS}
+    """The choice on a teacher's page: the routers with their rules, and the measures with the words for what wins."""
+    return {
+        "names": list(_rules()),
+        "rules": _rules(),
+        "usual": USUAL,
+        "measures": measure_words(MAX_REPLICAS),
+        "most": MAX_REPLICAS,
+    }
+
+
+def sides(routers: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Both sides of a duel, as (letter, router, its rule)."""
+    return [(letter.upper(), routers[letter], _rules()[routers[letter]]) for letter in ("a", "b")]
 
 
 def read_routers(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,15 +50,15 @@ def read_routers(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(given, Mapping) or set(given) != {"a", "b", "replicas"}:
         raise ValueError(f"routers must have a, b and replicas, got {given!r}")
-    names = _router_names()
+    names = list(_rules())
     a, b = (choice(f"router {side.upper()}", given[side], names) for side in ("a", "b"))
     if a == b:
         raise ValueError(f"a duel needs two routers, and both are {a}: choose another one for B")
     return {"a": a, "b": b, "replicas": integer("replicas", given["replicas"], 2, MAX_REPLICAS)}
 
 
-def settled(trace: Trace, routers: Mapping[str, Any], measure: str) -> tuple[str, str]:
-    """The winner, one of `workbench.viz.duel.SIDES`, and the score.
+def settled(trace: Trace, routers: Mapping[str, Any], measure: str) -> Score:
+    """Simulate both sides, and measure and draw them.
 
     Args:
         trace: The run whose requests both sides get, as many tokens each as they have in it.
@@ -50,20 +68,43 @@ def settled(trace: Trace, routers: Mapping[str, Any], measure: str) -> tuple[str
     Raises:
         ValueError: The run has forgotten its first steps, has no requests, or lacks the measure.
     """
-    a, b, clock = _sides(trace, routers)
-    winner, sentence = outcome(a, b, measure)
-    told = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {clock}."
-    return winner, f"{sentence} {told} From A to B: {changes_of_fleets(a, b)}."
+    from workbench.viz.fleet_rows import fleet_svgs  # few classes have a duel of routers
+
+    a, b, clock, told = _sides(trace, routers)
+    winner, sentence = outcome(a.traces, b.traces, measure, clock)
+    simulated = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {told}."
+    alike = _alike(a, b) if winner == "neither" else ""
+    named = [{f"replica {i}": trace for i, trace in enumerate(run.traces)} for run in (a, b)]
+    captions = [f"{letter}: {name}" for letter, name, _ in sides(routers)]
+    return Score(
+        winner,
+        sentence,
+        tuple(filter(None, (alike, a.concentration, b.concentration, simulated))),
+        tuple(measures_of_fleets(a.traces, b.traces, clock)),
+        tuple(zip(captions, fleet_svgs(named, clock or "s"))),
+    )
 
 
-def _router_names() -> list[str]:
-    from workbench.analysis.fleet.routers import ROUTERS  # few classes have a duel of routers
+def _alike(a: FleetRun, b: FleetRun) -> str:
+    """Why two routers tie, if they sent the requests alike, and what would set them apart."""
+    counts = [[len(trace.requests) for trace in run.traces] for run in (a, b)]
+    if sorted(counts[0]) != sorted(counts[1]):
+        return ""
+    given = ", ".join(map(str, sorted(counts[0], reverse=True)))
+    return (
+        f"Both routers shared the requests out alike: {given} to a replica. With fewer replicas they can differ more."
+    )
 
-    return list(ROUTERS)
+
+@cache
+def _rules() -> dict[str, str]:
+    from workbench.analysis.fleet.routers import RULES  # few classes have a duel of routers
+
+    return RULES
 
 
-def _sides(trace: Trace, routers: Mapping[str, Any]) -> tuple[Side, Side, str]:
-    """The traces of both sides, and what their clock is."""
+def _sides(trace: Trace, routers: Mapping[str, Any]) -> tuple[FleetRun, FleetRun, str, str]:
+    """The runs of both sides, "steps" if each second of their clock is a step, and what the clock is."""
     from workbench.analysis.fleet.simulate import run_fleet
     from workbench.analysis.fork import Past, recorded_config, recorded_requests
     from workbench.simulation.costs.cost_model import CostModel
@@ -72,21 +113,34 @@ def _sides(trace: Trace, routers: Mapping[str, Any]) -> tuple[Side, Side, str]:
         raise ValueError("this run has no requests yet: ask the model something first")
     if len(trace) and trace[0].step:
         raise ValueError(f"a duel of routers needs every step of the run, and this one has only {trace.steps_in_words}")
-    config, model, clock = recorded_config(trace), None, "counted in steps"
+    config, model, clock, told = recorded_config(trace), CostModel(fixed=1.0), "steps", "counted in steps"
     if metrics(trace).summary.unit == "s":
         try:
-            model, clock = CostModel.fit(trace)[0], "with times predicted from its own step costs"
+            model, clock, told = CostModel.fit(trace)[0], "", "with times predicted from its own step costs"
         except ValueError:
-            clock = "counted in steps, because no times can be predicted from it"
-    if model is not None:
-        arrivals, sample_token = recorded_requests(trace)
-    else:
+            told = "counted in steps, because no times can be predicted from it"
+    if not clock:
+        everyone, sample_token = recorded_requests(trace)
+        first = min(arrival.arrives_at or 0.0 for arrival in everyone)  # the engine may have waited for it
+        arrivals = [
+            replace(arrival, arrives_at=(arrival.arrives_at or 0.0) - first, arrival_time=arrival.arrival_time - first)
+            for arrival in everyone
+        ]
+    else:  # all replicas take their steps together, so that the steps of one are those of all
         past = Past(trace)
-        arrivals, sample_token = [past.arrival(info, 0) for info in trace.requests.values()], past.sample_token
+        arrivals = [
+            replace(
+                past.timed_arrival(info, 0),
+                arrives_at=float(info.arrival_step),
+                arrival_time=float(info.arrival_step),
+                think=float(past.arrival(info).think_steps),
+            )
+            for info in trace.requests.values()
+        ]
+        sample_token = past.sample_token
     replicas = routers["replicas"]
-    sides = (
+    a, b = (
         run_fleet(arrivals, [config] * replicas, [model] * replicas, router=routers[side], sample_token=sample_token)
         for side in ("a", "b")
     )
-    a, b = (run.traces for run in sides)
-    return a, b, clock
+    return a, b, clock, told

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
 
 from workbench.analysis.fleet.fork import Fork, SecondChoice, second_choice
-from workbench.analysis.fleet.router import Router
+from workbench.analysis.fleet.router import Decision, Router
 from workbench.analysis.fleet.split import HandOver
 from workbench.base.on_demand import find
 from workbench.base.text import shown
@@ -31,6 +32,7 @@ class Choice:
         unit: The meaning of the scores.
         rule: The part of the router's rule that applied.
         candidates: Indices of the replicas that the scores belong to: all that took requests.
+        loads: Requests in flight of each of them, if the rule weighed them against the scores.
     """
 
     request_id: str
@@ -40,6 +42,7 @@ class Choice:
     unit: str
     rule: str
     candidates: tuple[int, ...]
+    loads: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.request_id} went to replica {self.replica}"
@@ -69,8 +72,10 @@ class FleetRun:
         traces: list[Trace],
         hand_overs: dict[str, HandOver],
         again: Callable[[Callable[[Router], Router]], FleetRun],
+        why_together: Callable[[Sequence[Decision]], str],
     ) -> None:
         self._again = again
+        self._why_together = why_together
         self.router = router
         self.choices = choices
         self.traces = traces
@@ -88,6 +93,24 @@ class FleetRun:
         for choice in self.choices.values():
             counts[choice.replica] += 1
         return [count / len(self.choices) if self.choices else 0.0 for count in counts]
+
+    @property
+    def concentration(self) -> str:
+        """Why one replica got more than half of the requests, from the decisions; "" if none of several did."""
+        counts = Counter(self.assignments.values())
+        if len(self.traces) < 2 or not counts:
+            return ""
+        replica, count = counts.most_common(1)[0]
+        if 2 * count <= len(self.choices):
+            return ""
+        decisions = [
+            Decision(choice.replica, choice.scores, choice.rule, choice.loads)
+            for choice in self.choices.values()
+            if choice.replica == replica
+        ]
+        share = f"all {count:,}" if count == len(self.choices) else f"{count:,} of {len(self.choices):,}"
+        sent = f"{self.router} sent {share} requests to replica {replica}."
+        return f"{sent} {self._why_together(decisions)}".strip()
 
     def metrics(self) -> TraceMetrics:
         """The metrics of all replicas as one; requests are named ``replica 0/request``.

@@ -51,11 +51,13 @@ class Decision(NamedTuple):
         replica: Place of the chosen replica among those that were given.
         scores: The number of each of them that decided it, see ``Router.scores``; empty if none did.
         rule: The part of the router's rule that applied; "" if it has only one.
+        loads: Requests in flight of each of them, if the rule weighs them against its scores; empty if not.
     """
 
     replica: int
     scores: tuple[float, ...] = ()
     rule: str = ""
+    loads: tuple[int, ...] = ()
 
 
 class Router(ABC):
@@ -126,6 +128,14 @@ class Router(ABC):
             self.sent(request, index)
             found.append(index)
         return found
+
+    def why_together(self, decisions: Sequence[Decision]) -> str:
+        """Why the rule sent requests to the same replica, as a sentence; "" if it has no reason to keep them together.
+
+        Args:
+            decisions: The decisions about the requests that one replica got.
+        """
+        return ""
 
     @staticmethod
     def indices(replicas: Sequence[ReplicaView | None]) -> list[int]:

@@ -202,6 +202,8 @@ class CacheAware(Router):
 
     name = "cache_aware"
     scores = "share of the prompt that was sent there before"
+    _PREFIX = "prefix"
+    """The rule of a decision for the longest prefix."""
 
     def __init__(
         self,
@@ -229,17 +231,33 @@ class CacheAware(Router):
             self._evicted = now
             for tree in self._trees:
                 tree.evict(self._max_tree_tokens)
-        loads = [replica.num_in_flight for replica in replicas]
+        loads = tuple(replica.num_in_flight for replica in replicas)
         shares = tuple(self._trees[index].match(prompt) / len(prompt) for index in self.indices(replicas))
         fewest, most = min(loads), max(loads)
         candidates = range(len(loads))
         if most - fewest > self._absolute and most > fewest * self._relative:
             rule = f"loads of {fewest} to {most} are out of balance"
         elif max(shares) > self._cache_threshold:
-            candidates, rule = [index for index in candidates if shares[index] == max(shares)], "prefix"  # type: ignore[assignment]
+            candidates, rule = [index for index in candidates if shares[index] == max(shares)], self._PREFIX  # type: ignore[assignment]
         else:
             rule = "no prefix is long enough"
-        return Decision(min(candidates, key=loads.__getitem__), shares, rule)
+        return Decision(min(candidates, key=loads.__getitem__), shares, rule, loads)
+
+    def why_together(self, decisions: Sequence[Decision]) -> str:
+        """See `Router.why_together`."""
+        by_prefix = [decision for decision in decisions if decision.rule == self._PREFIX]
+        if 2 * len(by_prefix) <= len(decisions):
+            return ""
+        shared = min(max(decision.scores) for decision in by_prefix)
+        apart = max(max(decision.loads) - min(decision.loads) for decision in by_prefix)
+        balance = f"the largest difference was {apart}, and balance_abs_threshold is {self._absolute:g}"
+        if apart > self._absolute:
+            balance = f"the highest was never above {self._relative:g} times the lowest, which is balance_rel_threshold"
+        return (
+            f"{len(by_prefix)} of them shared {shared:.0%} or more of their prompt with one that was sent there "
+            f"before; cache_threshold is {self._cache_threshold:g}. The loads, in requests in flight, counted as "
+            f"balanced: {balance}."
+        )
 
     def sent(self, request: Arrival, index: int) -> None:
         """See `Router.sent`."""
@@ -343,6 +361,9 @@ ROUTERS: dict[str, type[Router]] = {
     )
 }
 """The routers by name."""
+
+RULES = {name: (kind.__doc__ or "").partition("\n")[0].rstrip(".") for name, kind in ROUTERS.items()}
+"""The rule of each in a sentence part, by name, for the places where a router is chosen or shown."""
 
 
 def make_router(router: str | Router) -> Router:

@@ -214,12 +214,13 @@ def run_fleet(
                 unit=chosen.scores,
                 rule=decision.rule,
                 candidates=candidates,
+                loads=decision.loads,
             )
             bar.update(1)
     for each, trace in zip(fleet, traces):
         each.finish()
         trace.end = each.end
-    return FleetRun(chosen.name, choices, traces, hand_overs, again)
+    return FleetRun(chosen.name, choices, traces, hand_overs, again, chosen.why_together)
 
 
 def route(arrivals: Iterable[Arrival], router: Router, fleet: Sequence[Replica]) -> Iterator[Routed]:

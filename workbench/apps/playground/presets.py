@@ -173,7 +173,8 @@ PRESETS = {
     ),
     "fleet": _preset(
         "A fleet: conversations and a router",
-        "Pin round_robin as A and bet on sticky, then on cache_aware: which router finds a conversation's cache?",
+        "Pin round_robin as A and bet on sticky: does it find a conversation's cache? Then bet on cache_aware, and see "
+        "where its requests go.",
         _conversations(),
         max_num_batched_tokens=512,
         max_num_seqs=16,

@@ -21,9 +21,11 @@ class Run:
 
     Attributes:
         traces: The trace of each replica.
+        concentration: Why one replica got most of the requests, see `FleetRun.concentration`.
     """
 
     traces: tuple[Trace, ...]
+    concentration: str = ""
 
     @property
     def is_fleet(self) -> bool:
@@ -60,4 +62,5 @@ def run_of_fleet(
     from workbench.analysis.fleet.simulate import run_fleet  # few pages run a fleet, and all wait for their modules
 
     models = [cost_model] * replicas
-    return Run(tuple(run_fleet(arrivals, [config] * replicas, models, router=router, max_steps=MAX_STEPS).traces))
+    run = run_fleet(arrivals, [config] * replicas, models, router=router, max_steps=MAX_STEPS)
+    return Run(tuple(run.traces), run.concentration)

@@ -252,6 +252,7 @@ class Session:
         busy = newest.traces[newest.busiest]
         facts |= {"fleet": fleet_svgs(sides) if busy and busy[-1].end else [], "replica": replica}
         facts["replicas"] = [len(trace.requests) for trace in newest.traces]
+        facts["concentration"] = newest.concentration
         self._shown = newest.traces[replica]
         return Answer(json.dumps(facts), self._packet(self._shown))
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import workbench
-from workbench.analysis.fleet.routers import ROUTERS
+from workbench.analysis.fleet.routers import RULES
 from workbench.apps.playground import presets, runtime
 from workbench.apps.playground.bytecode import compiled
 from workbench.config import EngineConfig
@@ -66,7 +66,7 @@ def build(target: Path, pyodide: Path | None = None) -> dict[str, int]:
     listed = {
         "presets": {name: preset._asdict() for name, preset in presets.PRESETS.items()},
         "policies": presets.POLICIES,
-        "routers": {name: (router.__doc__ or "").partition("\n")[0].rstrip(".") for name, router in ROUTERS.items()},
+        "routers": RULES,
         "defaults": EngineConfig().to_dict(),
         "glossary": TERMS,
     }

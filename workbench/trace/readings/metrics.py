@@ -398,7 +398,7 @@ def percent(value: float | None) -> str:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A latency with three significant digits in s, ms or steps; a dash for None.
+    """A latency with three significant digits in s, ms or steps; a dash for None. Many steps are written out.
 
     Args:
         value: The latency in ``unit``.
@@ -407,5 +407,6 @@ def amount(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     if unit == "steps":
-        return f"{value:.3g} steps"
+        text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f"{text} step{'' if text == '1' else 's'}"
     return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"

@@ -2,11 +2,13 @@
 // predict before they see the picture. The page of each visitor says what its host knows of the class; see
 // workbench/viz/classroom.py.
 
-import { counted, h, plain, replace, setText } from "./dom.js";
+import { counted, h, plain, replace, setText, table } from "./dom.js";
 import { form, submitButton } from "./popovers.js";
 
 /** Milliseconds between two places that a teacher's page tells. */
 const LEAD_MS = 100;
+
+const DATA = "data:image/svg+xml;base64,";
 
 /** The role that an address asks for: #teach=KEY or #follow. */
 function roleOf(hash) {
@@ -100,6 +102,7 @@ export class Classroom {
 
   update() {
     const { role, taught, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
+    this.keep(this.facts);
     const teaches = role === "teacher", follows = role === "follower";
     this.element.hidden = !teaches && !follows && !taught;
     this.view.root.toggleAttribute("data-predicting", Boolean(question && (teaches || (follows && !answered))));
@@ -124,8 +127,21 @@ export class Classroom {
     this.signature = signature;
     replace(
       this.question,
-      question ? teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered) : scoreOf(score),
+      question
+        ? teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered)
+        : scoreOf(score, this.pictures),
     );
+  }
+
+  /** Keep the pictures of a duel, which are sent until the host knows that they are here. */
+  keep({ pictures, score }) {
+    if (!pictures || this.kept === score.number) return;
+    this.kept = score.number;
+    this.pictures = pictures.map(([caption, drawing]) => {
+      const data = btoa(String.fromCharCode(...new TextEncoder().encode(drawing)));
+      return h("figure", {}, h("figcaption", {}, caption), h("img", { alt: altOf(drawing), src: DATA + data }));
+    });
+    this.view.send("class", { what: "seen", number: score.number });
   }
 
   /** Draw the QR code: dark squares on white in both themes, within the margin of 4 that cameras need. */
@@ -146,7 +162,7 @@ export class Classroom {
   }
 
   /** The answers so far, and the button that shows the picture to everybody. */
-  spreadOf({ text, duel }, spread, followers) {
+  spreadOf({ text, duel, sides }, spread, followers) {
     const given = spread.reduce((sum, [, n]) => sum + n, 0), most = Math.max(1, ...spread.map(([, n]) => n));
     const row = ([words, n]) => [
       h("dt", {}, plain(words, 60)),
@@ -155,7 +171,9 @@ export class Classroom {
     const end = () => duel ? this.settle(duel) : this.view.send("class", { what: "end" });
     const words = duel ? "Settle the duel" : "Show the picture";
     return [
-      h("p", {}, h("b", {}, plain(text, 240)), ` ${given} of ${counted(followers, "follower")} answered.`),
+      h("p", { class: "wb-asked" }, plain(text, 240)),
+      sidesOf(sides),
+      h("p", {}, `${given} of ${counted(followers, "follower")} answered.`),
       h("dl", { class: "wb-spread" }, spread.map(row)),
       h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, words),
     ];
@@ -168,8 +186,8 @@ export class Classroom {
   }
 
   /** The question to a follower, who sees the pictures after answering. */
-  boxOf({ number, text, choices }, answered) {
-    const title = h("p", {}, h("b", {}, plain(text, 240)));
+  boxOf({ number, text, choices, sides }, answered) {
+    const title = [h("p", { class: "wb-asked" }, plain(text, 240)), sidesOf(sides)];
     if (answered) return [title, h("p", {}, "Your answer is with the teacher. Now look at the picture.")];
     const answer = (value) => this.view.send("class", { what: "answer", number, value });
     const button = (words) => h("button", { class: "wb-button", type: "button", onclick: () => answer(words) }, words);
@@ -181,15 +199,27 @@ export class Classroom {
   }
 }
 
-/** The end of a duel: the winner, and how many bet on it. */
-function scoreOf(score) {
-  if (!score) return null;
-  const { sentence, winner, mine, right, bets } = score;
-  const own = mine ? `You bet on ${mine}: ${mine === winner ? "right" : "wrong"}. ` : "";
-  return h(
-    "p",
-    {},
-    h("b", {}, sentence),
-    ` ${own}${right} of ${counted(bets, "bet")} ${bets === 1 || right === 1 ? "was" : "were"} right.`,
-  );
+/** The routers of a duel with their rules. */
+function sidesOf(sides) {
+  if (!sides) return null;
+  const row = ([side, name, rule]) => [h("dt", {}, side), h("dd", {}, h("code", {}, name), `: ${rule}.`)];
+  return h("dl", { class: "wb-sides" }, sides.map(row));
 }
+
+/** The end of a duel: the winner, how many bet on it, and both sides as pictures and numbers. */
+function scoreOf(score, pictures) {
+  if (!score) return null;
+  const { sentence, winner, mine, right, bets, notes, rows } = score;
+  const own = mine ? `You bet on ${mine}: ${mine === winner ? "right" : "wrong"}. ` : "";
+  const told = `${own}${right} of ${counted(bets, "bet")} ${bets === 1 || right === 1 ? "was" : "were"} right.`;
+  return [
+    h("p", { class: "wb-asked" }, sentence),
+    h("p", {}, told),
+    rows.length > 0 && h("div", { class: "wb-fleets" }, pictures),
+    rows.length > 0 && table(["measure", "A", "B"], rows),
+    notes.map((note) => h("p", {}, note)),
+  ];
+}
+
+/** The words of a drawing, for those who do not see it. */
+const altOf = (drawing) => /aria-label="([^"]*)"/.exec(drawing)?.[1] ?? "";

@@ -55,13 +55,14 @@ export class Controls {
     const forkTitle = "Simulate the run with another configuration (W)";
     this.fork = button("What if", forkTitle, () => view.toggleFork());
     const buttons = [this.run, this.pause, this.stepEngine, this.into, this.add, this.breakpoints, this.fork];
-    this.engine = h("div", { class: "wb-group", role: "group", "aria-label": "Engine" }, buttons);
+    this.engine = h("div", { class: "wb-group wb-engine", role: "group", "aria-label": "Engine" }, buttons);
     const tuneTitle = "Find the setting that meets a target";
     this.tune = button("Which setting?", tuneTitle, () => view.toggleTuning());
     this.compare = button("Compare", "Show or hide the comparison of two runs (C)", () => view.toggleCompare());
     this.fold = button("Tools", "Show or hide the other tools", () => this.toggleTools(), { "aria-expanded": "false" });
     this.fold.classList.add("wb-fold");
     for (const rare of [this.into, this.breakpoints, this.tune]) rare.classList.add("wb-foldable");
+    this.add.classList.add("wb-phone-fold"); // the box is below
     const title = h("div", { class: "wb-title" }, this.name, this.badge);
     return h(
       "div",
@@ -122,15 +123,18 @@ export class Controls {
     this.link = this.view.linkBox.button();
     this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
     for (const rare of [this.explain, this.link]) rare.classList.add("wb-foldable");
-    for (const second of [this.search.element, this.speed]) second.classList.add("wb-low-fold");
+    for (const second of [this.search.element, this.speed]) second.classList.add("wb-low-fold", "wb-phone-fold");
+    const first = button("|◀", "First step (Home)", () => cursor.seek(0));
+    const last = button("▶|", "Last step (End)", () => cursor.seek(cursor.last));
+    for (const end of [first, last]) end.classList.add("wb-phone-fold"); // the ends of the slider
     return h(
       "div",
       { class: "wb-bar wb-transport", role: "group", "aria-label": "Cursor" },
-      button("|◀", "First step (Home)", () => cursor.seek(0)),
+      first,
       button("‹", "Previous step (←)", move(-1)),
       this.play,
       button("›", "Next step (→)", move(1)),
-      button("▶|", "Last step (End)", () => cursor.seek(cursor.last)),
+      last,
       this.slider,
       this.position,
       this.clock,

@@ -35,6 +35,11 @@ const UNHEARD = "No answer yet: while a cell runs, its kernel does not hear the 
 
 const GONE = "The kernel of this view has ended or was restarted: run its cell again. Its steps stay to be looked at.";
 
+/** Reasons for which a view offers no "What if". */
+const NO_FORK = "What-if runs need an engine that can simulate its run.";
+const NO_HOST = "A saved page simulates nothing: open its trace with workbench trace watch.";
+const NOT_SIMULATED = "A run without its first steps, or beside another one, is not simulated again.";
+
 /** Milliseconds after which a command without an answer is explained. */
 const PATIENCE_MS = 1500;
 
@@ -182,7 +187,7 @@ class View {
 
   can(ability) {
     const own = ability === "fork" || ability === "save_html";
-    return this.live && (own || this.may("control")) && (this.status.can || []).includes(ability);
+    return (own || this.may("control")) && (this.status.can || []).includes(ability);
   }
 
   // -- the host --------------------------------------------------------------------------------------------------
@@ -409,7 +414,7 @@ class View {
   }
 
   toggleFork() {
-    if (!this.can("fork")) return this.say("What-if runs need a live engine. To compare two traces, pass other=.");
+    if (!this.can("fork")) return this.say(this.live ? NO_FORK : this.status.explains ? NOT_SIMULATED : NO_HOST);
     if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
     if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);
   }
@@ -457,6 +462,8 @@ class View {
     this.changed("status");
     if (!shown || !panel || !this.scrolls) return;
     this.scrolls = false; // the answer has come: a phone has it below its screen, or above
+    const bars = this.controls.element, covered = getComputedStyle(bars).position === "sticky" ? bars.offsetHeight : 0;
+    panel.element.style.scrollMarginTop = `${covered}px`;
     requestAnimationFrame(() => panel.element.scrollIntoView({ block: "start" }));
   }
 

@@ -14,7 +14,7 @@ import {
   table,
   timeWords,
 } from "./dom.js";
-import { outlinedText, SMALL, text, tickLabel, ticks } from "./drawing.js";
+import { hatch, outlinedText, SMALL, text, textWidth, tickLabel, ticks } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { upperBound } from "./sorted.js";
@@ -176,6 +176,7 @@ export class IncidentPanel extends CanvasPanel {
     this.drawWhole(context);
     const axis = this.scale(true), { bins, width } = this.shown, wide = (axis.x1 - axis.x0) / bins.length;
     this.drawTimes(context, axis, WHOLE + AXIS / 2);
+    this.drawNoStepYet(context, axis, WHOLE + AXIS, this.height - 4);
     this.drawStalls(context, axis, WHOLE + AXIS, this.height - 4);
     this.rows.forEach((row, i) => {
       const top = WHOLE + AXIS + i * ROW + 6, base = top + ROW - 14, values = bins.map((bin) => row.values(bin, width));
@@ -248,6 +249,24 @@ export class IncidentPanel extends CanvasPanel {
     text(context, "time", axis.x0 - 8, y, colours.muted, SMALL, "right");
     if (!this.store.pauses || !hasRoomAtRight(this.width)) return;
     text(context, "with idle time", axis.x1 + 16, y, colours.muted, SMALL);
+  }
+
+  /** The requests that wait for the first step, from the arrival of the first of them; "" without such a time. */
+  noStepYet() {
+    const { store } = this, first = store.value("time", 0);
+    if (store.label(0) || this.firstArrival() >= first) return "";
+    const waiting = store.requests.filter((request) => request.arrival_time < first).length;
+    return `no step yet: ${counted(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for step 0`;
+  }
+
+  /** Mark the time before the first step, in which no row has a value. */
+  drawNoStepYet(context, axis, top, bottom) {
+    const words = this.noStepYet(), right = Math.min(axis.x1, axis.x(this.store.value("time", 0)));
+    if (!words || right - axis.x0 < 1) return;
+    const { colours } = this.theme;
+    hatch(context, axis.x0, top, right - axis.x0, bottom - top, colours.hairline, 6);
+    if (textWidth(context, words, SMALL) + 12 > right - axis.x0) return;
+    outlinedText(context, words, axis.x0 + 6, (top + bottom) / 2, colours.text, colours.background, SMALL);
   }
 
   drawStalls(context, axis, top, bottom) {
@@ -381,6 +400,7 @@ export class IncidentPanel extends CanvasPanel {
     const time = axis.timeAt(x), step = this.stepAt(time), lines = [timeWords(time, axis.to - axis.from)];
     const near = this.view.stalls.find((stall) => Math.abs(axis.x(stall.time) - x) <= 4);
     if (near) lines.push(`stall: ${near.words}`);
+    if (time < this.store.value("time", 0) && this.noStepYet()) lines.push(this.noStepYet());
     const row = this.rows[Math.floor((y - WHOLE - AXIS) / ROW)];
     if (y >= WHOLE + AXIS && row) {
       const { bins, width } = this.shown, bin = bins[Math.min(bins.length - 1, Math.floor((time - axis.from) / width))];

@@ -9,7 +9,7 @@ import { readersOf } from "./shadow.js";
 import { channels, inkOn, mix } from "./theme.js";
 import { groupOf } from "./words.js";
 
-const STATES = ["reserved", "free", "cached, evictable", "in use"];
+const STATES = ["reserved", "free", "cached, evictable", "in use"], CHANGED = "changed in this step";
 
 /** Sizes of a cell in pixels; a screen of this width has room for more columns of them. */
 const MOST_CELL = 16, LEAST_CELL = 12, WIDE = 2000;
@@ -40,9 +40,18 @@ export class PoolPanel extends CanvasPanel {
     this.rows = Math.ceil(size / this.columns);
     const { length: numGroups } = this.store.groups;
     this.groupsPerLine = Math.max(1, Math.floor(this.width / GROUP_WIDTH));
-    this.top = numGroups > 1 ? 46 + LINE * Math.ceil(numGroups / this.groupsPerLine) : 46;
+    this.oneLine = this.hasRoomForChanged();
+    this.legendEnd = this.oneLine ? 28 : 28 + LINE;
+    this.top = this.legendEnd + 18 + (numGroups > 1 ? LINE * Math.ceil(numGroups / this.groupsPerLine) : 0);
     this.cell = Math.max(1, Math.min(isWide ? 2 * MOST_CELL : MOST_CELL, (this.width - 2) / this.columns));
     this.setHeight(this.top + Math.max(1, this.rows) * this.cell + 8);
+  }
+
+  /** Whether the whole legend fits on one line, also when every number is as long as that of all blocks. */
+  hasRoomForChanged() {
+    const measure = this.image.getContext("2d"), most = formatNumber(this.store.pool.size);
+    const labels = STATES.slice(1).map((state) => `${most} ${state}`);
+    return [...labels, CHANGED].reduce((wide, label) => wide + textWidth(measure, label, SMALL) + 30, 0) <= this.width;
   }
 
   /** Top left corner of a block. */
@@ -99,11 +108,11 @@ export class PoolPanel extends CanvasPanel {
       text(context, label, x + 15, 25.5, colours.text, SMALL);
       x += textWidth(context, label, SMALL) + 30;
     }
-    if (x + 90 >= width) return;
+    const [at, y] = this.oneLine ? [x, 20] : [0, 20 + LINE];
     context.strokeStyle = colours.outline;
     context.lineWidth = 1.5;
-    context.strokeRect(x + 0.75, 20.75, 8.5, 8.5);
-    text(context, "changed in this step", x + 15, 25.5, colours.muted, SMALL);
+    context.strokeRect(at + 0.75, y + 0.75, 8.5, 8.5);
+    text(context, CHANGED, at + 15, y + 5.5, colours.muted, SMALL);
   }
 
   /** The KV cache groups with their marks and numbers of blocks. */
@@ -113,7 +122,8 @@ export class PoolPanel extends CanvasPanel {
       const unit = group.kind === "mamba" ? "state slot" : "block";
       const empty = holes[index] ? `, ${counted(holes[index], "hole")}` : "";
       const label = `${groupOf(group)}: ${counted(held[index], unit)}${empty}`;
-      const x = (index % this.groupsPerLine) * GROUP_WIDTH, y = 40 + LINE * Math.floor(index / this.groupsPerLine);
+      const x = (index % this.groupsPerLine) * GROUP_WIDTH,
+        y = this.legendEnd + 12 + LINE * Math.floor(index / this.groupsPerLine);
       context.strokeStyle = colours.muted;
       context.lineWidth = 1;
       context.strokeRect(x + 0.5, y + 0.5, 9, 9);

@@ -2,7 +2,7 @@
 // block-diagonal mask cell by cell.
 
 import { counted, formatNumber, plain } from "./dom.js";
-import { fitting, MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
+import { fitting, FONT, MONO, SMALL, text, textWidth, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { askForKernelRun } from "./kernel_page.js";
 import { CanvasPanel } from "./panel.js";
@@ -175,7 +175,7 @@ export class RectanglePanel extends CanvasPanel {
   drawBatch(context) {
     const { theme, dx, dy } = this, { colours } = theme, [height, width] = this.shape;
     const title = `block-diagonal mask: ${height} × ${width} cells; filled = 0, empty = −∞`;
-    text(context, title, LEFT, 10, colours.text);
+    text(context, title, Math.max(0, Math.min(LEFT, this.width - textWidth(context, title, FONT))), 10, colours.text);
     const cell = (d) => Math.max(0.6, d - (d > 4 ? 1 : 0));
     let column = 0;
     for (const chunk of this.chunks) {

@@ -1,12 +1,13 @@
 // A duel of two routers, which a teacher puts to the class: the requests of the run, over replicas of its engine.
 
-import { h, replace, select } from "./dom.js";
+import { h, replace, select, setText } from "./dom.js";
 
 export class RouterDuel {
   /** @param bet Called with the routers of both sides, the number of replicas and the measure. */
   constructor(bet) {
-    this.a = select("Router of A", [], () => {});
-    this.b = select("Router of B", [], () => {});
+    this.a = select("Router of A", [], () => this.explain());
+    this.b = select("Router of B", [], () => this.explain());
+    this.rules = [h("p", { class: "wb-hint" }), h("p", { class: "wb-hint" })];
     this.measure = select("Measure of the routers", [], () => {});
     this.replicas = h("input", {
       type: "number",
@@ -27,6 +28,7 @@ export class RouterDuel {
       { hidden: true },
       h("p", { class: "wb-hint" }, hint),
       h("div", { class: "wb-bar" }, "A", this.a, "B", this.b, this.replicas, "replicas"),
+      this.rules,
       h("div", { class: "wb-bar" }, this.measure, button),
     );
   }
@@ -35,11 +37,17 @@ export class RouterDuel {
   offer(offered) {
     this.element.hidden = !offered;
     if (!offered || this.offered) return;
-    this.offered = true;
+    this.offered = offered;
     const options = (pairs) => pairs.map(([value, words]) => h("option", { value }, words));
     for (const side of [this.a, this.b]) replace(side, options(offered.names.map((name) => [name, name])));
-    this.b.selectedIndex = 1;
+    [this.a.value, this.b.value] = offered.usual;
     replace(this.measure, options(offered.measures));
     this.replicas.max = offered.most;
+    this.explain();
+  }
+
+  /** Say what the chosen routers do. */
+  explain() {
+    [this.a, this.b].forEach(({ value }, i) => setText(this.rules[i], `${"AB"[i]}: ${this.offered.rules[value]}.`));
   }
 }

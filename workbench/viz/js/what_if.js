@@ -158,7 +158,8 @@ export class WhatIf {
   /** The simulation has arrived, or was refused. */
   update(comparison) {
     setText(this.verdict, comparison.refused || comparison.verdict || "");
-    fillMeasures(this.measures, comparison, this.view);
+    // The comparison has the table, except in a view without it.
+    fillMeasures(this.measures, this.view.panel("compare") ? {} : comparison, this.view);
   }
 }
 

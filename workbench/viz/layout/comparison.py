@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.compare import Comparison, compare
+from workbench.trace.readings.metrics import amount
 from workbench.trace.readings.two_sides import ROUNDING
 from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of
@@ -112,7 +113,7 @@ def _most_blocks(trace: Trace) -> int | None:
 def time_words(value: float, unit: str) -> str:
     """A time as the views write it."""
     if unit != "s":
-        return f"{value:g} step{'' if value == 1 else 's'}"
+        return amount(value, unit)
     if value >= 1:
         return f"{value:.3g} s"
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"

@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
     Attributes:
         running: Running requests.
-        waiting: Waiting requests.
+        waiting: Waiting requests; with the running ones, the most of both together at one moment.
         used: Share of the KV blocks that are in block tables.
         filled: The same with those that the prefix cache keeps.
     """
@@ -28,6 +28,12 @@ class Part(NamedTuple):
     waiting: int = 0
     used: float = 0.0
     filled: float = 0.0
+
+    def with_step(self, step: Part) -> Part:
+        """The same with another step: the most running requests, and the most running and waiting ones together."""
+        running = max(self.running, step.running)
+        both = max(self.running + self.waiting, step.running + step.waiting)
+        return Part(running, both - running, max(self.used, step.used), max(self.filled, step.filled))
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def _parts(trace: Trace, start: float, end: float) -> list[Part]:
         now = Part(running, waiting, max(0, owned) / blocks, max(0, owned + kept) / blocks)
         begin = start + time
         for place in range(int(BINS * begin / end), min(BINS - 1, int(BINS * (begin + seconds) / end)) + 1):
-            parts[place] = Part._make(map(max, parts[place] or now, now))
+            parts[place] = (parts[place] or now).with_step(now)
     filled: list[Part] = []
     for part in parts:
         filled.append(part or Part(filled=filled[-1].filled if filled else 0.0))

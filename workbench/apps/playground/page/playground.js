@@ -279,7 +279,8 @@ class Playground {
     this.set("packet", dataView(other ?? packet));
     if (other) this.set("other", dataView(this.first));
     at("verdict").hidden = !facts.verdict;
-    at("verdict").textContent = facts.verdict;
+    // A change breaks off as a whole, if there is room for it.
+    at("verdict").replaceChildren(...facts.verdict.split(/(?<=; )/).map((change) => h("span", {}, change)));
     const before = at("request").value;
     options(at("request"), facts.requests.slice(0, 1000).map((id) => [id, id]));
     if (facts.requests.includes(before)) at("request").value = before;
@@ -295,9 +296,11 @@ class Playground {
   }
 
   /** Show the replicas of a fleet as rows, and the choice of the one whose steps are drawn below. */
-  showReplicas({ fleet, replica, replicas }) {
+  showReplicas({ fleet, replica, replicas, concentration }) {
     at("fleet").hidden = !replicas;
     if (!replicas) return;
+    at("concentration").hidden = !concentration;
+    at("concentration").textContent = concentration;
     const words = (requests, i) => `replica ${i}: ${requests.toLocaleString("en")} request${requests === 1 ? "" : "s"}`;
     options(at("replica"), replicas.map((requests, i) => [i, words(requests, i)]));
     at("replica").value = replica;
