@@ -1,5 +1,7 @@
 """Every check of a launch: a kernel with exactly one fault, and a twin without it that runs."""
 
+import re
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -297,6 +299,26 @@ def test_race_names_both_threads_and_both_lines():
     assert (fault.kind, fault.object, fault.line) == ("threadgroup race", "b", 3)
     assert "write by thread 0 of threadgroup 0 at k.source:3" in str(fault)
     assert fault.thread_position_in_grid == (63, 0, 0)
+
+
+FILLED = STORE_IN_B + BARRIER
+COUNTED = (
+    "threadgroup atomic_uint b[1];\nif (i == 0) atomic_store_explicit(&b[0], 0u, memory_order_relaxed);\n" + BARRIER
+    + "if (i > 31) atomic_fetch_add_explicit(&b[0], 1u, memory_order_relaxed);\ny[i] = x[i];\n"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (FILLED + "if (i == 63) b[63] = 2.0f;\ny[i] = i == 31 ? b[63] : 1.0f;", "read .* not ordered after the write"),
+        (FILLED + "y[i] = i == 63 ? b[31] : 1.0f;\nif (i == 31) b[31] = 2.0f;", "write .* not ordered after the read"),
+        (COUNTED + "if (i == 31) *(threadgroup uint*)b = 7;", "write .* not ordered after the atomic access"),
+    ],
+)
+def test_a_race_names_the_kind_of_the_earlier_access(source, words):
+    """Each kind is kept by itself. In this order thread 63 comes before 31, so that no other access stands for it."""
+    assert re.search(words, str(fault_of(source, order=1)))
 
 
 def test_fault_in_a_helper_is_reported_at_the_helpers_line():
