@@ -1,6 +1,8 @@
 """One rank of a job, for the tests: `python distributed_rank.py WHAT JSON`, started by distributed_jobs.Job."""
 
+import ctypes
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -177,6 +179,14 @@ def bundled(options):
     return job.run_job("smollm2", lead)
 
 
+def end_with_the_test():
+    """Let Linux kill this process when the one that started it ends, however it does: ranks without it run for ever."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    end_with_the_test()
     what, options = sys.argv[1:]
     sys.exit({"sharded": sharded, "lockstep": lockstep, "sums": sums, "bundled": bundled}[what](json.loads(options)))
