@@ -210,6 +210,11 @@ def test_two_routers_duel_over_the_requests_of_the_run(open_page, serve, tiny_ll
             assert [text.split(":")[0] for text in figures.all_text_contents()] == ["A", "B"]
             drawn = "[...view.root.querySelectorAll('.wb-fleets img')].every((image) => image.naturalWidth > 100)"
             page.wait(drawn)
+        # Sixteen busy replicas are 300 KB each, more than a browser takes as arguments of one call.
+        many = "<svg xmlns='http://www.w3.org/2000/svg' width='200' height='9'>${'<g/>'.repeat(75000)}</svg>"
+        kept = f"view.classroom.keep({{ pictures: [['A: é', `{many}`]], score: {{ number: 0 }} }})"
+        image = "view.classroom.pictures[0].querySelector('img')"
+        assert teacher.view(f"({kept}, {image}.decode().then(() => true))")
         size = float(teacher.root.locator(".wb-asked").evaluate("(e) => parseFloat(getComputedStyle(e).fontSize)"))
         assert size >= 20, "read from the last row"
         first, second = (figure.bounding_box() for figure in follower.root.locator(".wb-fleets figure").all())

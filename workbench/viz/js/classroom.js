@@ -8,8 +8,6 @@ import { form, submitButton } from "./popovers.js";
 /** Milliseconds between two places that a teacher's page tells. */
 const LEAD_MS = 100;
 
-const DATA = "data:image/svg+xml;base64,";
-
 /** The role that an address asks for: #teach=KEY or #follow. */
 function roleOf(hash) {
   const [, teach, key] = /^#(?:(teach)=(.+)|follow)$/.exec(hash) || [];
@@ -138,8 +136,8 @@ export class Classroom {
     if (!pictures || this.kept === score.number) return;
     this.kept = score.number;
     this.pictures = pictures.map(([caption, drawing]) => {
-      const data = btoa(String.fromCharCode(...new TextEncoder().encode(drawing)));
-      return h("figure", {}, h("figcaption", {}, caption), h("img", { alt: altOf(drawing), src: DATA + data }));
+      const src = `data:image/svg+xml,${encodeURIComponent(drawing)}`;
+      return h("figure", {}, h("figcaption", {}, caption), h("img", { alt: altOf(drawing), src }));
     });
     this.view.send("class", { what: "seen", number: score.number });
   }
