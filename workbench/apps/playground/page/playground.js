@@ -280,7 +280,7 @@ class Playground {
     if (other) this.set("other", dataView(this.first));
     at("verdict").hidden = !facts.verdict;
     // A change breaks off as a whole, if there is room for it.
-    at("verdict").replaceChildren(...facts.verdict.split(/(?<=; )/).map((change) => h("span", {}, change)));
+    at("verdict").replaceChildren(...facts.verdict.match(/[^;]+(; )?/g)?.map((change) => h("span", {}, change)) ?? []);
     const before = at("request").value;
     options(at("request"), facts.requests.slice(0, 1000).map((id) => [id, id]));
     if (facts.requests.includes(before)) at("request").value = before;
