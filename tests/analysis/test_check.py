@@ -4,18 +4,19 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from workbench import simulate
-from workbench.analysis.check import COUNTS, MAX_ERROR, Check, mean_unstepped
+from workbench import Trace, simulate
+from workbench.analysis.causes import Confirmation
+from workbench.analysis.check import COUNTS, MAX_ERROR, Check
 from workbench.analysis.explain import Explainer
+from workbench.analysis.fork import Past
 from workbench.analysis.predict import Predictor, values_of
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
-from workbench.trace import Trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
-
 COST = CostModel(fixed=0.02, per_sequence=1e-3, per_prefill_token=2e-4)
 CONFIG = {"max_num_batched_tokens": 256, "max_num_seqs": 4, "num_blocks": 90}
 
@@ -54,10 +55,6 @@ def recording():
 
 def with_a_hidden_wait(trace, tmp_path):
     """The trace of an engine that did nothing for a minute between two steps."""
-    import msgspec
-
-    from workbench import Trace
-
     private = Trace(msgspec.structs.replace(trace.meta, source="vllm 0.33.0"))
     for info in trace.requests.values():
         private.add_request(info)
@@ -109,33 +106,6 @@ def test_beyond_the_bound_seconds_are_refused_and_steps_are_answered(tmp_path, c
     assert "ttft_p99" in capsys.readouterr().out
 
 
-def test_the_shipped_recording_says_why_its_times_are_not_predicted():
-    """Its three requests arrive 1.54 ms before the first step, and a simulation begins at once."""
-    trace = Trace.load(EXAMPLE)
-    waited = trace[0].time - trace.requests["p0"].arrival_time
-    check = Predictor(trace, num_draws=1).check
-    assert check.unstepped == pytest.approx(waited) and not check.holds
-    assert f"requests waited {1000 * waited:.3g} ms on average until a step began" in check.refusal
-    assert check.refusal.endswith("rely on what is counted")
-    elsewhere = replace(check, unstepped=0.0).refusal
-    assert "no seconds" in elsewhere and "until a step began" not in elsewhere
-    said = trace.explain("p2")
-    between = sum(part.amount for part in said.parts if part.kind == "between")
-    sentence = said.confirmation.sentence("s")
-    assert f"because it leaves out the {1000 * between:.3g} ms between steps" in sentence
-    assert sentence.endswith("rely on the measured parts")
-    assert "between steps" not in replace(said.confirmation, between=0.0).sentence("s")
-
-
-def test_a_request_that_arrives_during_a_step_waits_for_no_other():
-    times = {"early": 0.0, "during": 0.05, "late": 2.0}
-    requests = [
-        {"id": name, "prompt": {"len": 9}, "max_tokens": 4, "arrival_time": time} for name, time in times.items()
-    ]
-    trace = simulate({"requests": requests, "cost_model": {"fixed": 0.1}})
-    assert mean_unstepped(trace) == 0
-
-
 def test_nothing_measured_is_said():
     check = Check(None)
     assert check.holds and "nothing was measured" in str(check)
@@ -172,3 +142,60 @@ def test_an_explanation_states_its_fit_and_what_was_recorded(recording):
     assert said.holds and "both simulated, recorded " in said.sentence("s")
     assert "not confirmed" in type(said)("with x", said.before, said.after, 3 * said.before).sentence("s")
     assert Explainer(recording, COST).explain("r20").fit is None
+
+
+def started_late(trace, wait):
+    """The trace of an engine that took its first step so late, when some requests had been waiting for it."""
+    late = Trace(trace.meta)
+    for info in trace.requests.values():
+        waited = 0.0 if info.arrival_time <= trace[0].time else wait
+        late.add_request(msgspec.structs.replace(info, arrival_time=info.arrival_time + waited))
+    for record in trace:
+        late.append(msgspec.structs.replace(record, time=record.time + wait, end=record.end + wait))
+    return late
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_num_seqs": 2}])
+def test_requests_wait_for_an_engine_that_starts_late_under_every_setting(changes):
+    """As in `workbench demo`, which adds two requests and waits for the browser; the others arrive while it runs."""
+    at_once = run(COST)
+    late = started_late(at_once, 4.0)
+    first = [name for name, info in at_once.requests.items() if info.arrival_time <= at_once[0].time]
+    expected, found = (trace.whatif(COST, **changes).metrics().requests for trace in (at_once, late))
+    for name, each in expected.items():
+        waited = 4.0 if name in first else 0.0
+        assert found[name].ttft.seconds == pytest.approx(each.ttft.seconds + waited, abs=1e-9)
+    assert 0 < len(first) < len(expected)
+
+
+def test_times_of_the_shipped_recording_are_predicted():
+    """Its three requests arrive 1.54 ms before the first step, 87 % of their time to first token."""
+    trace = Trace.load(EXAMPLE)
+    assert trace[0].time - trace.requests["p0"].arrival_time > 1.5e-3
+    check = Predictor(trace, num_draws=1).check
+    assert check.holds and abs(check.errors["ttft_mean"]) < 0.15
+    assert trace.explain("p2").confirmation.holds
+
+
+def test_a_request_that_arrives_during_a_step_is_seen_at_once():
+    times = {"early": 0.0, "during": 0.05, "late": 2.0}
+    requests = [
+        {"id": name, "prompt": {"len": 9}, "max_tokens": 4, "arrival_time": time} for name, time in times.items()
+    ]
+    trace = simulate({"requests": requests, "cost_model": {"fixed": 0.1}})
+    past = Past(trace)
+    assert [past.timed_arrival(info, 0).arrives_at for info in trace.requests.values()] == list(times.values())
+
+
+def test_a_wrong_setting_is_refused_before_the_check(tmp_path):
+    trace = with_a_hidden_wait(run(Noisy(), shared=True, num_blocks=300), tmp_path)
+    with pytest.raises(ValueError, match="max_num_seqs must be from 1"):
+        trace.whatif(max_num_seqs=0)
+    with pytest.raises(TypeError, match="unknown EngineConfig field 'seats'"):
+        trace.whatif(seats=1)
+
+
+def test_time_between_steps_is_the_reason_if_it_is_as_long_as_what_is_missing():
+    said = Confirmation("without a", before=1.0, after=0.5, recorded=2.0, between=0.9)
+    assert "because it leaves out the 900 ms between steps; rely on the measured parts" in said.sentence("s")
+    assert "between steps" not in replace(said, between=0.1).sentence("s")

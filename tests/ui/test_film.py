@@ -49,6 +49,10 @@ def test_a_step_plays_in_five_scenes_and_the_browser_records_it(page_of_a_run, t
     page.wait_for_function(f"() => {FILM}.playing && {FILM}.time < 4")  # another step, from its first scene
     page.locator(".wb-film button", has_text="Close").click()
     assert not page.locator(".wb-film").is_visible()
+    page.keyboard.press("e")
+    page.locator(".wb-film").wait_for()
+    page.keyboard.press("Escape")
+    assert not page.locator(".wb-film").is_visible()
     download.value.save_as(tmp_path / "step.webm")
     film = (tmp_path / "step.webm").read_bytes()
     assert download.value.suggested_filename.startswith("step-") and film[:4] == b"\x1a\x45\xdf\xa3"  # EBML

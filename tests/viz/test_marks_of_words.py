@@ -1,5 +1,7 @@
 """Events, texts, cards and sentences of the code that browsers run: every word is a fact of the record."""
 
+from statistics import median
+
 import pytest
 from facts_of_records import ENDS
 from msgspec.structs import replace
@@ -546,7 +548,7 @@ def test_the_way_of_a_request(way_page, name):
         first = seconds(gaps[0]) if facts.timed else counted(int(gaps[0]), "step")
         assert near(rows["first token"], f"after {first}, in step {tokens[0].step}")
         each = sorted(g for g in (facts.latencies(t.step - facts.records[0].step)[who][1] for t in tokens[1:]) if g > 0)
-        pace = f", one every {seconds(each[len(each) // 2])} (median)" if facts.timed and each else ""
+        pace = f", one every {seconds(median(each))} (median)" if facts.timed and each else ""
         over = [record for record in facts.records if who in (*record.finished, *record.aborted)]
         end = ENDS[over[0].finish_reasons.get(who, "abort")] if over else ""
         reply = f"{counted(len(tokens), 'token')}{'' if over else ' so far'}{pace}{f'; {end}' if over else ''}"
@@ -631,7 +633,7 @@ def test_the_card_at_the_end(drawn, name):
         firsts = sorted(
             value for step in range(len(facts)) for is_first, value in facts.latencies(step).values() if is_first
         )
-        expected += f" and {seconds(took)}; first token after {seconds(firsts[len(firsts) // 2])} (median)"
+        expected += f" and {seconds(took)}; first token after {seconds(median(firsts))} (median)"
         expected += f"; {float(f'{tokens / took:.3g}'):g} output tokens per second"
     page("page.frame()")
     assert near(page("view.endCard.totals.textContent"), f"{expected}.")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from workbench.simulation.costs.fit import FitReport, NoSeconds
-from workbench.trace import Trace
 from workbench.trace.readings.metrics import amount, percent
-from workbench.trace.readings.metrics_collector import metrics
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""
@@ -29,19 +25,6 @@ UNKNOWN_PREFIXES = 0.02
 """A predicted hit rate that differs by more than this from the recorded one shows that prefixes are not known."""
 
 
-def mean_unstepped(trace: Trace) -> float:
-    """Mean time from a request's arrival to the step that began next, if none was running then; in seconds."""
-    columns = metrics(trace).columns
-    begins, lengths = columns["time"], columns["duration"]
-    waits = []
-    for info in trace.requests.values():
-        following = bisect_right(begins, info.arrival_time)
-        is_running = following and begins[following - 1] + lengths[following - 1] > info.arrival_time
-        is_last = following == len(begins)
-        waits.append(0.0 if is_running or is_last else begins[following] - info.arrival_time)
-    return fmean(waits) if waits else 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Check:
     """The prediction of the recorded setting, beside what was measured.
@@ -50,13 +33,11 @@ class Check:
         fit: Errors of the cost model on steps that it has not seen; None if the model was given.
         recorded: Measured values by name; empty if nothing was measured.
         unchanged: The same values, predicted.
-        unstepped: Mean time from a request's arrival to the step that began next, if none was running; in seconds.
     """
 
     fit: FitReport | None
     recorded: Mapping[str, float] = field(default_factory=dict)
     unchanged: Mapping[str, float] = field(default_factory=dict)
-    unstepped: float = 0.0
 
     @property
     def errors(self) -> dict[str, float]:
@@ -87,17 +68,7 @@ class Check:
         return (
             f"no seconds: for the recorded setting the prediction of {name} is off by {error:+.0%} "
             f"({shown(name, self.unchanged[name])}, recorded are {shown(name, self.recorded[name])}; allowed are "
-            f"{MAX_ERROR:.0%}){self._why(name)}"
-        )
-
-    def _why(self, name: str) -> str:
-        """The reason for the error of a latency, if requests waited while no step was running."""
-        recorded = self.recorded[name]
-        if name == "tpot_mean" or abs(self.unchanged[name] + self.unstepped - recorded) > MAX_ERROR * recorded:
-            return ""
-        return (
-            f"; requests waited {shown(name, self.unstepped)} on average until a step began, and a simulation begins "
-            "one at once: rely on what is counted"
+            f"{MAX_ERROR:.0%})"
         )
 
     def require(self) -> None:
@@ -142,4 +113,4 @@ def shown(name: str, value: float) -> str:
         return percent(value)
     if name in COUNTS:
         return f"{value:.0f}"
-    return f"{value:.1f} tokens/s" if name == "output_throughput" else amount(value, "s")
+    return f"{value:,.1f} tokens/s" if name == "output_throughput" else amount(value, "s")

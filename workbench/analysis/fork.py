@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
@@ -132,7 +133,9 @@ def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Ar
     """
     past = Past(trace, open_loop=open_loop)
     arrivals = [
-        dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
+        dataclasses.replace(
+            past.timed_arrival(info, 0), arrives_at=info.arrival_time, sampling=past.as_many(info.request_id)
+        )
         for info in trace.requests.values()
     ]
     return past.loops.in_sessions(arrivals) if not open_loop else arrivals, past.sample_token
@@ -287,13 +290,30 @@ class Past:
         return arrival if self._open_loop or info.arrival_step < at_step else self.loops.tie(arrival)
 
     def timed_arrival(self, info: RequestInfo, at_step: int) -> Arrival:
-        """A request that arrives at its recorded time, and at its recorded step if that is before a step."""
+        """A request that is seen when it was in the recording, and at its recorded step if that is before a step."""
         arrival = self.arrival(info, at_step)
         if info.arrival_step < at_step:
             return dataclasses.replace(arrival, arrives_at=self._first_time)
         if info.request_id in self._aborted:  # its steps are other ones on a clock
             arrival = dataclasses.replace(arrival, abort_step=None, sampling=self.as_many(info.request_id))
-        return dataclasses.replace(arrival, arrival_step=at_step, arrives_at=info.arrival_time)
+        return dataclasses.replace(arrival, arrival_step=at_step, arrives_at=self._first_look(info.arrival_time))
+
+    def _first_look(self, arrived: float) -> float:
+        """When the scheduler could first take a request: at once, or when the next step began if none was running.
+
+        An engine that was not started yet, was paused or worked between steps kept the request waiting, and does so
+        under every setting.
+        """
+        begins = self._begins
+        following = bisect_right(begins, arrived)
+        if following == len(begins) or (following and self._trace[following - 1].end > arrived):
+            return arrived
+        return begins[following]
+
+    @cached_property
+    def _begins(self) -> list[float]:
+        """The time at which each step began."""
+        return [record.time for record in self._trace]
 
     def _sampling(self, info: RequestInfo) -> SamplingParams:
         """Limits under which a request that had ended ends at the same token again.

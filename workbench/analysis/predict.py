@@ -16,7 +16,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Unpack
 
-from workbench.analysis.check import COUNTS, Check, mean_unstepped
+from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.flags import BY_VLLM_RULES
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
@@ -158,7 +158,7 @@ class Predictor:
     @cached_property
     def check(self) -> Check:
         """The recorded setting, predicted, beside what was measured."""
-        return Check(self.report, self.recorded, self.unchanged_values, mean_unstepped(self.trace))
+        return Check(self.report, self.recorded, self.unchanged_values)
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -246,6 +246,14 @@ class Predictor:
             self._known[keys[index]] = outcome = self._if_possible(outcome)
             yield index, outcome
 
+    def refuse_impossible(self, changes: Mapping[str, Any]) -> None:
+        """Refuse a setting that cannot be simulated.
+
+        Raises:
+            ValueError: A field is unknown, or a value is outside its range.
+        """
+        self._task(self._past, changes, None)
+
     def _task(self, past: Past, changes: Mapping[str, Any], draw: int | None) -> _Task:
         """The arguments of a simulation after the run.
 
@@ -285,7 +293,7 @@ class Predictor:
         if not settings:
             return []
         for changes in settings:
-            self._task(self._past, changes, None)  # an impossible one is refused before anything is shown or simulated
+            self.refuse_impossible(changes)  # before anything is shown or simulated
         # The first simulation of each setting comes before all others: with them Ctrl-C still leaves an answer.
         further = range(0 if self.first_draw is None else 1, len(self._models))
         tasks = [(changes, draw) for draw in (self.first_draw, *further) for changes in settings]
@@ -450,6 +458,7 @@ def whatif(
         0.1
     """
     predictor = Predictor(trace, cost_model, num_draws=0, open_loop=open_loop)
+    predictor.refuse_impossible(config)
     if cost_model is None and not force:
         predictor.check.require()
     if open_loop:

@@ -155,5 +155,8 @@ def replace_text(path: Path, text: str) -> None:
         with open(made, "x", encoding="utf-8") as file:
             file.write(text)
         os.replace(made, path)
+    except OSError as problem:
+        problem.filename, problem.filename2 = str(path), None
+        raise
     finally:
         made.unlink(missing_ok=True)

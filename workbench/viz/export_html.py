@@ -141,6 +141,9 @@ def write_whole(target: Path, text: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)
+    except OSError as problem:
+        problem.filename, problem.filename2 = str(target), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

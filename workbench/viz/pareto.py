@@ -80,7 +80,8 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     candidates = [
         {
             "words": words,
-            "setting": ", ".join(f"{name}={value}" for name, value in candidate.changes.items()) or "as recorded",
+            "setting": ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
+            or "as recorded, predicted",
             "values": candidate.shown_values(tuning.slo),
             "flags": candidate.flags,
         }

@@ -97,8 +97,8 @@ class RanksPredictor(Predictor):
         late = trace.meta.created - start
         for info in trace.requests.values():
             arrival = self._pasts[name].timed_arrival(info, 0)
-            at = info.arrival_time + late
-            yield dataclasses.replace(arrival, arrives_at=at, arrival_time=at, arrival_step=0)
+            seen, at = (arrival.arrives_at or 0.0) + late, info.arrival_time + late
+            yield dataclasses.replace(arrival, arrives_at=seen, arrival_time=at, arrival_step=0)
 
     @property
     def loops(self) -> Loops:

@@ -8,6 +8,7 @@ import webbrowser
 from pathlib import Path
 
 from workbench.apps.cli.options import Commands, add_allow_host_option, add_command, allow_hosts
+from workbench.base.field_checks import integer
 from workbench.base.served_names import ServedNames
 
 
@@ -33,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from workbench.apps.playground import runtime, server, site
 
+    integer("--port", options.port, 0, 65535)
     names = ServedNames(server.HOST, allow_hosts(options))
     if options.fetch:
         print(f"the playground's Python is in {runtime.fetch()}")

@@ -280,14 +280,14 @@ def _whatif(options: argparse.Namespace) -> int:
     prediction = predictions[0] if changes else predictor.unchanged
     check = predictor.check
     gives_seconds = check.holds or options.force
-    print(f"{'':<20}{'recorded':>16}{'so predicted':>16}{'off by':>9}{'predicted':>16}  interval")
+    print(f"{'':<20}{'recorded':>18}{'so predicted':>18}{'off by':>9}{'predicted':>18}  interval")
     for name in (*(_TIMES if gives_seconds else ()), *COUNTS):
         if (interval := prediction.intervals.get(name)) is None:
             continue
         known = [shown(name, values[name]) if name in values else "-" for values in (check.recorded, check.unchanged)]
         error = f"{check.errors[name]:+.1%}" if name in check.errors else ""
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
-        print(f"{name:<20}{known[0]:>16}{known[1]:>16}{error:>9}{shown(name, interval.value):>16}  {spread}")
+        print(f"{name:<20}{known[0]:>18}{known[1]:>18}{error:>9}{shown(name, interval.value):>18}  {spread}")
     if not gives_seconds:
         print(f"{check.refusal}; --force prints them")
     for note in (*prediction.notes, *check.notes):

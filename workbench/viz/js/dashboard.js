@@ -469,7 +469,7 @@ class View {
 
   /** Close what is open: a dialog, the search, the drawer; when nothing is, follow the newest step. */
   escape() {
-    const closed = this.popovers.map(close).some(Boolean) || this.controls.search.close();
+    const closed = this.popovers.map(close).some(Boolean) || this.controls.search.close() || this.film.close();
     const { activeElement } = this.root.getRootNode();
     if (activeElement?.matches?.("input, textarea, select") && this.root.contains(activeElement)) {
       this.root.focus({ preventScroll: true });

@@ -105,6 +105,12 @@ export function formatRange(from, to) {
  */
 const unitOf = (seconds) => seconds >= 1 ? ["s", 1] : seconds >= 1e-3 ? ["ms", 1e-3] : ["µs", 1e-6];
 
+/** The median of sorted numbers: of an even number of them the mean of the two in the middle, as in Python. */
+export function median(sorted) {
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
 /** A duration in the unit that reads best. */
 export function formatSeconds(seconds) {
   if (!Number.isFinite(seconds)) return "–";

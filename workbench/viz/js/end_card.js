@@ -1,6 +1,6 @@
 // The card at the end of a run: its totals, and what to do next.
 
-import { counted, formatNumber, formatSeconds, h, setText } from "./dom.js";
+import { counted, formatNumber, formatSeconds, h, median, setText } from "./dom.js";
 
 const SMALL_BUDGET = 32;
 
@@ -54,7 +54,7 @@ export class EndCard {
       if (flags[c] & store.facts.codes.first_token && !Number.isNaN(latency[c])) firsts.push(latency[c]);
     }
     firsts.sort((a, b) => a - b);
-    const first = firsts.length ? `; first token after ${formatSeconds(firsts[firsts.length >> 1])} (median)` : "";
+    const first = firsts.length ? `; first token after ${formatSeconds(median(firsts))} (median)` : "";
     return `${what} and ${formatSeconds(seconds)}${first}; ${formatNumber(output / seconds)} output tokens per second.`;
   }
 

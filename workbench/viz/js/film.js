@@ -64,10 +64,13 @@ export class Film {
     this.element.scrollIntoView?.({ block: "nearest" });
   }
 
+  /** Close it; returns whether it was open. */
   close() {
+    const { open } = this;
     this.playing = false;
     this.recorder?.stop();
     this.element.hidden = true;
+    return open;
   }
 
   /** The cursor has moved, or the theme has changed. */

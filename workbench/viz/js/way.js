@@ -1,7 +1,7 @@
 // The way of a request through the engine in a few facts: its wait and the requests in front, the pieces of its
 // prompt, its first token, its reply. A fact is [name, parts]; the inspector makes links of the parts.
 
-import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
+import { counted, formatNumber, formatSeconds, median, plain } from "./dom.js";
 import { limitOf } from "./words.js";
 
 /** Shorter waits are not worth a sentence. */
@@ -126,7 +126,7 @@ function replyOf(store, request) {
   const { tokens, finishReason } = request, latency = store.column("chunk.latency"), gaps = [];
   for (const { chunk } of tokens.slice(1)) if (latency[chunk] > 0) gaps.push(latency[chunk]);
   gaps.sort((a, b) => a - b);
-  const pace = store.timed() && gaps.length ? `, one every ${formatSeconds(gaps[gaps.length >> 1])} (median)` : "";
+  const pace = store.timed() && gaps.length ? `, one every ${formatSeconds(median(gaps))} (median)` : "";
   return `${counted(tokens.length, "token")}${finishReason ? "" : " so far"}${pace}` +
     (finishReason ? `; ${store.finishWords(request)}` : "");
 }
