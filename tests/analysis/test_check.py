@@ -191,7 +191,7 @@ def test_a_wrong_setting_is_refused_before_the_check(tmp_path):
     trace = with_a_hidden_wait(run(Noisy(), shared=True, num_blocks=300), tmp_path)
     with pytest.raises(ValueError, match="max_num_seqs must be from 1"):
         trace.whatif(max_num_seqs=0)
-    with pytest.raises(TypeError, match="unknown EngineConfig field 'seats'"):
+    with pytest.raises(ValueError, match="unknown EngineConfig field 'seats'"):
         trace.whatif(seats=1)
 
 

@@ -19,6 +19,7 @@ from workbench.analysis.predict import NUM_DRAWS, Predictor
 from workbench.analysis.rerun import Outcome
 from workbench.analysis.values import Seen, latency_values, values_until
 from workbench.base.field_checks import integer
+from workbench.config import EngineConfig
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.costs.step_noise import Replayed
@@ -122,6 +123,20 @@ class RanksPredictor(Predictor):
         Raises:
             ValueError: A field is unknown, a value is outside its range, or no schedule can serve a request.
         """
+        count, config = self._setting(changes)
+        model, noise = (self.model, None) if draw is None else (self._models[draw], self._noise)
+        costs = [Replayed(model, self._drift, noise, (draw or 0) * MAX_RANKS + rank) for rank in range(count)]
+        return run_fleet(
+            self._arrivals,
+            [config] * count,
+            costs,
+            router="vllm",
+            sample_token=self._sample_token,
+            max_steps=max(map(max_steps_of, self.traces.values())),
+        )
+
+    def _setting(self, changes: Mapping[str, Any]) -> tuple[int, EngineConfig]:
+        """The number of ranks, and the configuration of each."""
         if changes and not all(past.knows_prefixes for past in self._pasts.values()):
             raise ValueError(
                 "the recordings have neither token ids nor block hashes, and blocks were evicted: the prefixes that "
@@ -130,17 +145,12 @@ class RanksPredictor(Predictor):
         fields = dict(changes)
         count = integer(RANKS, fields.pop(RANKS, len(self.traces)), 1, MAX_RANKS)
         recorded = recorded_config(self.trace)
-        configs = [past.changed(recorded, fields) for past in self._pasts.values()]
-        model, noise = (self.model, None) if draw is None else (self._models[draw], self._noise)
-        costs = [Replayed(model, self._drift, noise, (draw or 0) * MAX_RANKS + rank) for rank in range(count)]
-        return run_fleet(
-            self._arrivals,
-            [configs[0]] * count,
-            costs,
-            router="vllm",
-            sample_token=self._sample_token,
-            max_steps=max(map(max_steps_of, self.traces.values())),
-        )
+        configs = [past.changed(recorded, fields) for past in self._pasts.values()]  # each refuses what it cannot answer
+        return count, configs[0]
+
+    def refuse_impossible(self, changes: Mapping[str, Any]) -> None:
+        """See `Predictor.refuse_impossible`."""
+        self._setting(changes)
 
     def _sample_token(self, request: Request) -> int:
         tokens, index = self._tokens[request.request_id], request.num_output_tokens
