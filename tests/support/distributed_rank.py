@@ -180,7 +180,7 @@ def bundled(options):
 
 
 def end_with_the_test():
-    """Let Linux kill this process when the one that started it ends, however it does: ranks without it run for ever."""
+    """Let Linux kill this process when the one that started it ends, however it does. Nothing else ends the ranks."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -400,7 +400,7 @@ class CauseTable:
 
     @property
     def heading(self) -> list[str]:
-        """What is added up, and the number of requests whose latency had not ended."""
+        """Sentences about the sum, and about requests whose latency had not ended."""
         what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
         mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
         least = "at least " if self.num_open else ""

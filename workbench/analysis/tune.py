@@ -231,9 +231,8 @@ _VERDICTS = {
 def _candidate_lines(
     words: str, candidate: Candidate, slo: Mapping[str, float], errors: Mapping[str, float]
 ) -> list[str]:
-    changes = (
-        ", ".join(f"{name}={value}" for name, value in candidate.changes.items()) or "the recorded setting, predicted"
-    )
+    changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
+    changes = changes or "the recorded setting, predicted"
     lines = [f"{words}: {changes}"]
     for name, text in candidate.shown_values(slo).items():
         error = f"; unchanged, the prediction is off by {errors[name]:+.0%}" if name in errors else ""

@@ -145,7 +145,8 @@ class RanksPredictor(Predictor):
         fields = dict(changes)
         count = integer(RANKS, fields.pop(RANKS, len(self.traces)), 1, MAX_RANKS)
         recorded = recorded_config(self.trace)
-        configs = [past.changed(recorded, fields) for past in self._pasts.values()]  # each refuses what it cannot answer
+        # Each rank refuses what it cannot answer.
+        configs = [past.changed(recorded, fields) for past in self._pasts.values()]
         return count, configs[0]
 
     def refuse_impossible(self, changes: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except ModuleNotFoundError as problem:
-        missing = missing_extra(options.program, problem, options.extra)
+        missing = missing_extra(options.full_name, problem, options.extra)
         if missing is problem:
             raise
         print(missing, file=sys.stderr)
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         reason = str(problem)
         if isinstance(problem, OSError) and problem.filename:
             reason = f"{problem.filename}: {problem.strerror}"
-        print(f"{options.program}: {printable(reason)[:MAX_REASON]}", file=sys.stderr)
+        print(f"{options.full_name}: {printable(reason)[:MAX_REASON]}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -79,7 +79,7 @@ def add_command(
     """
     epilog = f"examples:\n{examples}" if examples else None
     parser = commands.add_parser(name, help=help, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(run=run, extra=extra, program=parser.prog)
+    parser.set_defaults(run=run, extra=extra, full_name=parser.prog)
     return parser
 
 
