@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from browsers import CHROMIUM_PROGRAM, missing
+from browsers import CHROMIUM_PROGRAM, missing, wait_for_port
 from playwright.sync_api import Browser, Locator, sync_playwright
 
 from workbench import Engine
@@ -102,6 +102,7 @@ def take_live(browser: Browser) -> None:
         for _ in range(14):
             engine.step()
         server = app.serve(engine, port=port, threaded=True)
+        wait_for_port(port)
         with opened(browser, f"http://127.0.0.1:{port}/", SMALL_SCREEN, "light") as root:
             look_at(root, 7)
             save(root, "dashboard-live")
