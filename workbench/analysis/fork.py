@@ -206,7 +206,10 @@ class Past:
         self._accepts: dict[str, list[int]] = defaultdict(list)
         self._ended: dict[str, str] = {}  # the reason, "" if it is not known
         self._aborted: dict[str, int] = {}
+        self._begins, self._ends = array("d"), array("d")  # of each step, in seconds
         for record in trace:
+            self._begins.append(record.time)
+            self._ends.append(record.end)
             for chunk in record.chunks:
                 self._sampled[chunk.request_id].extend(chunk.accepted)
                 is_padded = chunk.request_id in record.admitted or chunk.request_id in record.resumed
@@ -304,16 +307,10 @@ class Past:
         An engine that was not started yet, was paused or worked between steps kept the request waiting, and does so
         under every setting.
         """
-        begins = self._begins
-        following = bisect_right(begins, arrived)
-        if following == len(begins) or (following and self._trace[following - 1].end > arrived):
+        following = bisect_right(self._begins, arrived)
+        if following == len(self._begins) or (following and self._ends[following - 1] > arrived):
             return arrived
-        return begins[following]
-
-    @cached_property
-    def _begins(self) -> list[float]:
-        """The time at which each step began."""
-        return [record.time for record in self._trace]
+        return self._begins[following]
 
     def _sampling(self, info: RequestInfo) -> SamplingParams:
         """Limits under which a request that had ended ends at the same token again.
