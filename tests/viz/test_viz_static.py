@@ -423,6 +423,10 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="disk full"):
         random_trace(1).to_html(target)
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError) as caught:
+        random_trace(1).to_html(tmp_path / "no folder" / "trace.html")
+    assert caught.value.filename == str(tmp_path / "no folder" / "trace.html")  # and no temporary name
 
 
 @pytest.mark.parametrize(

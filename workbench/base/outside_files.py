@@ -156,7 +156,8 @@ def replace_text(path: Path, text: str) -> None:
             file.write(text)
         os.replace(made, path)
     except OSError as problem:
-        problem.filename, problem.filename2 = str(path), None
+        if problem.filename:  # the temporary name
+            problem.filename, problem.filename2 = str(path), None
         raise
     finally:
         made.unlink(missing_ok=True)

@@ -142,7 +142,8 @@ def write_whole(target: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, target)
     except OSError as problem:
-        problem.filename, problem.filename2 = str(target), None
+        if problem.filename:  # the temporary name
+            problem.filename, problem.filename2 = str(target), None
         raise
     finally:
         temporary.unlink(missing_ok=True)
