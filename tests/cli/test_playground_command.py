@@ -142,3 +142,10 @@ def test_the_page_names_no_other_server_and_parses_no_html():
         text = path.read_text()
         assert not re.search(r"https?://", text), path.name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text), path.name
+
+
+@pytest.mark.parametrize("port", [-2, 65536, 99999])
+def test_a_port_that_cannot_be_is_refused_before_anything_is_fetched(port, monkeypatch, capsys):
+    monkeypatch.setattr("workbench.apps.playground.runtime.is_fetched", lambda: pytest.fail("it went on"))
+    assert main(["playground", "--no-browser", "--port", str(port)]) == 2
+    assert f"workbench playground: --port must be from 0 to 65535, got {port}" in capsys.readouterr().err
