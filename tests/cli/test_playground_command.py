@@ -146,6 +146,6 @@ def test_the_page_names_no_other_server_and_parses_no_html():
 
 @pytest.mark.parametrize("port", [-2, 65536, 99999])
 def test_a_port_that_cannot_be_is_refused_before_anything_is_fetched(port, monkeypatch, capsys):
-    monkeypatch.setattr("workbench.apps.playground.runtime.is_fetched", lambda: pytest.fail("it went on"))
+    monkeypatch.setattr("workbench.apps.playground.runtime.is_fetched", lambda: pytest.fail("it fetches"))
     assert main(["playground", "--no-browser", "--port", str(port)]) == 2
     assert f"workbench playground: --port must be from 0 to 65535, got {port}" in capsys.readouterr().err
