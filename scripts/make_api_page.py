@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ForwardRef, NamedTuple
+from typing import Any, ForwardRef, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from generated_files import write_or_check
@@ -164,6 +164,7 @@ def signature(name: str, of: Any, *, typed: bool = True, bound: bool = False) ->
             parts.append("*")
         starred = starred or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
         kind = f": {annotation(parameter.annotation)}" if typed and parameter.annotation is not parameter.empty else ""
+        kind = with_choices(kind, of.__module__)
         default = (
             f"{' = ' if kind else '='}{_shown(parameter.default)}" if parameter.default is not parameter.empty else ""
         )
@@ -171,7 +172,7 @@ def signature(name: str, of: Any, *, typed: bool = True, bound: bool = False) ->
     to = (
         ""
         if not typed or inspect.isclass(of) or found.return_annotation is found.empty
-        else annotation(found.return_annotation)
+        else with_choices(annotation(found.return_annotation), of.__module__)
     )
     line = f"{name}({', '.join(parts)})" + (f" -> {to}" if to else "")
     if typed and len(line) > 100:
@@ -330,14 +331,31 @@ def imports_of(home: str) -> dict[str, tuple[str, str]]:
     return {alias.asname or alias.name: (node.module or "", alias.name) for node in imports for alias in node.names}
 
 
-def named_classes(text: str, home: str) -> Iterator[tuple[str, type]]:
-    """The classes of the package that a text of a module names, with the names."""
+def named(text: str, home: str) -> Iterator[tuple[str, Any]]:
+    """The names of a text of a module that begin with a capital, with what they name there."""
     module = importlib.import_module(home)
     for name in re.findall(r"\b[A-Z]\w+", text):
         of = vars(module).get(name)
         if of is None and name in imports_of(home):
             place, there = imports_of(home)[name]
             of = getattr(importlib.import_module(place), there, None)
+        yield name, of
+
+
+def with_choices(text: str, home: str) -> str:
+    """A type of a module with the values in place of a name for them: ``Literal["auto", "cpu"]`` for ``Device``."""
+    for name, of in named(text, home):
+        if get_origin(of) is Literal and name != "Literal":
+            values = ", ".join(map(repr, get_args(of)))
+            if len(values) > 80:
+                values = f"\n{textwrap.indent(textwrap.fill(values, 90), ' ' * 8)},\n    "
+            text = re.sub(rf"\b{name}\b", f"Literal[{values}]", text)
+    return text
+
+
+def named_classes(text: str, home: str) -> Iterator[tuple[str, type]]:
+    """The classes of the package that a text of a module names, with the names."""
+    for name, of in named(text, home):
         if inspect.isclass(of) and of.__module__.startswith("workbench") and not issubclass(of, BaseException):
             yield name, of
 

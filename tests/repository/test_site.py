@@ -100,3 +100,12 @@ def test_each_type_of_a_signature_has_a_link_to_its_own_heading():
             linked += len(found & links.keys())
             missing += len(found - links.keys())
     assert linked > 200 and not missing, (linked, missing)
+
+
+def test_a_signature_shows_the_values_that_a_parameter_takes():
+    text = (ROOT / "docs" / "api" / "engine.md").read_text()
+    signature = text.split("## `Engine`\n")[1].split("```")[1]
+    assert "device: Literal['auto', 'cpu', 'gpu'] = 'auto'" in signature
+    for path in (ROOT / "docs" / "api").glob("*.md"):
+        for code in re.findall(r"```py\n(.*?)\n```", path.read_text(), re.S):
+            assert not re.search(r": (Device|Weights|Activations|Theme|RouterName|PanelName)\b", code), path.name
