@@ -390,6 +390,11 @@ def stretches(facts, begin, end, count):
         if begin <= info.arrival_time <= end:
             bins[at(info.arrival_time)].arrivals += 1
             whole.arrivals += 1
+    step_0 = min(end, facts.records[0].time)
+    arrived = sorted(info.arrival_time for info in facts.trace.requests.values() if info.arrival_time < step_0)
+    for number, time in enumerate(arrived if begin < step_0 else (), 1):  # they wait for step 0
+        for each in (whole, *bins[at(max(begin, time)) : at(step_0) + 1]):
+            each.waiting = number
     for step, record in enumerate(facts.records):
         if record.end <= begin or record.time >= end:
             continue

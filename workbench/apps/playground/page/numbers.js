@@ -12,6 +12,15 @@ function time(value, unit) {
 const count = (value) => value.toLocaleString("en");
 const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)} %`;
 
+/** Output tokens per second without idle time, as *Compare* below has them. */
+function rate({ unit, num_output_tokens: count, duration, clock }) {
+  const atWork = duration - clock.idle;
+  return unit === "s" && atWork > 0 ? (count / atWork).toFixed(1) : "–";
+}
+
+/** What is added to a title if a run has idle time. */
+const OF_IDLE = { "output tokens/s": " without idle time", duration: " with idle time" };
+
 /**
  * Titles of the columns, their value in a summary, and the term that explains the title.
  * @type {[string, (summary: any) => string, string?][]}
@@ -19,7 +28,7 @@ const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)}
 const COLUMNS = [
   ["first token, mean", (s) => time(s.ttft.mean, s.unit), "TTFT"],
   ["P99", (s) => time(s.ttft.p99, s.unit), "TTFT"],
-  ["output tokens/s", (s) => s.unit === "s" ? s.output_throughput?.toFixed(1) ?? "–" : "–"],
+  ["output tokens/s", rate],
   ["between tokens, mean", (s) => time(s.itl.mean, s.unit), "ITL"],
   ["P99", (s) => time(s.itl.p99, s.unit), "ITL"],
   ["longest", (s) => time(s.itl.max, s.unit), "ITL"],
@@ -42,12 +51,16 @@ export function showNumbers(element, { summary, other, end, pinned }) {
   const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);
   const isFleet = rows.some(([, values]) => values.replicas > 1);
+  const hasIdle = rows.some(([, values]) => values.clock.idle > 0);
   const columns = [...COLUMNS.slice(0, 3), ...isFleet ? OF_FLEETS : [], ...COLUMNS.slice(3)];
   const head = h(
     "tr",
     {},
     h("td", {}),
-    columns.map(([title, , term]) => h("th", { scope: "col" }, term ? explained(title, term) : title)),
+    columns.map(([title, , term]) => {
+      const whole = title + (hasIdle ? OF_IDLE[title] ?? "" : "");
+      return h("th", { scope: "col" }, term ? explained(whole, term) : whole);
+    }),
   );
   const body = rows.map(([name, values]) =>
     h("tr", {}, h("th", { scope: "row" }, name), columns.map(([, of]) => cell(of(values))))
