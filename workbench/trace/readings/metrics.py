@@ -324,6 +324,9 @@ def percentile(ordered: Sequence[float] | Ordered, percent: float) -> float:
     return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
 
 
+WORTH_SAYING = 0.01
+"""Share of a run's duration from which on the wait before it is stated."""
+
 AT_LEAST = ">="
 """Stands before a value that is a lower bound."""
 
@@ -373,10 +376,12 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
 
 def _clock_words(clock: RunClock) -> str:
     """The length of a run, the idle time in it, and the wait before it."""
-    words = f", {clock.duration:.3f} s" if clock.duration >= 1 else f", {amount(clock.duration, 's')}"
-    if clock.idle:
-        words += f" with {amount(clock.idle, 's')} of idle time"
-    return words + (f"; {amount(clock.since_arrival, 's')} from the first arrival on" if clock.before else "")
+    length, since_arrival = (
+        f"{each:.3f} s" if clock.duration >= 1 else amount(each, "s") for each in (clock.duration, clock.since_arrival)
+    )
+    idle = f" with {amount(clock.idle, 's')} of idle time" if clock.idle else ""
+    has_waited = clock.before > WORTH_SAYING * clock.duration
+    return f", {length}{idle}" + (f"; {since_arrival} from the first arrival on" if has_waited else "")
 
 
 def _without_idle(summary: Summary) -> str:
