@@ -373,7 +373,7 @@ class Stretch:
             "time to first token": [percentile(self.first, 99), percentile(self.first, 50)],
             "inter-token latency": [percentile(self.next, 99), percentile(self.next, 50)],
             "KV blocks in use": [self.kv],
-            "prefix cache hits": [self.hits / self.queried if self.queried else math.nan],
+            "hit rate": [self.hits / self.queried if self.queried else math.nan],
             "waiting requests": [self.waiting],
             "preemptions": [self.preemptions],
         }
@@ -425,7 +425,7 @@ WRITE = {
     "time to first token": seconds,
     "inter-token latency": seconds,
     "KV blocks in use": share,
-    "prefix cache hits": share,
+    "hit rate": share,
     "waiting requests": digits,
     "preemptions": digits,
 }
@@ -549,7 +549,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
         if values:
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
     cached = share(whole.hits / (whole.queried or 1))
-    expected += [f"KV blocks up to {share(whole.kv)}", f"{cached} of prompts from the cache",
+    expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate of prompt tokens {cached}",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
     assert said[0].startswith(f"{expected[0]} in ")

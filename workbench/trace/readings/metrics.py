@@ -349,14 +349,15 @@ _LATENCIES = (
 def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     """The summary of a run as a table of plain text."""
     unit = summary.unit
+    after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     lines = [
         f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
         f"in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "
-        f"{summary.num_cached_tokens:,} found in the prefix cache, {summary.num_recomputed_tokens:,} recomputed "
-        f"({counted(summary.num_preemptions, 'preemption')})",
+        f"{summary.num_cached_tokens:,} found in the prefix cache{after_preemptions}, "
+        f"{summary.num_recomputed_tokens:,} recomputed ({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
         f"tokens per {'second' if unit == 's' else 'step'}{_without_idle(summary)}",
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "

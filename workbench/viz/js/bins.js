@@ -95,7 +95,7 @@ function addStep(store, step, bin) {
     bin.preemptions += kind === "preempt";
     if (kind === "admit" && cachedOf.has(named[e])) {
       bin.queried += store.requests[named[e]].num_prompt_tokens;
-      bin.hit += cachedOf.get(named[e]);
+      bin.hit += Math.min(cachedOf.get(named[e]), store.requests[named[e]].num_prompt_tokens);
     }
   }
 }

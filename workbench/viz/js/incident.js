@@ -68,7 +68,7 @@ const ROWS = [
   },
   { name: "KV blocks in use", values: (bin) => [bin.kv], of: (whole) => whole.kv, write: share },
   {
-    name: "prefix cache hits",
+    name: "hit rate",
     values: (bin) => [bin.hit / bin.queried],
     of: (whole) => whole.hit,
     write: share,
@@ -341,7 +341,7 @@ export class IncidentPanel extends CanvasPanel {
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
-      `${share(whole.hit / (whole.queried || 1))} of prompts from the cache`,
+      `hit rate of prompt tokens ${share(whole.hit / (whole.queried || 1))}`,
       `${counted(whole.preemptions, "preemption")}`,
       `up to ${formatNumber(whole.waiting)} waiting`,
       counted(stalls, "stall"),

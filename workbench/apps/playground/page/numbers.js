@@ -18,12 +18,14 @@ function rate({ unit, num_output_tokens: count, duration, clock }) {
   return unit === "s" && atWork > 0 ? (count / atWork).toFixed(1) : "–";
 }
 
+const OF_CACHED = "Tokens that were found in the prefix cache, also by requests that come back after a preemption.";
+
 /** What is added to a title if a run has idle time. */
 const OF_IDLE = { "output tokens/s": " without idle time", duration: " with idle time" };
 
 /**
- * Titles of the columns, their value in a summary, and the term that explains the title.
- * @type {[string, (summary: any) => string, string?][]}
+ * Titles of the columns, their value in a summary, the term that explains the title, and what is said before that.
+ * @type {[string, (summary: any) => string, string?, string?][]}
  */
 const COLUMNS = [
   ["first token, mean", (s) => time(s.ttft.mean, s.unit), "TTFT"],
@@ -35,14 +37,14 @@ const COLUMNS = [
   ["duration", (s) => time(s.duration, s.unit)],
   ["steps", (s) => count(s.num_steps), "step"],
   ["budget used", (s) => percent(s.mean_budget_use), "budget"],
-  ["from the cache", (s) => count(s.num_cached_tokens), "prefix caching"],
+  ["cached tokens", (s) => count(s.num_cached_tokens), "prefix caching", OF_CACHED],
   ["preemptions", (s) => count(s.num_preemptions), "preemption"],
   ["recomputed", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
 /** @type {typeof COLUMNS} Columns that fleets have after the third of these. */
 const OF_FLEETS = [
-  ["hit rate", (s) => percent(s.hit_rate), "prefix caching"],
+  ["hit rate", (s) => percent(s.hit_rate), "hit rate"],
   ["busiest replica", (s) => percent(s.busiest)],
 ];
 
@@ -57,9 +59,9 @@ export function showNumbers(element, { summary, other, end, pinned }) {
     "tr",
     {},
     h("td", {}),
-    columns.map(([title, , term]) => {
+    columns.map(([title, , term, more]) => {
       const whole = title + (hasIdle ? OF_IDLE[title] ?? "" : "");
-      return h("th", { scope: "col" }, term ? explained(whole, term) : whole);
+      return h("th", { scope: "col" }, term ? explained(whole, term, more) : whole);
     }),
   );
   const body = rows.map(([name, values]) =>
