@@ -492,6 +492,7 @@ def parts_lasting(*lengths):
             is_open=False,
             gaps=(none,),
             confirmation=None,
+            division="",
         )
     )["spans"]
     return whole["parts"]

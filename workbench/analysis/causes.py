@@ -336,12 +336,19 @@ class Explanation:
         ]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
+        return lines + ([self.division] if self.division else [])
+
+    @property
+    def division(self) -> str:
+        """How a step that several requests share is divided; "" with a cost model that was given, and for few steps.
+
+        The fit of a run that goes on changes, and with it the parts of requests that have ended.
+        """
         if self.fit is not None:
-            error = self.fit.median_error
-            lines.append(f"{SHARED} the step costs of this run, which are within {error:.1%} for half of the steps")
-        if self.misfit:
-            lines.append(f"{SHARED} tokens, because times here do not follow from the contents of steps")
-        return lines
+            steps, error = self.fit.num_fitted + self.fit.num_held_out, self.fit.median_error
+            costs = f"the step costs of this run as fitted over {counted(steps, 'step')}"
+            return f"{SHARED} {costs}, which are within {error:.1%} for half of the steps"
+        return f"{SHARED} tokens, because times here do not follow from the contents of steps" if self.misfit else ""
 
     def __repr__(self) -> str:
         whole, *others = self.spans
