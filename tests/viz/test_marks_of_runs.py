@@ -182,6 +182,13 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
         cells = [rect for rect in half if rect[0] in (colours.prefill(who), colours.decode(who)) and rect[4] in (4, 8)]
         assert [cell[0] for cell in cells] == [cell[0] for cell in expected]
         assert all(close(cell[1:], wanted[1:], 1e-4) for cell, wanted in zip(cells, expected))
+        waits = [rect[1:] for rect in half if rect[0] == LIGHT.muted and rect[4] == 1]
+        expected = [
+            [x(run_, first, origin), middle + (4 if run_ else -5), x(run_, last, origin) - x(run_, first, origin), 1]
+            for first, last in waits_by_records(each, who)
+        ]
+        assert [wait[1] for wait in waits] == [wanted[1] for wanted in expected]
+        assert all(close(wait, wanted, 1e-4) for wait, wanted in zip(waits, expected))
         again = [rect[1:] for rect in half if rect[0].startswith("pattern")]
         assert len(again) == len(hatched) and all(close(a, b, 1e-4) for a, b in zip(again, hatched))
         lines = [
@@ -193,6 +200,20 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
             assert crosses(marks, x(run_, step, origin), middle + (4.5 if run_ else -4.5))
         else:
             assert not lines
+
+
+def waits_by_records(facts, who):
+    """The stretches [first, last) of steps in which a request waits, by the records of the steps alone."""
+    begun = None
+    for step, record in enumerate(facts.records):
+        waits = who in record.waiting or who in record.preempted
+        if begun is None and waits:
+            begun = step
+        if begun is not None and not waits:
+            yield begun, step
+            begun = None
+    if begun is not None:
+        yield begun, len(facts.records)
 
 
 def crosses(marks, x, y):
