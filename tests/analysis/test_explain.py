@@ -207,7 +207,7 @@ def test_a_planted_cause_is_named(case):
     trace = run(config, [*requests, *others(rng, 3)])
     explanation = trace.explain("victim", COST if rng.random() < 0.5 else None)
     check_adds_up(explanation, trace)
-    biggest = explanation.biggest
+    biggest = explanation.biggest_avoidable
     assert biggest.cause in causes, (plant.__name__, explanation)
     assert culprits is None or biggest.culprits[0] in culprits, (plant.__name__, explanation)
 
@@ -220,7 +220,9 @@ def test_the_cause_is_confirmed_by_a_run_without_it(plant):
     explanation = trace.explain("victim", COST)
     said = explanation.confirmation
     assert said.is_recorded == (plant is cut_by_policy)
-    assert said.after < said.before - 0.3 * explanation.biggest.amount / max(1, len(explanation.biggest.culprits))
+    assert said.after < said.before - 0.3 * explanation.biggest_avoidable.amount / max(
+        1, len(explanation.biggest_avoidable.culprits)
+    )
     assert said.change in str(explanation) and "instead of" in str(explanation)
 
 
@@ -235,7 +237,7 @@ def test_without_a_clock_amounts_are_steps():
         assert explanation.unit == "steps"
         check_adds_up(explanation, trace)
     explanation = trace.explain("short")
-    assert explanation.biggest.cause == BUDGET and explanation.biggest.steps == tuple(range(9))
+    assert explanation.biggest_avoidable.cause == BUDGET and explanation.biggest_avoidable.steps == tuple(range(9))
     assert explanation.confirmation.change.endswith("without long")
     assert (explanation.confirmation.before, explanation.confirmation.after) == (10, 1)
 
@@ -297,6 +299,39 @@ def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):
     assert main(["trace", "explain", str(path), "--slowest", "0"]) == 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_biggest_part_is_the_same_everywhere(seed, tmp_path, capsys):
+    """The page of an incident and the command line have the biggest part of all, tables the biggest avoidable one."""
+    from workbench.analysis.incident import incident
+    from workbench.viz.layout.explanation import explanation_facts
+
+    rng = random.Random(seed)
+    requests = [request(f"r{n}", rng.randint(20, 900), rng.randint(1, 20), rng.uniform(0, 0.4)) for n in range(14)]
+    config = {"max_num_seqs": 3, "max_num_batched_tokens": 256}
+    trace = simulate({"config": config, "requests": requests}, cost_model=COST)
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "explain", str(tmp_path / "run.jsonl"), "--slowest", "14", "--by", "ttft"]) == 0
+    printed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("r")}
+    found, differ, avoidable = {one.request_id: one for one in incident(trace).slow}, 0, collections.Counter()
+    for explanation in slowest(trace, None, "ttft"):
+        ttft, name = explanation.ttft, explanation.request_id
+        most = max(ttft.parts, key=lambda part: part.amount)
+        others = [part for part in ttft.parts if part.kind not in ("own", "between") and part.amount > 0]
+        assert ttft.biggest.cause == found[name].cause == most.cause and most.cause in printed[name]
+        assert found[name].share == pytest.approx(most.amount / ttft.total)
+        if not others:
+            assert ttft.biggest_avoidable is None
+            continue
+        most_of_others = max(others, key=lambda part: part.amount)
+        assert ttft.biggest_avoidable.cause == most_of_others.cause
+        avoidable[most_of_others.cause] += 1
+        differ += most_of_others.cause != most.cause
+        drawn = next(span for span in explanation_facts(explanation)["spans"] if span["name"] == ttft.name)
+        assert next(part for part in drawn["parts"] if not part["is_own"])["cause"] == most_of_others.cause
+    rows = tabulate(slowest(trace, None, "ttft"), "ttft").rows
+    assert {row.cause: row.num_biggest for row in rows if row.num_biggest} == avoidable and differ
+
+
 @pytest.mark.parametrize("by", ["ttft", "e2e"])
 def test_the_table_of_causes_adds_up_over_all_requests(by, tmp_path, capsys):
     rng = random.Random(5)
@@ -311,7 +346,7 @@ def test_the_table_of_causes_adds_up_over_all_requests(by, tmp_path, capsys):
     for row in table.rows:
         with_it = [each for each in explanations for part in each.span(by).parts if part.cause == row.cause]
         assert 0 < row.num_requests <= len(with_it)
-        worst = [each.span(by).biggest for each in with_it]
+        worst = [each.span(by).biggest_avoidable for each in with_it]
         assert row.num_biggest == sum(part is not None and part.cause == row.cause for part in worst)
     assert next(row for row in table.rows if row.cause == BUDGET).culprit == "culprit"
     for rank, trace in enumerate(traces):

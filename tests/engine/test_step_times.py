@@ -30,7 +30,7 @@ import {{ Store }} from {module};
 const store = new Store();
 store.append(new DataView(Deno.readFileSync({packet}).buffer));
 const steps = [...Array(store.numSteps).keys()];
-console.log(JSON.stringify([steps.map((step) => store.duration(step)), store.runDuration(), store.phases(3)]));
+console.log(JSON.stringify([steps.map((step) => store.duration(step)), store.clock.duration, store.phases(3)]));
 """
 
 

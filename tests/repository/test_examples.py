@@ -19,7 +19,7 @@ def test_the_readme_names_every_example_and_no_other():
 def test_a_document_delays_a_chat_and_is_found_again():
     trace = simulate(EXAMPLES / "workload.json")
     assert trace.end == "done" and len(trace.requests) == 5
-    assert "document" in trace.explain("chat-3").ttft.biggest.culprits
+    assert "document" in trace.explain("chat-3").ttft.biggest_avoidable.culprits
     cached = {name: request.num_cached_tokens for name, request in trace.metrics().requests.items()}
     assert cached["again"] == 1400 // 16 * 16 and sum(cached.values()) == cached["again"]
     assert not trace.check()

@@ -68,7 +68,13 @@ def judge(said: dict[str, Any], trace: Trace) -> Judged:
         here = sum(other.excess for other in why.stalls)
         is_whole = part is not None and (request_id in step.arrived or part.amount >= 0.98 * here)
         is_sum = math.isclose(math.fsum(each.amount for each in why.parts), why.total)
-        if part is None or part.culprits or not is_whole or not is_sum or (why.biggest is part and why.confirmation):
+        if (
+            part is None
+            or part.culprits
+            or not is_whole
+            or not is_sum
+            or (why.biggest_avoidable is part and why.confirmation)
+        ):
             blamed.append(request_id)
     named = math.isclose(stall.excess, planted["seconds"], rel_tol=0.1)
     return Judged(named, stall.causes, claimed, len(hit), tuple(blamed))

@@ -22,11 +22,13 @@ def saved(tmp_path):
 def test_info(saved, capsys):
     assert main(["trace", "info", str(saved)]) == 0
     printed = capsys.readouterr().out
-    hits = printed.index("prefix hits: ")
+    hits = printed.index("hit rate of prompt tokens: ")
     first, second, tokens, throughput, use, *latencies = [line for line in printed[:hits].splitlines() if line]
     assert first == "Trace(engine: 25 steps, 5 requests, 60 tokens scheduled, done)"
     assert second == "5 of 5 requests ended in 25 steps, 6.000 s"
-    assert tokens.endswith("35 sampled, 64 found in the prefix cache, 3 recomputed (1 preemption)")
+    assert tokens.endswith(
+        "35 sampled, 64 found in the prefix cache (after preemptions too), 3 recomputed (1 preemption)"
+    )
     assert throughput == "throughput: 5.833 output and 10 scheduled tokens per second"
     assert use == "use: token budget 44.1%, KV blocks 56.9% (peak 100.0%)"
     assert latencies[0].split() == ["latency", "in", "s", "mean", "p50", "p95", "p99", "max", "count"]

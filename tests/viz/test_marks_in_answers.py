@@ -285,8 +285,10 @@ def test_the_table_of_a_fleet(fleet_run, tmp_path):
     with Fleet(tmp_path) as fleet:
         facts = {name: Facts(trace) for name, trace in fleet.traces.items()}
         rows = Tables(re.sub(r"<svg.*?</svg>", "", fleet_html(fleet))).tables[-1]
-        heads = ["", "running, now (most)", "waiting, now (most)", "KV in use, now (most)", "steps", "requests",
-                 "output tokens/s", "preemptions", "TTFT mean", "TTFT p99", "ITL mean", "ITL p99"]  # fmt: skip
+        heads = [
+            "", "running, now (most)", "waiting, now (most)", "KV in use, now (most)", "steps", "requests",
+            "output tokens/s with idle time", "preemptions", "TTFT mean", "TTFT p99", "ITL mean", "ITL p99",
+        ]  # fmt: skip
         assert rows[0] == heads
         for row, (name, each) in zip(rows[1:], facts.items()):
             first = [v for s in range(len(each)) for is_first, v in each.latencies(s).values() if is_first]
@@ -490,6 +492,7 @@ def parts_lasting(*lengths):
             is_open=False,
             gaps=(none,),
             confirmation=None,
+            division="",
         )
     )["spans"]
     return whole["parts"]

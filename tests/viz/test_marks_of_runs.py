@@ -182,6 +182,13 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
         cells = [rect for rect in half if rect[0] in (colours.prefill(who), colours.decode(who)) and rect[4] in (4, 8)]
         assert [cell[0] for cell in cells] == [cell[0] for cell in expected]
         assert all(close(cell[1:], wanted[1:], 1e-4) for cell, wanted in zip(cells, expected))
+        waits = [rect[1:] for rect in half if rect[0] == LIGHT.muted and rect[4] == 1]
+        expected = [
+            [x(run_, first, origin), middle + (4 if run_ else -5), x(run_, last, origin) - x(run_, first, origin), 1]
+            for first, last in waits_by_records(each, who)
+        ]
+        assert [wait[1] for wait in waits] == [wanted[1] for wanted in expected]
+        assert all(close(wait, wanted, 1e-4) for wait, wanted in zip(waits, expected))
         again = [rect[1:] for rect in half if rect[0].startswith("pattern")]
         assert len(again) == len(hatched) and all(close(a, b, 1e-4) for a, b in zip(again, hatched))
         lines = [
@@ -193,6 +200,20 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
             assert crosses(marks, x(run_, step, origin), middle + (4.5 if run_ else -4.5))
         else:
             assert not lines
+
+
+def waits_by_records(facts, who):
+    """The stretches [first, last) of steps in which a request waits, by the records of the steps alone."""
+    begun = None
+    for step, record in enumerate(facts.records):
+        waits = who in record.waiting or who in record.preempted
+        if begun is None and waits:
+            begun = step
+        if begun is not None and not waits:
+            yield begun, step
+            begun = None
+    if begun is not None:
+        yield begun, len(facts.records)
 
 
 def crosses(marks, x, y):
@@ -373,7 +394,7 @@ class Stretch:
             "time to first token": [percentile(self.first, 99), percentile(self.first, 50)],
             "inter-token latency": [percentile(self.next, 99), percentile(self.next, 50)],
             "KV blocks in use": [self.kv],
-            "prefix cache hits": [self.hits / self.queried if self.queried else math.nan],
+            "hit rate": [self.hits / self.queried if self.queried else math.nan],
             "waiting requests": [self.waiting],
             "preemptions": [self.preemptions],
         }
@@ -390,6 +411,11 @@ def stretches(facts, begin, end, count):
         if begin <= info.arrival_time <= end:
             bins[at(info.arrival_time)].arrivals += 1
             whole.arrivals += 1
+    step_0 = min(end, facts.records[0].time)
+    arrived = sorted(info.arrival_time for info in facts.trace.requests.values() if info.arrival_time < step_0)
+    for number, time in enumerate(arrived if begin < step_0 else (), 1):  # they wait for step 0
+        for each in (whole, *bins[at(max(begin, time)) : at(step_0) + 1]):
+            each.waiting = number
     for step, record in enumerate(facts.records):
         if record.end <= begin or record.time >= end:
             continue
@@ -420,7 +446,7 @@ WRITE = {
     "time to first token": seconds,
     "inter-token latency": seconds,
     "KV blocks in use": share,
-    "prefix cache hits": share,
+    "hit rate": share,
     "waiting requests": digits,
     "preemptions": digits,
 }
@@ -544,7 +570,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
         if values:
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
     cached = share(whole.hits / (whole.queried or 1))
-    expected += [f"KV blocks up to {share(whole.kv)}", f"{cached} of prompts from the cache",
+    expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate of prompt tokens {cached}",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
     assert said[0].startswith(f"{expected[0]} in ")

@@ -123,7 +123,7 @@ def test_the_numbers_of_fleets_have_their_hit_rate_and_the_busiest_replica(page)
         assert all(row[4:6] == [f"{100 * share:.0f} %" for share in shares] for row in rows)
         assert rows[0][head.index("steps")] == grouped(sum(map(len, traces)))
     terms = page("page.terms")
-    assert terms["hit rate"] == "prefix caching" and terms["preemptions"] == "preemption", "their titles explain them"
+    assert terms["hit rate"] == "hit rate" and terms["preemptions"] == "preemption", "their titles explain them"
     assert not {"duration", "busiest replica"} & terms.keys()
 
 

@@ -29,7 +29,7 @@ def test_the_card_at_the_end_leaves_the_pauses_out(deno_page, pause):
     deno_page.open(trace, status={"live": True, "state": "idle"})
     words = deno_page("view.endCard.words()")
     seconds, unit, speed = re.search(
-        r"steps and ([\d.]+) (s|ms); .*; ([\d.]+) output tokens per second", words
+        r"steps and ([\d.]+) (s|ms)(?: without .* of idle time)?; .*; ([\d.]+) output tokens per second", words
     ).groups()
     assert float(seconds) * (1 if unit == "s" else 1e-3) == pytest.approx(worked, rel=0.01)
     assert float(speed) == pytest.approx(16 / worked, rel=0.01)
@@ -116,9 +116,52 @@ def test_the_page_of_a_fleet_has_the_hits_of_its_text(tmp_path):
         run.save(folder)
         with Fleet(folder) as fleet:
             page = fleet_html(fleet)
-            assert (str(hit_rates(run.traces)) in page) == caches and ("prefix hits: " in page) == caches
+            assert (str(hit_rates(run.traces)) in page) == caches and ("hit rate of prompt tokens: " in page) == caches
             next(iter(fleet.traces.values())).has_ended = False
-            assert "prefix hits: " not in fleet_html(fleet)  # they would be counted again with every step of one run
+            assert "hit rate of prompt tokens: " not in fleet_html(
+                fleet
+            )  # they would be counted again with every step of one run
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_hit_rate_is_one_number(deno_page, seed):
+    """Of prompts that share beginnings, in a pool so small that requests come back and find their own blocks."""
+    import random
+
+    from workbench.trace.readings.metrics_collector import metrics
+    from workbench.viz import duel
+
+    rng = random.Random(seed)
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"parts": [{"len": 32, "seed": f"s{n % 3}"}, {"len": rng.randint(4, 40), "seed": f"u{n}"}]},
+            "max_tokens": rng.randint(10, 40),
+            "arrival_time": n / 90,
+        }
+        for n in range(14)
+    ]
+    config = {"num_blocks": 28, "block_size": 8, "max_num_seqs": 6, "enable_prefix_caching": True}
+    trace = simulate({"requests": requests, "cost_model": COSTS, "config": config})
+    hits, asked, again = 0, 0, 0
+    for record in trace:
+        for chunk in record.chunks:
+            if chunk.request_id in record.admitted:
+                hits += chunk.num_cached_tokens
+                asked += trace.requests[chunk.request_id].num_prompt_tokens
+            else:
+                again += chunk.num_cached_tokens
+    assert hits and again, "requests must find blocks in both ways"
+    summary = metrics(trace).summary
+    assert summary.hit_rate == pytest.approx(hits / asked) == pytest.approx(hit_rates([trace]).total.rate)
+    assert summary.num_cached_tokens == hits + again and "(after preemptions too)" in repr(metrics(trace))
+    _, told = duel.outcome([trace], [trace], "hit rate of prompt tokens")
+    assert f"A {hits / asked:.1%}" in told
+    deno_page.open(trace, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}})
+    deno_page.painted("incident")
+    said = re.search(r"hit rate of prompt tokens (\S+) %", deno_page("view.panel('incident').words()"))[1]
+    assert float(said) == float(f"{100 * hits / asked:.2g}")
+    assert "hit rate" in deno_page.table("incident")["headings"]
 
 
 def test_a_run_that_is_over_still_says_what_it_held(tmp_path):

@@ -1,11 +1,15 @@
 """The explanation of a request as the drawer shows it."""
 
+import random
+import re
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from workbench import simulate
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace import Trace
 from workbench.viz.feed import Feed
 from workbench.viz.layout.explanation import explanation_facts
 
@@ -61,3 +65,60 @@ def test_a_view_gets_the_answer_or_the_reason_for_none(trace):
                 "time to first token",
             ]
     assert feed.status()["message"] == ""
+
+
+def asked(feed, request_id):
+    """The answer of a view about a request."""
+    feed.handle({"name": "explain", "args": {"request_id": request_id}})
+    deadline = time.monotonic() + 60
+    while (feed.status()["explained"] or {}).get("request") != request_id and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return feed.status()["explained"]
+
+
+def test_an_answer_about_a_request_that_has_ended_stays_as_it_was():
+    """The fit of the costs of steps changes as the run goes on, and with it the parts."""
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": 40 + 97 * i % 300}, "max_tokens": 9 + i % 7, "arrival_time": i / 40}
+        for i in range(60)
+    ]
+    config = {"max_num_seqs": 4, "max_num_batched_tokens": 128}
+    run = simulate({"config": config, "requests": requests}, cost_model=COST)
+    trace, part = Trace(run.meta), 2 * len(run) // 3
+    for info in run.requests.values():
+        trace.add_request(info)
+    rng = random.Random(1)
+    late = 0.0
+    for record in run:
+        longer = record.duration * rng.uniform(0.0, 0.4) + (0.001 if record.step > part else 0.0)
+        trace.append(replace(record, time=record.time + late, end=record.end + late + longer, timings={}))
+        late += longer
+    feed, grows = Feed(held := Trace(trace.meta)), iter(trace)
+    for info in trace.requests.values():
+        held.add_request(info)
+    for _ in range(part):
+        held.append(next(grows))
+    ended = next(request_id for record in reversed(tuple(held)) for request_id in record.finished)
+    first = asked(feed, ended)
+    open_one = next(request_id for request_id in trace.requests if request_id in held[-1].running)
+    before = asked(feed, open_one)
+    assert before["spans"][0]["name"].endswith("end of the trace")
+    for record in grows:
+        held.append(record)
+    assert asked(feed, ended) == first
+    again = explanation_facts(held.explain(ended))
+    assert again != first, "the fit must have changed, or this test shows nothing"
+    assert asked(feed, open_one)["spans"][0]["name"] == "from arrival to the end"
+    steps = [re.search(r"as fitted over (\d+) steps", facts["division"])[1] for facts in (first, again)]
+    assert int(steps[0]) < int(steps[1])
+    assert asked(Feed(held), ended) == again
+
+
+def test_the_drawer_says_over_how_many_steps_the_costs_are_fitted(deno_page, trace):
+    facts = {**explanation_facts(trace.explain("r0", COST)), "division": "As fitted over 72 steps."}
+    deno_page.open(trace, status={"live": False, "explanations": {"r0": facts}})
+    deno_page(
+        "view.inspector.pin(argument), page.frame()",
+        {"kind": "request", "request": list(trace.requests).index("r0")},
+    )
+    assert "As fitted over 72 steps." in deno_page("view.inspector.why.textContent")

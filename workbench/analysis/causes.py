@@ -208,13 +208,13 @@ class Span:
 
     @property
     def biggest(self) -> Part | None:
-        """The largest part that is not the request's own computation; None if there is none."""
-        return next((part for part in self.parts if part.is_culprit and part.amount > 0), None)
-
-    @property
-    def chief(self) -> Part | None:
         """The largest part, the request's own computation and the time between steps included; None without any."""
         return next((part for part in self.parts if part.amount > 0), None)
+
+    @property
+    def biggest_avoidable(self) -> Part | None:
+        """The largest part without the request's own computation and the time between steps; None without any."""
+        return next((part for part in self.parts if part.is_culprit and part.amount > 0), None)
 
 
 @dataclass(frozen=True)
@@ -293,14 +293,19 @@ class Explanation:
 
     @property
     def biggest(self) -> Part | None:
-        """The largest part that is not the request's own computation; None if there is none."""
+        """The largest part of ``total``, as `Span.biggest` has it; None without any."""
         return Span("", self.total, self.parts).biggest
+
+    @property
+    def biggest_avoidable(self) -> Part | None:
+        """The largest part that something else than the request made, as `Span.biggest_avoidable` has it."""
+        return Span("", self.total, self.parts).biggest_avoidable
 
     @cached_property
     def confirmation(self) -> Confirmation | None:
-        """The latency without the largest cause, by a simulation; None if there is no cause or no way to remove it."""
-        in_ttft = self.ttft.biggest if self.ttft is not None else None
-        biggest = self.biggest
+        """The latency without the largest avoidable cause, simulated; None without a cause or a way to remove it."""
+        in_ttft = self.ttft.biggest_avoidable if self.ttft is not None else None
+        biggest = self.biggest_avoidable
         if biggest is None:
             return None
         is_early = in_ttft is not None and in_ttft.cause == biggest.cause
@@ -331,12 +336,19 @@ class Explanation:
         ]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
+        return lines + ([self.division] if self.division else [])
+
+    @property
+    def division(self) -> str:
+        """How a step that several requests share is divided; "" with a cost model that was given, and for few steps.
+
+        The fit of a run that goes on changes, and with it the parts of requests that have ended.
+        """
         if self.fit is not None:
-            error = self.fit.median_error
-            lines.append(f"{SHARED} the step costs of this run, which are within {error:.1%} for half of the steps")
-        if self.misfit:
-            lines.append(f"{SHARED} tokens, because times here do not follow from the contents of steps")
-        return lines
+            steps, error = self.fit.num_fitted + self.fit.num_held_out, self.fit.median_error
+            costs = f"the step costs of this run as fitted over {counted(steps, 'step')}"
+            return f"{SHARED} {costs}, which are within {error:.1%} for half of the steps"
+        return f"{SHARED} tokens, because times here do not follow from the contents of steps" if self.misfit else ""
 
     def __repr__(self) -> str:
         whole, *others = self.spans
@@ -445,8 +457,8 @@ def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:
     culprits: defaultdict[str, Counter[str]] = defaultdict(Counter)
     avoidable = {part.cause for span in spans for part in span.parts if part.is_culprit}
     for span in spans:
-        if span.biggest is not None:
-            biggest[span.biggest.cause] += 1
+        if span.biggest_avoidable is not None:
+            biggest[span.biggest_avoidable.cause] += 1
         for part in span.parts:
             amounts[part.cause] += part.amount
             having[part.cause] += part.amount > 0

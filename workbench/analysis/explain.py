@@ -58,7 +58,7 @@ def explain(trace: Trace, request_id: str, cost_model: CostModel | None = None) 
         >>> from workbench import simulate
         >>> requests = [{"id": "long", "prompt": {"len": 900}}, {"id": "short", "prompt": {"len": 9}, "max_tokens": 1}]
         >>> trace = simulate({"config": {"max_num_batched_tokens": 100}, "requests": requests})
-        >>> why = trace.explain("short").biggest
+        >>> why = trace.explain("short").biggest_avoidable
         >>> why.cause, why.culprits
         ('waiting for the token budget', ('long',))
     """

@@ -122,7 +122,7 @@ class HitRates:
     no_sessions: str = ""
 
     def __str__(self) -> str:
-        lines = [f"prefix hits: {self.total} in prompts, at first admissions"]
+        lines = [f"hit rate of prompt tokens: {self.total}, at first admissions"]
         shown = {_depth(start): rate for start, rate in self.by_depth.items()}
         lines.append(_row("by depth in the prompt", shown))
         if set(self.by_adapter) - {""}:

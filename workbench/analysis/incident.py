@@ -21,7 +21,7 @@ class Slow(NamedTuple):
     Attributes:
         request_id: The request.
         ttft: Its time to first token as it is shown, "at least" the time so far if it has none.
-        cause: The biggest part, such as "waiting for KV blocks"; "" for none.
+        cause: The biggest part, its own computation and the time between steps included; "" for none.
         share: The share of that part, in [0, 1].
         culprits: Up to three requests behind it.
     """
@@ -69,7 +69,7 @@ def _slow(explainer: Explainer) -> Iterator[Slow]:
     for request_id in explainer.slowest()[:MAX_SLOW]:
         if (span := explainer.first_token(request_id)) is None:
             continue
-        part, ttft = span.chief, span.amount(explainer.unit)
+        part, ttft = span.biggest, span.amount(explainer.unit)
         if part is None:
             yield Slow(request_id, ttft, "", 0.0, ())
         else:

@@ -11,6 +11,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from workbench.trace.readings.run_clock import IDLE_SECONDS
 from workbench.viz import palette
 from workbench.viz.duel import measure_words
 from workbench.viz.glossary import TERMS
@@ -41,7 +42,13 @@ def bundle(entry: str = ENTRY) -> str:
     _collect(entry.removesuffix(".js"), parts, ())
     style = "\n".join((JS_DIRECTORY / name).read_text(encoding="utf-8") for name in STYLE_SHEETS.get(entry, ()))
     joined = "\n".join(parts.values())
-    shared = {"GLOSSARY": TERMS, "MEASURES": measure_words(), "PALETTE": palette.as_dict(), "STYLE": style}
+    shared = {
+        "GLOSSARY": TERMS,
+        "IDLE_SECONDS": IDLE_SECONDS,
+        "MEASURES": measure_words(),
+        "PALETTE": palette.as_dict(),
+        "STYLE": style,
+    }
     for name, value in shared.items():
         joined = joined.replace(f'"__{name}__"', json.dumps(value))
     exported = f"${entry.removesuffix('.js')}"

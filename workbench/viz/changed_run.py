@@ -21,9 +21,9 @@ def changed_run(
         changes: Fields of the configuration with their new values.
 
     Returns:
-        The simulated trace, with ``error``: the relative error of the predicted duration of the unchanged run, and
-        ``loops``: a sentence about requests that wait for the answers to others, "" for none; or with
-        ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
+        The simulated trace, with ``error``: the relative error of the predicted duration of the unchanged run,
+        without idle time, and ``loops``: a sentence about requests that wait for the answers to others, "" for none; or
+        with ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
     """
     from workbench.analysis.loops import loops_of
     from workbench.analysis.predict import whatif
@@ -34,8 +34,8 @@ def changed_run(
     reason = "a run that is changed in its middle has no times"
     if timed and at_step <= trace[0].step:
         try:
-            measured = metrics(trace).summary.duration
-            unchanged = metrics(whatif(trace, force=True)).summary.duration
+            measured = metrics(trace).summary.clock.at_work
+            unchanged = metrics(whatif(trace, force=True)).summary.clock.at_work
             error = abs(unchanged - measured) / measured if measured else 0.0
             return whatif(trace, force=True, **changes), {"error": error, "loops": loops_of(trace).sentence}
         except NoSeconds as problem:

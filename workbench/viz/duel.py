@@ -14,6 +14,7 @@ from workbench.base.field_checks import choice
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, percent
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
+from workbench.trace.readings.run_clock import clock_of
 from workbench.trace.trace import Trace
 from workbench.viz.layout.comparison import change_words, time_words
 
@@ -63,9 +64,7 @@ def _until_the_end(side: Side, unit: str) -> float | None:
     runs = [trace for trace in side if len(trace)]
     if not runs:
         return None
-    if unit == "steps":
-        return float(max(map(len, runs)))
-    return max(trace[-1].end for trace in runs) - min(trace[0].time for trace in runs)
+    return float(max(map(len, runs))) if unit == "steps" else clock_of(runs).at_work
 
 
 def _throughput(side: Side, unit: str) -> float | None:
@@ -167,8 +166,16 @@ def outcome(a: Side, b: Side, measure: str, clock: str = "") -> tuple[str, str]:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")
     is_tie = abs(of_a - of_b) <= TIE * max(of_a, of_b)
     winner = "neither" if is_tie else SIDES[(of_b < of_a) != (better == "higher")]
-    told = f"{measure}: A {words(of_a, clock or unit)}, B {words(of_b, clock or unit)}"
+    idle = _idle_words(a, b, measure, unit)
+    told = f"{measure}: A {words(of_a, clock or unit)}, B {words(of_b, clock or unit)}{idle}"
     return winner, f"{told[0].upper()}{told[1:]}. {'Neither wins' if is_tie else f'{winner} wins'}."
+
+
+def _idle_words(a: Side, b: Side, measure: str, unit: str) -> str:
+    """That a measure leaves idle time out; "" if it has none to do with it, or no side has any."""
+    if unit == "steps" or MEASURES[measure].value not in (_until_the_end, _throughput):
+        return ""
+    return " (without idle time)" if any(clock_of(side).idle for side in (a, b)) else ""
 
 
 def changes_of_fleets(a: Side, b: Side) -> str:

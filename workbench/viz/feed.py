@@ -114,6 +114,7 @@ class Feed:
         self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
         self._explained: dict[str, Any] | None = None
+        self._explanations: dict[str, dict[str, Any]] = {}  # the answers about requests that had ended, by their ids
         self._tuned: dict[str, Any] | None = None
         self._tuning: list[int] | None = None  # settings simulated and to simulate, during a search
         self._ends_tuning = False
@@ -149,7 +150,7 @@ class Feed:
                 gone = self.trace.requests.keys() - newest.requests.keys()
                 self._asked = {request_id: text for request_id, text in self._asked.items() if request_id not in gone}
                 self.trace = newest
-                self._sent = {}
+                self._sent, self._explanations = {}, {}
             columns = columns_of(self.trace)
             sizes, sent = columns.sizes(), self._sent
             if sizes == sent and not self._resend:
@@ -409,14 +410,23 @@ class Feed:
             self._other = simulated
 
     def _do_explain(self, request_id: str) -> None:
+        """Explain a request; the answer about one that has ended stays as it was first given."""
+        trace = self._newest_trace()
+        if trace is self.trace and request_id in self._explanations:
+            self._explained = self._explanations[request_id]
+            return
+
         def explain() -> None:
             from workbench.analysis.explain import explain as explain_request
 
-            trace = self._newest_trace()
             try:
-                self._explained = explanation_facts(explain_request(trace, request_id))
+                found = explain_request(trace, request_id)
+                facts = explanation_facts(found)
+                if trace is self.trace and not found.is_open:
+                    self._explanations[request_id] = facts
             except (ValueError, TraceError) as problem:
-                self._explained = {"request": request_id, "spans": [], "confirmation": str(problem)}
+                facts = {"request": request_id, "spans": [], "confirmation": str(problem)}
+            self._explained = facts
 
         self._in_background(explain)
 

@@ -60,7 +60,7 @@ STYLE = f"{_LAYOUT} {_colours(LIGHT, '#0B5CAD')} {_DARK} {{ {_colours(DARK, '#6C
 _SUMMARY: dict[str, Callable[[Summary], str]] = {
     "steps": lambda summary: f"{summary.num_steps:,}",
     "requests": lambda summary: f"{summary.num_requests:,}",
-    "output tokens/s": lambda summary: number(summary.output_throughput),
+    "output tokens/s with idle time": lambda summary: number(summary.output_throughput),
     "preemptions": lambda summary: f"{summary.num_preemptions:,}",
     "TTFT mean": lambda summary: summary.ttft.amount("mean", summary.unit),
     "TTFT p99": lambda summary: summary.ttft.amount("p99", summary.unit),

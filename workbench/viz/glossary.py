@@ -19,6 +19,7 @@ TERMS: dict[str, str] = {
         "The step of a request that computes its newest token to get the next one. It reads all weights for one row."
     ),
     "draft": "A guessed token that the model verifies together with the last known one (speculative decoding).",
+    "hit rate": "Share of the prompt tokens that the prefix cache had when their requests were first admitted.",
     "ITL": "Inter-token latency: the time between two output tokens of a request.",
     "KV cache": (
         "The keys and values of all tokens so far, for every layer. With them a new token needs no other "

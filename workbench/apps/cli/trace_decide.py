@@ -137,11 +137,11 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
     width = max([24, *(len(name) + len(each.request_id) + 3 for name, each in found[: options.slowest])])
-    print(f"{'request':<{width}}{options.by:>10}  {'share':>5}  cause")
+    print(f"{'request':<{width}}{options.by:>10}  {'share':>5}  biggest part")
     for name, explanation in found[: options.slowest]:
         span = explanation.span(options.by)
         assert span is not None  # it has this latency
-        part = span.chief
+        part = span.biggest
         amount = span.amount(explanation.unit).replace("at least ", ">=")
         share = f"{part.amount / span.total:.0%}" if part is not None else "-"
         cause = "-" if part is None else ": ".join(filter(None, (part.words, ", ".join(part.culprits[:3]))))

@@ -23,6 +23,7 @@ from workbench.base.text import counted
 from workbench.trace.readings.censored import Times
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
+from workbench.trace.readings.run_clock import RunClock
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -237,9 +238,9 @@ class Summary:
         hit_rate: Share of the prompt tokens of admitted requests that the prefix cache had when they were first
             admitted (`workbench.trace.readings.prefix_hits`).
         num_preemptions: Number of preemptions.
-        duration: From the start of the first step to the end of the last, in ``unit``.
-        output_throughput: Output tokens per ``unit``.
-        total_throughput: Scheduled tokens per ``unit``.
+        duration: From the start of the first step to the end of the last, idle time included, in ``unit``.
+        output_throughput: Output tokens per ``unit`` of ``duration``.
+        total_throughput: Scheduled tokens per ``unit`` of ``duration``.
         mean_budget_use: Mean over the steps that scheduled at least one token.
         mean_kv_use: Mean over all steps.
         peak_kv_use: Maximum over all steps.
@@ -249,6 +250,7 @@ class Summary:
         prefill: Prefill time.
         e2e: End-to-end latency.
         first_step: The first step of the trace; not 0 if earlier steps were left out or forgotten.
+        clock: Idle time, and the wait before the first step.
     """
 
     unit: str
@@ -273,6 +275,7 @@ class Summary:
     prefill: Distribution
     e2e: Distribution
     first_step: int = 0
+    clock: RunClock = field(default_factory=RunClock)
 
 
 @with_attached_methods
@@ -321,6 +324,9 @@ def percentile(ordered: Sequence[float] | Ordered, percent: float) -> float:
     return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
 
 
+WORTH_SAYING = 0.01
+"""Share of a run's duration from which on the wait before it is stated."""
+
 AT_LEAST = ">="
 """Stands before a value that is a lower bound."""
 
@@ -343,16 +349,17 @@ _LATENCIES = (
 def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     """The summary of a run as a table of plain text."""
     unit = summary.unit
+    after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     lines = [
         f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
         f"in {counted(summary.num_steps, 'step')}"
-        + (f", {summary.duration:.3f} s" if unit == "s" else "")
+        + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "
-        f"{summary.num_cached_tokens:,} found in the prefix cache, {summary.num_recomputed_tokens:,} recomputed "
-        f"({counted(summary.num_preemptions, 'preemption')})",
+        f"{summary.num_cached_tokens:,} found in the prefix cache{after_preemptions}, "
+        f"{summary.num_recomputed_tokens:,} recomputed ({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
-        f"tokens per {'second' if unit == 's' else 'step'}",
+        f"tokens per {'second' if unit == 's' else 'step'}{_without_idle(summary)}",
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
         f"(peak {percent(summary.peak_kv_use)})",
         *_speculation_lines(speculation),
@@ -366,6 +373,24 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     if summary.ttft.num_open:
         lines.append(f"{still_without(summary.ttft.num_open)}; {AT_LEAST} marks what is at least that")
     return "\n".join(lines)
+
+
+def _clock_words(clock: RunClock) -> str:
+    """The length of a run, the idle time in it, and the wait before it."""
+    length, since_arrival = (
+        f"{each:.3f} s" if clock.duration >= 1 else amount(each, "s") for each in (clock.duration, clock.since_arrival)
+    )
+    idle = f" with {amount(clock.idle, 's')} of idle time" if clock.idle else ""
+    has_waited = clock.before > WORTH_SAYING * clock.duration
+    return f", {length}{idle}" + (f"; {since_arrival} from the first arrival on" if has_waited else "")
+
+
+def _without_idle(summary: Summary) -> str:
+    """The same rates without idle time; "" for a run that has none."""
+    if not summary.clock.idle or not summary.clock.at_work:
+        return ""
+    rates = (each / summary.clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens))
+    return " ({} and {} without idle time)".format(*map(number, rates))
 
 
 def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:

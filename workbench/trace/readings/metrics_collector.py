@@ -17,6 +17,7 @@ from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
 from workbench.trace.readings.prefix_hits import hit_rate
+from workbench.trace.readings.run_clock import RunClock, run_clock
 from workbench.trace.readings.speculation_metrics import SpeculationCounter
 from workbench.trace.records import StepRecord
 
@@ -169,7 +170,7 @@ class MetricsCollector:
             requests = {
                 request_id: progress.metrics(timed, now, before) for request_id, progress in self._requests.items()
             }
-            summary = _summarise(requests, columns, timed)
+            summary = _summarise(requests, columns, timed, self._first_arrival(timed))
             speculation = self._speculation.metrics()
             block_size = self._trace.block_size
             self._latest = TraceMetrics(summary, requests, columns, block_size, speculation, self._trace)
@@ -184,6 +185,12 @@ class MetricsCollector:
             step, time = last.step + 1, last.end
         steps = max((arrival.steps for arrival in arrivals), default=0)
         return Timestamp(max(step, steps), max([time, *(arrival.seconds for arrival in arrivals if timed)]))
+
+    def _first_arrival(self, timed: bool) -> float | None:
+        """Seconds at which the first request arrived; None without a clock, or if earlier steps are missing."""
+        if not timed or not self._num_read or self._trace[0].step:
+            return None
+        return min((progress.times.arrival.seconds for progress in self._requests.values()), default=None)
 
     def _read(self, record: StepRecord) -> None:
         self._latencies.add(record)
@@ -268,12 +275,19 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
     return TraceMetrics(_summarise(requests, columns, timed), requests, columns, block_size, speculation)
 
 
-def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[Any]], timed: bool) -> Summary:
+def _summarise(
+    requests: dict[str, RequestMetrics],
+    steps: Mapping[str, array[Any]],
+    timed: bool,
+    first_arrival: float | None = None,
+) -> Summary:
     unit = "s" if timed else "steps"
     num_steps = len(steps["step"])
-    duration = float(num_steps)
+    clock = RunClock(end=float(num_steps))
     if timed and num_steps:
-        duration = max(map(operator.add, steps["time"], steps["duration"])) - steps["time"][0]
+        times = steps["time"]
+        clock = run_clock(zip(times, map(operator.add, times, steps["duration"])), first_arrival)
+    duration = clock.duration
     num_scheduled = sum(steps["num_tokens"])
     num_output = sum(request.num_output_tokens for request in requests.values())
     budget_use = [
@@ -307,6 +321,7 @@ def _summarise(requests: dict[str, RequestMetrics], steps: Mapping[str, array[An
         prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed)),
         e2e=latency_distribution(requests.values(), "e2e", timed),
         first_step=steps["step"][0] if num_steps else 0,
+        clock=clock,
     )
 
 

@@ -117,6 +117,8 @@ class RequestComparison:
 def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit: str) -> list[Measure]:
     """Mean and P99 of the time to first token and of the gaps between tokens, and the output per second or step.
 
+    The seconds are those of both runs without idle time if one of them has any, and the name of the measure says so.
+
     Args:
         a: The first run.
         b: The second run.
@@ -142,10 +144,12 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
     if all(gaps):
         add("P99 ITL", (percentile(side, 99) for side in gaps), unit)
     outputs = [sum(request.num_output_tokens for request in side) for side in sides]
-    lengths = [metrics(run).summary.duration if unit == "s" else float(len(run)) for run in (a, b)]
-    if all(lengths):
+    clocks = [metrics(run).summary.clock for run in (a, b)]
+    lengths = [clock.at_work for clock in clocks] if unit == "s" else [float(len(run)) for run in (a, b)]
+    if all(length > 0 for length in lengths):
         rates = (tokens / length for tokens, length in zip(outputs, lengths))
-        add(f"output tokens per {'s' if unit == 's' else 'step'}", rates, "")
+        idle = " without idle time" if unit == "s" and any(clock.idle for clock in clocks) else ""
+        add(f"output tokens per {'s' if unit == 's' else 'step'}{idle}", rates, "")
     return found
 
 

@@ -25,7 +25,7 @@ const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((
 /**
  * Load, latencies and blocks from one time to another, in seconds since the start of the trace.
  * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
- *   largest `kv` and `waiting`, `preemptions`, and of the prompts of requests that are admitted for the first time the
+ *   largest `kv` and `waiting` (requests that wait for step 0 included), `preemptions`, and of the prompts of requests that are admitted for the first time the
  *   tokens `queried` and those `hit` in the prefix cache; `whole` is one for all of them.
  */
 export function binned(store, from, to, count) {
@@ -36,6 +36,7 @@ export function binned(store, from, to, count) {
     whole.arrivals += number;
   });
   const ends = store.column("end").subarray(0, store.numSteps), pool = Math.max(1, store.pool.size - 1);
+  addWaitingForStep0(store, from, to, at, bins, whole);
   for (let step = upperBound(ends, from); step < store.numSteps && store.value("time", step) < to; step++) {
     const kv = 1 - store.value("free_blocks", step) / pool, waiting = store.value("num_waiting", step);
     for (let i = at(Math.max(from, store.value("time", step))); i <= at(Math.min(to, ends[step])); i++) {
@@ -51,6 +52,19 @@ export function binned(store, from, to, count) {
     bin.next.sort((a, b) => a - b);
   }
   return { bins, whole, width };
+}
+
+/** Before the first step, the requests that have arrived wait for it. */
+function addWaitingForStep0(store, from, to, at, bins, whole) {
+  const first = Math.min(to, store.value("time", 0));
+  if (store.label(0) || from >= first) return;
+  let waiting = 0;
+  for (const { arrival_time: arrival } of store.requests) {
+    if (!(arrival < first)) continue;
+    waiting++;
+    for (let i = at(Math.max(from, arrival)); i <= at(first); i++) bins[i].waiting = waiting;
+    whole.waiting = waiting;
+  }
 }
 
 const empty = () => ({
@@ -81,7 +95,7 @@ function addStep(store, step, bin) {
     bin.preemptions += kind === "preempt";
     if (kind === "admit" && cachedOf.has(named[e])) {
       bin.queried += store.requests[named[e]].num_prompt_tokens;
-      bin.hit += cachedOf.get(named[e]);
+      bin.hit += Math.min(cachedOf.get(named[e]), store.requests[named[e]].num_prompt_tokens);
     }
   }
 }

@@ -17,6 +17,7 @@ import {
 } from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
+import { waitsOf } from "./request.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
 
@@ -111,7 +112,7 @@ export class ComparePanel extends CanvasPanel {
     setText(this.summary, this.summaryOf(findings));
     const rows = this.tokens
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
-      : "cells: chunks";
+      : "cells: chunks, lines: waiting";
     setText(
       this.hintElement,
       `${
@@ -269,6 +270,11 @@ export class ComparePanel extends CanvasPanel {
     const own = this.drawn([a, b]).index;
     [a, b].forEach((request, run) => {
       const store = this.stores[run], origin = this.align.value === "arrival" ? request.arrival_step : 0;
+      context.fillStyle = colours.muted;
+      for (const { begin, until } of waitsOf(store, request)) {
+        const x = this.x(store, begin, origin);
+        context.fillRect(x, middle + (run ? 4 : -5), this.x(store, until, origin) - x, 1);
+      }
       request.chunks.forEach((index, i) => {
         const chunk = store.chunk(index), step = request.chunkSteps[i], high = chunk.decode ? 4 : 8;
         const x = this.x(store, step, origin), wide = Math.max(0.8, this.x(store, step + 1, origin) - x);

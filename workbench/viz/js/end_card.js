@@ -46,7 +46,7 @@ export class EndCard {
     }
     const what = `${counted(store.requests.length, "request")}, ${counted(prompt, "prompt token")} and ` +
       `${counted(output, "output token")} in ${counted(store.numSteps, "step")}`;
-    const seconds = store.secondsAtWork();
+    const { atWork, idle } = store.clock, without = idle ? ` without ${formatSeconds(idle)} of idle time` : "";
     if (!store.timed()) return `${what}.`;
     const latency = store.column("chunk.latency"), flags = store.column("chunk.flags"), firsts = [];
     const [, end] = store.span("chunk", last);
@@ -55,7 +55,8 @@ export class EndCard {
     }
     firsts.sort((a, b) => a - b);
     const first = firsts.length ? `; first token after ${formatSeconds(median(firsts))} (median)` : "";
-    return `${what} and ${formatSeconds(seconds)}${first}; ${formatNumber(output / seconds)} output tokens per second.`;
+    const rate = `${formatNumber(output / atWork)} output tokens per second`;
+    return `${what} and ${formatSeconds(atWork)}${without}${first}; ${rate}.`;
   }
 
   replay() {

@@ -10,7 +10,8 @@ import { formatNumber, h, plain } from "./dom.js";
  */
 export function explanation(view, facts, inspector) {
   const said = facts.confirmation && h("p", { class: "wb-confirmation" }, facts.confirmation);
-  return h("section", { class: "wb-why" }, said, facts.spans.map((span) => spanOf(view, span, inspector)));
+  const spans = facts.spans.map((span) => spanOf(view, span, inspector));
+  return h("section", { class: "wb-why" }, said, spans, facts.division && h("p", { class: "wb-hint" }, facts.division));
 }
 
 function spanOf(view, { name, total, parts }, inspector) {

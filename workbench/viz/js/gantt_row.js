@@ -1,6 +1,7 @@
 // The row of one request in the Gantt chart: its chunks, the steps in which it waits, and its events.
 
 import { dashes, dot, draftCells, eventMark, hatch, SMALL, text, textWidth } from "./drawing.js";
+import { waitsOf } from "./request.js";
 import { upperBound } from "./sorted.js";
 import { inkOn } from "./theme.js";
 
@@ -15,16 +16,14 @@ export function drawRow(context, { store, theme }, axis, request, y, from) {
 
 /** A thin line while a request is not scheduled: grey while it waits, dashed after a preemption. */
 function drawWaiting(context, store, theme, axis, request, y) {
-  request.changes.forEach(({ step, state }, i) => {
-    if (state !== "waiting" && state !== "preempted") return;
-    const until = i + 1 < request.changes.length ? request.changes[i + 1].step : store.numSteps;
-    const from = Math.max(step, axis.first), to = Math.min(until, axis.last);
-    if (to <= from) return;
+  for (const { state, begin, until } of waitsOf(store, request)) {
+    const from = Math.max(begin, axis.first), to = Math.min(until, axis.last);
+    if (to <= from) continue;
     const x = axis.x(from), width = (to < store.numSteps ? axis.x(to) : axis.end(to - 1)) - x;
-    if (state === "preempted") return dashes(context, x, y - 0.5, width, theme.colours.muted, 3, 2);
     context.fillStyle = theme.colours.muted;
-    context.fillRect(x, y - 0.5, width, 1);
-  });
+    if (state === "preempted") dashes(context, x, y - 0.5, width, theme.colours.muted, 3, 2);
+    else context.fillRect(x, y - 0.5, width, 1);
+  }
 }
 
 function drawChunks(context, store, theme, axis, request, y, from) {

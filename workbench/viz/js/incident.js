@@ -68,7 +68,7 @@ const ROWS = [
   },
   { name: "KV blocks in use", values: (bin) => [bin.kv], of: (whole) => whole.kv, write: share },
   {
-    name: "prefix cache hits",
+    name: "hit rate",
     values: (bin) => [bin.hit / bin.queried],
     of: (whole) => whole.hit,
     write: share,
@@ -120,11 +120,22 @@ export class IncidentPanel extends CanvasPanel {
 
   /** Seconds since the start of the trace: [from, to] of the whole run, or of its visible steps. */
   time(visible) {
-    const { store } = this, [from, to] = visible ? this.cursor.range : [0, store.numSteps];
-    const first = Math.min(store.numSteps - 1, Math.max(0, Math.floor(from)));
-    const last = Math.min(store.numSteps, Math.max(first + 1, Math.ceil(to))) - 1;
+    const { store } = this, [first, last] = this.steps(visible);
     const begin = first ? store.value("time", first) : Math.min(store.value("time", 0), this.firstArrival());
     return [begin, Math.max(begin + 1e-6, store.value("end", last))];
+  }
+
+  /** The first and the last step of the whole run, or of what is visible. */
+  steps(visible) {
+    const { numSteps } = this.store, [from, to] = visible ? this.cursor.range : [0, numSteps];
+    const first = Math.min(numSteps - 1, Math.max(0, Math.floor(from)));
+    return [first, Math.min(numSteps, Math.max(first + 1, Math.ceil(to))) - 1];
+  }
+
+  /** Seconds of idle time between the visible steps. */
+  idle() {
+    const [first, last] = this.steps(true);
+    return this.store.idleBetween(first, last);
   }
 
   firstArrival() {
@@ -162,7 +173,7 @@ export class IncidentPanel extends CanvasPanel {
     this.ask();
     this.shown = null;
     if (!store.numSteps || !store.timed()) return;
-    const idle = store.idleSeconds();
+    const idle = this.idle();
     setText(this.hintElement, idle ? `${HINT}; the time with ${formatSeconds(idle)} of idle time` : HINT);
     const { from, to } = this.scale(true), { whole, width } = this.shown = binned(store, from, to, STRETCHES);
     this.rows = ROWS.filter((row) => row.of(whole) > 0)
@@ -247,7 +258,7 @@ export class IncidentPanel extends CanvasPanel {
       context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
     }
     text(context, "time", axis.x0 - 8, y, colours.muted, SMALL, "right");
-    if (!this.store.pauses || !hasRoomAtRight(this.width)) return;
+    if (!this.idle() || !hasRoomAtRight(this.width)) return;
     text(context, "with idle time", axis.x1 + 16, y, colours.muted, SMALL);
   }
 
@@ -316,7 +327,7 @@ export class IncidentPanel extends CanvasPanel {
 
   /** The numbers of the visible part. */
   words() {
-    const { whole, bins, width } = this.shown,
+    const { whole } = this.shown,
       [from, to] = this.time(true),
       latency = (name, sorted) =>
         sorted.length
@@ -325,16 +336,23 @@ export class IncidentPanel extends CanvasPanel {
     const waits = this.withoutToken(from, to).filter(({ at }) => at === to).map(({ ttft }) => ttft);
     const stalls = this.view.stalls.filter(({ time }) => time >= from && time <= to).length;
     return [
-      `${counted(whole.arrivals, "request")} in ${timeWords(bins.length * width, to - from)}`,
+      `${counted(whole.arrivals, "request")} in ${this.lengthWords(from, to)}`,
       latency("first token", whole.first),
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
-      `${share(whole.hit / (whole.queried || 1))} of prompts from the cache`,
+      `hit rate of prompt tokens ${share(whole.hit / (whole.queried || 1))}`,
       `${counted(whole.preemptions, "preemption")}`,
       `up to ${formatNumber(whole.waiting)} waiting`,
       counted(stalls, "stall"),
     ].filter(Boolean).join("; ");
+  }
+
+  /** The length of the visible part; of one that begins with the first arrival also that from step 0 on. */
+  lengthWords(from, to) {
+    const whole = timeWords(to - from, to - from), first = this.store.value("time", 0), before = first - from;
+    if (before <= 0) return whole;
+    return `${whole} from the first arrival on, ${timeWords(to - first, to - from)} from step 0 on`;
   }
 
   /** The requests of the visible part that waited longest for their first token. */

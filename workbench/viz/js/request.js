@@ -63,6 +63,13 @@ export function newTable(ids = []) {
   return { ids: [...ids], lengths: ids.length ? [[0, ids.length]] : [], holes: [] };
 }
 
+/** The steps in which a request waits: { state, begin, until }, with state "waiting" or "preempted". */
+export function waitsOf(store, { changes }) {
+  const until = (i) => changes[i + 1]?.step ?? store.numSteps;
+  const all = changes.map(({ state, step }, i) => ({ state, begin: step, until: until(i) }));
+  return all.filter(({ state, begin, until }) => (state === "waiting" || state === "preempted") && begin < until);
+}
+
 function placeAtStart(request, start) {
   const table = Object.hasOwn(start.tables, request.id) && start.tables[request.id];
   if (table) {

@@ -75,14 +75,13 @@ export class StepAxis {
   /** The visible steps between pauses, as times since the start of the trace, and the seconds of the pauses. */
   get stretches() {
     const { store } = this, stretches = [], last = Math.max(this.first, this.last - 1);
-    let from = this.first, leftOut = 0;
+    let from = this.first;
     for (const step of [...store.afterPause.filter((step) => step > this.first && step <= last), last + 1]) {
       stretches.push([store.value("time", from), store.value("end", step - 1)]);
-      if (step <= last) leftOut += store.value("time", step) - store.value("end", step - 1);
       from = step;
     }
     stretches.at(-1)[1] += Math.max(0, this.t1 - store.clockEnd.data[last]);
-    return { stretches, leftOut };
+    return { stretches, leftOut: store.idleBetween(this.first, last) };
   }
 
   /** Round times of the visible stretches, and the beginning of each: time, precision, and distance of round ones. */

@@ -18,8 +18,8 @@ const COUNTS = {
   work: "num_work_items",
 };
 
-/** A longer time between two steps is left out of the clock. */
-const IDLE_SECONDS = 0.5;
+/** @type {any} A longer time between two steps is idle time (workbench/trace/readings/run_clock.py). */
+const IDLE_SECONDS = "__IDLE_SECONDS__";
 
 /** Roles of a chunk (its field "arm"), by the two lowest bits of its flags. */
 const ARMS = ["decode", "new_final", "intermediate", "cached_final"];
@@ -56,8 +56,7 @@ export class Store {
     // Seconds since the first step, without the time in which the engine had nothing to do or was paused.
     this.clockStart = new Column("d");
     this.clockEnd = new Column("d");
-    this.pauses = 0; // seconds that the clock leaves out
-    this.afterPause = []; // the steps that follow such a pause
+    this.afterPause = []; // the steps that follow a pause, which the clock leaves out
     this.sentences = []; // one per step
   }
 
@@ -165,10 +164,7 @@ export class Store {
   indexClock(step) {
     const before = step - 1, gap = step ? this.value("time", step) - this.value("end", before) : 0;
     const idle = gap > IDLE_SECONDS ? this.clockEnd.data[before] - this.clockStart.data[before] : Math.max(0, gap);
-    if (gap > IDLE_SECONDS) {
-      this.pauses += gap;
-      this.afterPause.push(step);
-    }
+    if (gap > IDLE_SECONDS) this.afterPause.push(step);
     const begin = step ? this.clockEnd.data[before] + idle : 0;
     this.clockStart.append([begin]);
     this.clockEnd.append([begin + this.duration(step)]);
@@ -264,9 +260,21 @@ export class Store {
     return result;
   }
 
-  /** Seconds from the beginning of the first step to the end of the last, without the pauses of the clock. */
-  secondsAtWork() {
-    return this.numSteps ? this.value("end", this.numSteps - 1) - this.value("time", 0) - this.pauses : 0;
+  /**
+   * The clock of the run, in seconds, as workbench/trace/readings/run_clock.py has it: `duration` from the first step to
+   * the last with `idle` time, `atWork` without it, and `before`, from the first arrival to the first step.
+   */
+  get clock() {
+    if (!this.numSteps) return { duration: 0, idle: 0, atWork: 0, before: 0 };
+    const begin = this.value("time", 0), duration = this.value("end", this.numSteps - 1) - begin;
+    const idle = this.idleBetween(0, this.numSteps - 1), arrival = this.requests[0]?.arrival_time ?? begin;
+    return { duration, idle, atWork: duration - idle, before: this.label(0) ? 0 : Math.max(0, begin - arrival) };
+  }
+
+  /** Seconds of idle time between two steps. */
+  idleBetween(first, last) {
+    const pauses = this.afterPause.filter((step) => step > first && step <= last);
+    return pauses.reduce((sum, step) => sum + this.value("time", step) - this.value("end", step - 1), 0);
   }
 
   /** Whether steps have times; those of a simulation have none. */
@@ -380,19 +388,6 @@ export class Store {
   /** The id of an output token, or that it is unknown. */
   idWords(id) {
     return this.tokensKnown ? `id ${id}` : "its id is not recorded";
-  }
-
-  /** Seconds from the beginning of the first step to the end of the last. */
-  runDuration() {
-    return this.numSteps ? this.value("end", this.numSteps - 1) - this.value("time", 0) : 0;
-  }
-
-  /** Seconds of the run that the clock of the step axis leaves out: before the first step, and in pauses; 0 if few. */
-  idleSeconds() {
-    if (!this.numSteps) return 0;
-    const begin = this.value("time", 0), arrival = this.requests[0]?.arrival_time ?? begin;
-    const before = this.label(0) ? 0 : Math.max(0, begin - arrival), idle = this.pauses + before;
-    return idle > 0.01 * (this.runDuration() + before) ? idle : 0;
   }
 
   /** The reason for which a request finished, as words. */

@@ -72,7 +72,7 @@ export class TimelinePanel extends StepPanel {
   }
 
   layout() {
-    const { store, cursor } = this, idle = cursor.byTime && store.idleSeconds();
+    const idle = this.cursor.byTime && this.axis().stretches.leftOut;
     setText(this.hintElement, idle ? `${HINT}; the time without ${formatSeconds(idle)} of idle time` : HINT);
   }
 

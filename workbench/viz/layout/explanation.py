@@ -25,7 +25,8 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
 
     Returns:
         ``request``, ``spans`` with ``name``, ``total`` and ``parts``, and ``confirmation``: one sentence
-        about the run without the largest cause, "" if there is none. Each part has ``cause``, ``share`` of the span in
+        about the run without the largest cause, "" if there is none; and ``division``, a sentence that says how shared
+        steps are divided, "" for none. Each part has ``cause``, ``share`` of the span in
         [0, 1], ``amount``, ``culprits`` (request ids), ``tokens`` (words that follow each of them, "" unless they used
         the token budget), ``more`` (words for the others), ``first`` and ``last`` (steps), ``is_own`` (no cause of
         slowness) and ``is_listed``.
@@ -44,6 +45,7 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
             if total > 0
         ],
         "confirmation": _sentence(explanation.confirmation, unit) if confirmed else "",
+        "division": f"{explanation.division[:1].upper()}{explanation.division[1:]}.".removeprefix("."),
     }
 
 

@@ -12,28 +12,39 @@ function time(value, unit) {
 const count = (value) => value.toLocaleString("en");
 const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)} %`;
 
+/** Output tokens per second without idle time, as *Compare* below has them. */
+function rate({ unit, num_output_tokens: count, duration, clock }) {
+  const atWork = duration - clock.idle;
+  return unit === "s" && atWork > 0 ? (count / atWork).toFixed(1) : "–";
+}
+
+const OF_CACHED = "Tokens that were found in the prefix cache, also by requests that come back after a preemption.";
+
+/** What is added to a title if a run has idle time. */
+const OF_IDLE = { "output tokens/s": " without idle time", duration: " with idle time" };
+
 /**
- * Titles of the columns, their value in a summary, and the term that explains the title.
- * @type {[string, (summary: any) => string, string?][]}
+ * Titles of the columns, their value in a summary, the term that explains the title, and what is said before that.
+ * @type {[string, (summary: any) => string, string?, string?][]}
  */
 const COLUMNS = [
   ["first token, mean", (s) => time(s.ttft.mean, s.unit), "TTFT"],
   ["P99", (s) => time(s.ttft.p99, s.unit), "TTFT"],
-  ["output tokens/s", (s) => s.unit === "s" ? s.output_throughput?.toFixed(1) ?? "–" : "–"],
+  ["output tokens/s", rate],
   ["between tokens, mean", (s) => time(s.itl.mean, s.unit), "ITL"],
   ["P99", (s) => time(s.itl.p99, s.unit), "ITL"],
   ["longest", (s) => time(s.itl.max, s.unit), "ITL"],
   ["duration", (s) => time(s.duration, s.unit)],
   ["steps", (s) => count(s.num_steps), "step"],
   ["budget used", (s) => percent(s.mean_budget_use), "budget"],
-  ["from the cache", (s) => count(s.num_cached_tokens), "prefix caching"],
+  ["cached tokens", (s) => count(s.num_cached_tokens), "prefix caching", OF_CACHED],
   ["preemptions", (s) => count(s.num_preemptions), "preemption"],
   ["recomputed", (s) => count(s.num_recomputed_tokens), "preemption"],
 ];
 
 /** @type {typeof COLUMNS} Columns that fleets have after the third of these. */
 const OF_FLEETS = [
-  ["hit rate", (s) => percent(s.hit_rate), "prefix caching"],
+  ["hit rate", (s) => percent(s.hit_rate), "hit rate"],
   ["busiest replica", (s) => percent(s.busiest)],
 ];
 
@@ -42,12 +53,16 @@ export function showNumbers(element, { summary, other, end, pinned }) {
   const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);
   const isFleet = rows.some(([, values]) => values.replicas > 1);
+  const hasIdle = rows.some(([, values]) => values.clock.idle > 0);
   const columns = [...COLUMNS.slice(0, 3), ...isFleet ? OF_FLEETS : [], ...COLUMNS.slice(3)];
   const head = h(
     "tr",
     {},
     h("td", {}),
-    columns.map(([title, , term]) => h("th", { scope: "col" }, term ? explained(title, term) : title)),
+    columns.map(([title, , term, more]) => {
+      const whole = title + (hasIdle ? OF_IDLE[title] ?? "" : "");
+      return h("th", { scope: "col" }, term ? explained(whole, term, more) : whole);
+    }),
   );
   const body = rows.map(([name, values]) =>
     h("tr", {}, h("th", { scope: "row" }, name), columns.map(([, of]) => cell(of(values))))

@@ -1,0 +1,177 @@
+"""A run with pauses, and with requests that wait for its first step: every view states the same durations and rates."""
+
+import json
+import random
+import re
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+from painted import Marks
+
+from workbench import simulate
+from workbench.apps.playground import session
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace import Trace
+from workbench.trace.readings.compare import compare
+from workbench.trace.readings.metrics_collector import metrics
+from workbench.viz import duel
+
+UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+AMOUNT = r"([\d.,]+) (s|ms|µs)"
+
+
+def paused(seed, scale=1.0):
+    """A run whose user is away now and then, with and without work; and its steps by hand.
+
+    Returns:
+        The trace, the seconds at work, those of idle time, those before the first step, and the number of requests
+        that wait for it.
+    """
+    rng = random.Random(seed)
+    waiting = rng.randint(2, 5)
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": rng.randint(5, 60)}, "max_tokens": rng.randint(2, 12)} for n in range(9)
+    ]
+    config = {"max_num_seqs": 2, "max_num_batched_tokens": 32}
+    run = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.05 * scale))
+    before = scale * rng.uniform(0.3, 3.0)
+    breaks = dict.fromkeys(rng.sample(range(4, len(run)), 3), 0.0)
+    breaks = {step: scale * rng.uniform(4.0, 20.0) for step in breaks}
+    trace = Trace(run.meta)
+    for n, info in enumerate(run.requests.values()):
+        trace.add_request(replace(info, arrival_time=before * n / 9 if n < waiting else before + 0.01 * scale))
+    late = before
+    for record in run:
+        late += breaks.get(record.step, 0.0)
+        trace.append(replace(record, time=record.time + late, end=record.end + late))
+    idle = sum(seconds for seconds in breaks.values() if seconds > 0.5)
+    work = run[-1].end + sum(seconds for seconds in breaks.values() if seconds <= 0.5)
+    return trace, work, idle, before, waiting
+
+
+def number(words, pattern):
+    """The seconds that a text states at a place."""
+    found = re.search(pattern.replace("AMOUNT", AMOUNT), words)
+    assert found, (pattern, words)
+    return float(found[1].replace(",", "")) * UNITS[found[2]]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_view_has_the_same_clock(deno_page, seed, scale):
+    """The card at the end, Compare, a duel, the numbers of the playground and of the command line, and both axes."""
+    trace, work, idle, before, waiting = paused(seed, scale)
+    clock, output = metrics(trace).summary.clock, metrics(trace).summary.num_output_tokens
+    assert (clock.at_work, clock.idle, clock.before) == pytest.approx((work, idle, before))
+    rate, near = output / work, {"rel": 0.006, "abs": 0.0006}
+
+    deno_page.open(trace, status={"live": True, "state": "idle"}, width=1200)
+    known = deno_page("view.store.clock")
+    assert [known[name] for name in ("atWork", "idle", "before")] == pytest.approx([work, idle, before])
+    card = deno_page("view.endCard.words()")
+    assert number(card, r"steps and AMOUNT") == pytest.approx(work, **near)
+    assert float(re.search(r"([\d.,]+) output tokens per second", card)[1].replace(",", "")) == pytest.approx(
+        rate, rel=0.006
+    )
+    assert ("idle" in card) == bool(idle)
+    (measure,) = [each for each in compare(trace, trace).measures if each.name.startswith("output tokens per s")]
+    assert (measure.a, measure.b) == pytest.approx((rate, rate))
+    assert measure.name.endswith("without idle time") == bool(idle)
+
+    winner, told = duel.outcome([trace], [trace], "throughput of output tokens")
+    assert winner == "neither" and float(re.search(r"A ([\d.]+)/s", told)[1]) == pytest.approx(rate, rel=1e-3)
+    assert ("without idle time" in told) == bool(idle)
+    _, told = duel.outcome([trace], [trace], "time until all are finished")
+    assert number(told, r"A AMOUNT") == pytest.approx(work, **near)
+
+    said = repr(metrics(trace))
+    assert number(said, r"steps, AMOUNT") == pytest.approx(work + idle, **near)
+    assert number(said, r"; AMOUNT from the first arrival on") == pytest.approx(work + idle + before, **near)
+    if idle:
+        assert number(said, r"with AMOUNT of idle time") == pytest.approx(idle, **near)
+        assert float(re.search(r"\(([\d.,]+) and", said)[1].replace(",", "")) == pytest.approx(rate, rel=1e-3)
+
+    words = deno_page("view.panel('incident').words()")
+    assert number(words, r"in AMOUNT from the first arrival on") == pytest.approx(work + idle + before, rel=0.02)
+    assert f"up to {waiting} waiting" in words or waiting < max(len(record.waiting) for record in trace)
+    hint = "view.panel('{}').hintElement.textContent"
+    for panel in ("incident", "timeline"):
+        marks = Marks(deno_page.painted(panel)["marks"])
+        said = deno_page(hint.format(panel))
+        assert ("idle time" in said) == bool(idle)
+        if idle:
+            assert number(said, r"the time with(?:out)? AMOUNT of idle time") == pytest.approx(idle, **near)
+            legend = [w for _, _, w in marks.texts() if w.endswith("idle left out")]
+            assert all(number(each, "AMOUNT") == pytest.approx(idle, **near) for each in legend)
+            assert len(legend) == (panel == "timeline")
+
+    summary = json.loads(json.dumps(session._summary(trace)))
+    assert summary["num_output_tokens"] / (summary["duration"] - summary["clock"]["idle"]) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_part_of_a_run_has_the_idle_time_of_that_part_in_both_titles(deno_page, seed):
+    trace, *_ = paused(seed)
+    deno_page.open(trace, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}}, width=1200)
+    rng = random.Random(seed)
+    for _ in range(4):
+        first = rng.randrange(len(trace) - 8)
+        deno_page("view.cursor.moveTo(argument[0], argument[1])", [first, 8])
+        part = trace.steps[first : first + 8]
+        gaps = [after.time - record.end for record, after in pairwise(part)]
+        idle = sum(gap for gap in gaps if gap > 0.5)
+        for panel in ("incident", "timeline"):
+            deno_page.painted(panel)
+            said = deno_page(f"view.panel('{panel}').hintElement.textContent")
+            assert ("idle time" in said) == bool(idle), (said, idle)
+            if idle:
+                assert number(said, r"with(?:out)? AMOUNT of idle time") == pytest.approx(idle, rel=0.006)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_requests_that_wait_for_step_0_are_waiting_requests(deno_page, count):
+    """Each of them is admitted in step 0, so that no record of a step has a request that waits."""
+    requests = [{"id": f"r{n}", "prompt": {"len": 5}, "max_tokens": 3} for n in range(count)]
+    run = simulate({"requests": requests}, cost_model=CostModel(fixed=0.5))
+    assert not any(record.waiting for record in run)
+    trace = Trace(run.meta)
+    for n, info in enumerate(run.requests.values()):
+        trace.add_request(replace(info, arrival_time=0.1 * n))
+    for record in run:
+        trace.append(replace(record, time=record.time + 1.0, end=record.end + 1.0))
+    deno_page.open(trace, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}}, width=1200)
+    deno_page.painted("incident")
+    table = deno_page.table("incident")
+    column = table["headings"].index("waiting requests")
+    waits = [int(row[column].replace("–", "0")) for row in table["rows"]]
+    wide = trace[-1].end / len(waits)
+    for i, waiting in enumerate(waits):
+        known = sum(info.arrival_time < min(1.0, (i + 1) * wide - 1e-9) for info in trace.requests.values())
+        assert waiting == (known if i * wide <= 1.0 else 0), (i, waits)
+    assert f"up to {count} waiting" in deno_page("view.panel('incident').words()")
+    said = f"{count} requests wait for step 0" if count > 1 else "1 request waits for step 0"
+    assert said in deno_page("view.panel('incident').noStepYet()")
+
+
+def test_a_prediction_is_judged_without_the_pauses_that_it_has_not():
+    """The pauses of a person are not in a simulation: the error of its duration is that of the steps."""
+    from workbench.analysis.fork import fork
+    from workbench.viz.changed_run import changed_run
+
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": 30 + 17 * n % 90}, "max_tokens": 8 + n % 5, "arrival_time": 0.3 * n}
+        for n in range(30)
+    ]
+    costs = CostModel(fixed=0.02, per_prefill_token=0.0005, per_sequence=0.002)
+    run = simulate({"config": {"max_num_seqs": 4}, "requests": requests}, cost_model=costs)
+    trace, busy = Trace(run.meta), len(run) // 2
+    cut = run[busy].time
+    for info in run.requests.values():
+        trace.add_request(replace(info, arrival_time=info.arrival_time + (9.0 if info.arrival_time > cut else 0.0)))
+    for record in run:
+        late = 9.0 if record.step >= busy else 0.0
+        trace.append(replace(record, time=record.time + late, end=record.end + late))
+    trace.meta = replace(trace.meta, source="engine")
+    _, facts = changed_run(trace, lambda **changes: fork(trace, **changes), 0, {"max_num_seqs": 3})
+    assert facts["error"] < 0.1, facts
