@@ -11,7 +11,7 @@ from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows
 from workbench.viz.pareto import GRID, INK, text
 
 WIDTH, ROW, LEFT = 900, 56, 110
-HALF = 440
+HALF = 360
 """Width of one picture of two that stand side by side."""
 
 RUNNING, WAITING, KV, CACHED, WAY = "#0072b2", "#e69f00", "#555555", "#009e73", "#d55e00"
