@@ -369,6 +369,15 @@ def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     assert "you were wrong" in page.text("verdict")
 
 
+def test_a_bet_on_a_phone_shows_the_settings_of_b(open_playground):
+    page = open_playground(viewport={"width": 390, "height": 800})
+    page.page.click("#pin")
+    page.settle()
+    assert page.page.is_hidden("#sliders")
+    page.page.click("#duel")
+    assert page.page.is_visible("#sliders") and page.page.is_visible("#policy")
+
+
 def test_two_routers_duel(open_playground):
     page = open_playground("#preset=fleet")
     assert page.page.input_value("#replicas") == "4" and page.page.is_visible("#fleet")

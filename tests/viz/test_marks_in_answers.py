@@ -243,7 +243,7 @@ def test_two_fleets_beside_each_other_have_the_same_axes(fleet_run):
     left, right = ({"replica 0": traces[0]}, {"replica 0": traces[1], "replica 1": traces[2]})
     together = drawn(fleet_svg({f"replica {number}": trace for number, trace in enumerate(traces)}))
     (a, words_a, wide_a), (b, words_b, wide_b) = map(drawn, fleet_svgs([left, right]))
-    assert len(a) == 2 and len(b) == 4 and wide_a == wide_b == "440"
+    assert len(a) == 2 and len(b) == 4 and wide_a == wide_b == "360"
     assert all(close(one, other, 0.06) for one, other in zip(a + b, together[0], strict=True))
     for words, names in ((words_a, ["replica 0"]), (words_b, ["replica 0", "replica 1"])):
         assert [word for word in words if word.startswith("replica")] == names

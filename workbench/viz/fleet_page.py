@@ -17,9 +17,8 @@ from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, keep_fresh
 from workbench.viz.cursor import Cursor
 from workbench.viz.feed import Feed
-from workbench.viz.fleet_rows import KV, fleet_svg
+from workbench.viz.fleet_rows import fleet_svg
 from workbench.viz.palette import DARK, LIGHT, Theme
-from workbench.viz.pareto import GRID
 
 REFRESH_MILLISECONDS = 1000
 
@@ -32,9 +31,7 @@ _LAYOUT = """
 .wb-fleet th, .wb-fleet td { border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
   padding: 6px 10px; text-align: right; white-space: nowrap; }
 .wb-fleet :is(th, td):first-child { text-align: left; }
-.wb-fleet svg { display: block; fill: currentColor; min-width: 720px; }
-.wb-fleet svg > rect:first-child { fill: none; }
-.wb-fleet svg text { fill: currentColor; }
+.wb-fleet svg { display: block; min-width: 720px; }
 .wb-fleet form { margin: 8px 0 20px; }
 .wb-fleet input, .wb-fleet button { font: inherit; }
 .wb-fleet tr:last-child td { font-weight: 600; border-bottom: 0; }
@@ -47,10 +44,7 @@ _LAYOUT = """
 def _colours(theme: Theme, link: str) -> str:
     return (
         f".wb-fleet, .wb-ranks {{ background: {theme.background}; color: {theme.text}; }} "
-        f":is(.wb-fleet, .wb-ranks) a {{ color: {link}; }} body {{ background: {theme.background} !important; }} "
-        f'.wb-fleet path[stroke="{GRID}"] {{ stroke: color-mix(in srgb, {theme.text} 20%, transparent); }} '
-        f'.wb-fleet path[stroke="{KV}"] {{ stroke: {theme.text}; }} '
-        f'.wb-fleet rect[fill="{KV}"] {{ fill: {theme.text}; }}'
+        f":is(.wb-fleet, .wb-ranks) a {{ color: {link}; }} body {{ background: {theme.background} !important; }}"
     )
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from workbench.base.text import counted
 from workbench.trace import Trace
+from workbench.viz.drawing import GRID, NEUTRAL, svg_file, text
 from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows
-from workbench.viz.pareto import GRID, INK, text
 
 WIDTH, ROW, LEFT = 900, 56, 110
-HALF = 440
+HALF = 360
 """Width of one picture of two that stand side by side."""
 
-RUNNING, WAITING, KV, CACHED, WAY = "#0072b2", "#e69f00", "#555555", "#009e73", "#d55e00"
+RUNNING, WAITING, KV, CACHED, WAY = "#0072b2", "#e69f00", NEUTRAL, "#009e73", "#d55e00"
 
 
 def fleet_svg(traces: Mapping[str, Trace], request_id: str = "") -> str:
@@ -87,13 +87,8 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
         parts.append(text(x + 18, y + 10, word))
         x += 48 + 6 * len(word)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 20}" role="img" '
-        f'aria-label="{len(marks.rows)} replicas over {marks.end:.4g} {unit}; '
-        f'the highest row has {marks.most} requests" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>'
-    )
+    label = f"{len(marks.rows)} replicas over {marks.end:.4g} {unit}; the highest row has {marks.most} requests"
+    return svg_file(width, y + 20, label, parts)
 
 
 def _area(places: Sequence[float], heights: Sequence[float], base: float, colour: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.layout.axis import Axis
-from workbench.viz.pareto import GRID, HEIGHT, INK, MARGIN, WIDTH, text
+from workbench.viz.pareto import HEIGHT, MARGIN, WIDTH
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
@@ -52,8 +53,4 @@ def lines_svg(
     parts.append(text((WIDTH + MARGIN) / 2, HEIGHT - 16, titles[0], "middle"))
     middle = (HEIGHT - MARGIN) / 2
     parts.append(f'<g transform="rotate(-90 14 {middle})">{text(14, middle, titles[1], "middle")}</g>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 8 + 17 * len(lines)}" role="img" '
-        f'aria-label="{titles[1]} over {titles[0]}: {", ".join(lines)}" font-family="system-ui, sans-serif" '
-        f'font-size="12"><rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>'
-    )
+    return svg_file(WIDTH, HEIGHT + 8 + 17 * len(lines), f"{titles[1]} over {titles[0]}: {', '.join(lines)}", parts)

@@ -7,12 +7,13 @@ from html import escape
 from typing import Any
 
 from workbench.base.text import counted
+from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
 from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, named_candidates, pareto_marks, tuning_marks
 from workbench.viz.reprs import fragment, table
 
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
-POINT, FRONT, RING, INK, GRID = "#8a8f98", "#0072b2", "#d55e00", "#1f2328", "#d0d7de"
+POINT, FRONT, RING = "#8a8f98", "#0072b2", "#d55e00"
 
 
 def pareto_svg(
@@ -45,12 +46,8 @@ def _paint(marks: ParetoMarks) -> str:
     for line, (number, label) in enumerate(marks.front):
         parts.append(text(MARGIN, HEIGHT + 18 + 17 * line, f"{number}  {label}"))
     height = HEIGHT + (24 + 17 * len(marks.front) if marks.front else 0)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {len(marks.panels) * WIDTH} {height}" role="img" '
-        f'aria-label="Pareto plot of {marks.num_points} configurations, {marks.num_front} on the front" '
-        f'font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        f"{''.join(parts)}</svg>"
-    )
+    label = f"Pareto plot of {marks.num_points} configurations, {marks.num_front} on the front"
+    return svg_file(len(marks.panels) * WIDTH, height, label, parts)
 
 
 def tuning_html(tuning: Any) -> str:
@@ -155,8 +152,3 @@ def _label(
     left, base = next(filter(free, places), (min(places[0][0], edges[1] - width), places[0][1]))
     taken.append((left, base - 12, left + width, base))
     return text(left, base, word)
-
-
-def text(x: float, y: float, content: str, anchor: str = "start") -> str:
-    """A text of an SVG; ``anchor`` says which part of it is at the place."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(content)}</text>'

@@ -12,9 +12,9 @@ import panel as pn
 from workbench.analysis.why_metrics import why_metrics
 from workbench.trace.formats.live_scrapes import Moment, ServerFollower
 from workbench.trace.readings.metrics import amount, number, percent
+from workbench.viz.drawing import GRID, svg_file, text
 from workbench.viz.fleet_page import REFRESH_MILLISECONDS, STYLE, scrolled
 from workbench.viz.fleet_rows import CACHED, KV, LEFT, RUNNING, WAITING, WAY, WIDTH
-from workbench.viz.pareto import GRID, INK, text
 
 ROW, GAP = 56, 22
 
@@ -99,12 +99,8 @@ def server_svg(moments: Sequence[Moment]) -> str:
                 x += 30 + 6.5 * len(name)
             path = _path([(to_x(moment.at), value) for moment, value in zip(moments, values)], top, most)
             parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-linecap="round"/>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 24}" role="img" '
-        f'aria-label="{escape(", ".join(row.title for row in rows))} over {last - first:.0f} s" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="{INK}">'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>'
-    )
+    label = f"{', '.join(row.title for row in rows)} over {last - first:.0f} s"
+    return svg_file(WIDTH, bottom + 24, label, parts)
 
 
 def _path(points: Sequence[tuple[float, float | None]], top: float, most: float) -> str:

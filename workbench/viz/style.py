@@ -10,7 +10,8 @@ from workbench.viz.palette import DARK, EVENT_MARKS, FOCUS_HUES, LIGHT, Theme, i
 def _variables(theme: Theme) -> str:
     roles = "".join(f"--wb-{role}:{colour};" for role, colour in asdict(theme).items())
     light = "".join(f"--wb-d{i}:{mix(hue, theme.background, 0.45)};" for i, hue in enumerate(FOCUS_HUES))
-    return roles + light
+    dark = "dark" if theme is DARK else "light"
+    return f"{roles}{light}color-scheme:{dark};"
 
 
 _HUES = "".join(
@@ -22,9 +23,8 @@ _HUES = "".join(
 STYLE = (
     f".wb-repr{{{_variables(LIGHT)}}}"
     f"@media (prefers-color-scheme:dark){{.wb-repr{{{_variables(DARK)}}}}}"
-    f"[data-jp-theme-light=true] .wb-repr{{{_variables(LIGHT)}}}"
-    f"[data-jp-theme-light=false] .wb-repr,body.vscode-dark .wb-repr{{{_variables(DARK)}}}"
-    f"body.vscode-light .wb-repr{{{_variables(LIGHT)}}}"
+    f":is([data-jp-theme-light=true],body.vscode-light,[data-md-color-scheme=default]) .wb-repr{{{_variables(LIGHT)}}}"
+    f":is([data-jp-theme-light=false],body.vscode-dark,[data-md-color-scheme=slate]) .wb-repr{{{_variables(DARK)}}}"
     ".wb-repr{color:var(--jp-content-font-color1,currentColor);font:13px/1.45 system-ui,sans-serif;max-width:780px}"
     ".wb-repr h4{font-size:14px;font-weight:600;margin:4px 0 2px}"
     ".wb-repr h5{font-size:12px;font-weight:600;margin:12px 0 4px}"

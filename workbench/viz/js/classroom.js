@@ -39,7 +39,7 @@ export class Classroom {
       "aria-label": "Question",
       size: 38,
     });
-    const choices = "choices, with commas, or none for a number";
+    const choices = "a, b, c or empty for a number";
     this.choices = h("input", { type: "text", placeholder: choices, "aria-label": "Choices", size: 34 });
     this.form = form({ class: "wb-form" }, () => this.ask(), this.prompt, this.choices, submitButton("Ask the class"));
     this.question = h("div", { class: "wb-predict", role: "status" });

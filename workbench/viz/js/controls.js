@@ -173,6 +173,7 @@ export class Controls {
   update() {
     const { view } = this, { store, cursor, status, live } = view, { state } = status;
     setText(this.name, view.name);
+    this.name.title = view.name; // a phone cuts it
     setText(this.badge, this.badgeText());
     this.badge.dataset.state = live ? state || "recording" : "recording";
     view.root.dataset.follows = String(live && !view.may("control"));

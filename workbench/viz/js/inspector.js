@@ -5,6 +5,7 @@ import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
 import { explanation } from "./explanation.js";
 import { FREE, OWNED } from "./pool_history.js";
+import { close } from "./popovers.js";
 import { draftsOf, groupOf, kvOf, limitOf, roleOf } from "./words.js";
 
 /** Words for the states of a request. */
@@ -32,10 +33,12 @@ export class Inspector {
 
   /**
    * Pin an object: { kind: "request", request }, { kind: "block", block, position? } or
-   * { kind: "token", request, number }, where `request` is the index of a request; null closes the drawer.
+   * { kind: "token", request, number }, where `request` is the index of a request; null closes the drawer. A narrow
+   * screen has room for one box, so that a card closes the dialogs.
    */
   pin(what) {
     this.pinned = what;
+    if (what && this.view.root.dataset.narrow === "true") this.view.popovers.forEach(close);
     this.view.changed("pin");
   }
 

@@ -378,8 +378,10 @@ class Playground {
   offerBets(shown) {
     at("bets").hidden = !shown;
     at("duel").setAttribute("aria-expanded", String(shown));
-    if (shown) at("bets").reset();
-    else if (this.stale) return this.run();
+    if (shown) {
+      at("bets").reset();
+      at("fold").open = true; // B is made by what is folded away on a narrow page
+    } else if (this.stale) return this.run();
   }
 
   /** Run B, and say who has won and what the bets came to. */
