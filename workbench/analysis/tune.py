@@ -16,6 +16,7 @@ from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.fork import recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
 from workbench.analysis.predict import Predictor
+from workbench.analysis.sweep import refuse_impossible_values
 from workbench.analysis.values import value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
@@ -294,6 +295,7 @@ def tune(
     predictor = predictor or Predictor(
         trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws, executor=executor
     )
+    refuse_impossible_values(grid, combinations, predictor.refuse_impossible)
     if cost_model is None and not force:
         predictor.check.require()
     rows: list[dict[str, Any]] = [dict(settings) for settings in combinations]

@@ -15,7 +15,7 @@ from workbench.apps.cli.options import (
     check_table_and_plot,
     load_trace,
 )
-from workbench.apps.cli.settings import add_settings_option, add_sweep_option
+from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --out saves")
     add_settings_option(parser, "a field of the configuration, in place of the workload's")
-    add_sweep_option(parser, "values of a configuration field or of rate to try")
+    help = "values of a configuration field or of rate to try"
+    add_sweep_option(parser, help, lambda: {**config_fields(), "rate": ()})
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
 
