@@ -13,6 +13,8 @@ from workbench.apps.cli.options import (
     add_hit_rate_option,
     add_out_option,
     add_unit_options,
+    check_folder,
+    check_suffix,
     load_trace,
 )
 from workbench.apps.cli.settings import add_settings_option
@@ -105,7 +107,7 @@ def add_parser(commands: Commands) -> None:
         one.add_argument(
             "--load-how",
             default="repeated",
-            metavar="HOW",
+            choices=("repeated", "compressed"),
             help="repeated: more users like these; compressed: these users, faster (default repeated)",
         )
 
@@ -150,6 +152,8 @@ def _check_routers(*names: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_suffix("--plot", options.plot, ".svg")
+    check_folder("--out", options.out)
     _check_routers(options.router)
     replicas = integer("--replicas", options.replicas, 1)
     demand = _demand(options, *_loads(options.load, several=False))
@@ -188,6 +192,7 @@ def _compare(options: argparse.Namespace) -> int:
     from workbench.analysis.fleet.routers import ROUTERS
     from workbench.analysis.fleet.sizing import compare
 
+    check_suffix("--plot", options.plot, ".svg")
     replicas = _numbers("--replicas", options.replicas)
     routers = options.routers.split(",") if options.routers else list(ROUTERS)
     _check_routers(*routers)
@@ -204,6 +209,7 @@ def _split(options: argparse.Namespace) -> int:
     from workbench.analysis.fleet.crossover import crossover
     from workbench.analysis.fleet.split import Split
 
+    check_suffix("--plot", options.plot, ".svg")
     lengths = _numbers("--lengths", options.lengths)
     demand = _demand(options)
     found = crossover(

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command, add_out_option
+from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
 from workbench.base.field_checks import integer
 from workbench.base.text import counted, printable
 
@@ -87,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         integer("--workloads", options.workloads, 1)
     seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
     jobs = integer("--jobs", options.jobs, 1)
+    check_folder("--out", options.out)
     if options.between:
         return _between(options, seconds)
     if options.python:

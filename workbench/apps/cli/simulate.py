@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.apps.cli.options import (
+    TRACE_SUFFIXES,
     Commands,
     add_command,
     add_out_option,
+    check_suffix,
     check_table_and_plot,
     load_trace,
 )
@@ -121,6 +123,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError("--record needs --out OUT.jsonl to save the steps to")
     if options.sweep:
         check_table_and_plot(options)
+    else:
+        check_suffix("--out", options.out, *TRACE_SUFFIXES)
 
 
 def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
