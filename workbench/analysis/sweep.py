@@ -15,7 +15,7 @@ from workbench.analysis.spread_out import spread_out
 from workbench.base.field_checks import did_you_mean
 from workbench.base.outside_files import json_value
 from workbench.base.progress import progress_bar
-from workbench.base.text import shown
+from workbench.base.text import duration, shown
 from workbench.config import EngineConfig
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
@@ -202,13 +202,13 @@ def describe_row(row: Row, grid: Iterable[str]) -> str:
     settings = ", ".join(f"{name}={row[name]}" for name in grid)
     if row["error"]:
         return f"  {settings}: {row['error']}"
-    ttft = f"TTFT {_ms(row['ttft_mean'])} (p99 {_ms(row['ttft_p99'])})"
-    speed = f"ITL {_ms(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s"
+    ttft = f"TTFT {_time(row['ttft_mean'])} (p99 {_time(row['ttft_p99'])})"
+    speed = f"ITL {_time(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s"
     return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
 
 
-def _ms(seconds: float | None) -> str:
-    return "none" if seconds is None else f"{seconds * 1000:.1f} ms"
+def _time(seconds: float | None) -> str:
+    return "none" if seconds is None else duration(seconds)
 
 
 def save_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:

@@ -21,6 +21,7 @@ from workbench.analysis.values import value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.progress import progress_bar
+from workbench.base.text import duration
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
@@ -213,7 +214,8 @@ class Tuning:
         lines.append(f"  {self.verdict_sentence}")
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         if self.losers:
-            worst = ", ".join(f"{rid} {before:.3g} s -> {after:.3g} s" for rid, before, after in self.losers[:3])
+            named = (f"{rid} {duration(old)} -> {duration(new)}" for rid, old, new in self.losers[:3])
+            worst = ", ".join(named)
             lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
         if self.best.changes:
             lines += _candidate_lines("now", self.current, self.slo, self.errors)
