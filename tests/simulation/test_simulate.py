@@ -203,7 +203,8 @@ def test_requests_with_given_tokens_and_a_change_of_configuration():
     assert [chunk.sampled for step in trace for chunk in step.chunks] == [None, None, 40, 41, 42]
 
 
-def test_progress_is_shown_when_asked(capsys):
+def test_progress_is_shown_when_asked(capsys, monkeypatch):
+    monkeypatch.setattr("workbench.base.progress._is_watched", lambda: True)
     simulate(one(), progress=True)
     assert "simulation" in capsys.readouterr().err
     simulate(one())

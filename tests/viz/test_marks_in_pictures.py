@@ -435,7 +435,7 @@ def test_a_step_in_a_notebook(name):
             f"{counted(record.free_blocks, 'block')} free after scheduling, {record.free_blocks_end} at the end",
         ]
         if record.timings:
-            said.append(" · ".join(f"{what} {took * 1e3:.2f} ms" for what, took in record.timings.items()))
+            said.append(" · ".join(f"{what} {took * 1e3:.3g} ms" for what, took in record.timings.items()))
         facts_line = found.words[1]
         assert found.words[0] == f"Step {record.step}" and facts_line.startswith(". ".join(said))
         if record.kernel:

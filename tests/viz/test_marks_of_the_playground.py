@@ -17,6 +17,7 @@ from test_marks_of_steps import near, tokens
 from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.apps.playground import session
 from workbench.apps.playground.presets import PRESETS
+from workbench.viz.bundle import JS_DIRECTORY
 
 if not DENO.exists():
     pytest.skip("deno is not installed, so the page's code cannot be run without a browser", allow_module_level=True)
@@ -34,9 +35,11 @@ globalThis.getComputedStyle = () => ({ fontFamily: "sans", getPropertyValue: (na
 def sources(*names):
     """Modules of the page joined into one, and what they export given to `page`."""
     text = "\n".join((FOLDER / name).read_text() for name in names)
+    shared = (JS_DIRECTORY / "dom.js").read_text().replace("export ", "")
     text = re.sub(r"^import .*$", "", text, flags=re.MULTILINE)
     exported = re.findall(r"^export (?:function|class|const) (\w+)", text, flags=re.MULTILINE)
-    return f"{STUBS}\n{text.replace('export ', '')}\nObject.assign(globalThis.page, {{ {', '.join(exported)} }});"
+    shared = f"const {{ formatSeconds }} = (() => {{\n{shared}\nreturn {{ formatSeconds }};\n}})();"
+    return f"{STUBS}\n{shared}\n{text.replace('export ', '')}\nObject.assign(globalThis.page, {{ {', '.join(exported)} }});"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def numbers_of(facts):
             return "–"
         if not facts.timed:
             return f"{round(value, 1):,g}"
-        return f"{value:#.3g} s" if value >= 1 else f"{value * 1000:#.3g} ms"
+        return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
     latencies = [facts.latencies(step) for step in range(len(facts))]
     first = [v for found in latencies for is_first, v in found.values() if is_first]
@@ -135,7 +138,7 @@ def rounds(cell, wanted):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(1.0, "1.00 s"), (0.9994, "999 ms"), (0.25, "250 ms"), (12.3456, "12.3 s"), (None, "–"), (0, "0.00 ms")],
+    [(1.0, "1 s"), (0.9994, "999 ms"), (0.25, "250 ms"), (12.3456, "12.3 s"), (None, "–"), (0, "0 s")],
 )
 def test_a_duration_changes_its_unit_at_one_second(page, seconds, words):
     """None stands for a run without a first token."""

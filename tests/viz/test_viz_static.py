@@ -414,21 +414,6 @@ def test_a_page_of_500_steps_is_small(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["trace.html"]
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    target = tmp_path / "trace.html"
-    target.write_text("old")
-    monkeypatch.setattr(
-        "workbench.viz.export_html.os.replace", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
-    )
-    with pytest.raises(OSError, match="disk full"):
-        random_trace(1).to_html(target)
-    assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
-    monkeypatch.undo()
-    with pytest.raises(FileNotFoundError) as caught:
-        random_trace(1).to_html(tmp_path / "no folder" / "trace.html")
-    assert caught.value.filename == str(tmp_path / "no folder" / "trace.html")  # and no temporary name
-
-
 @pytest.mark.parametrize(
     ("first", "last", "expected"),
     [

@@ -6,7 +6,7 @@ import copy
 import csv
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from workbench.analysis.spread_out import spread_out
 from workbench.base.field_checks import did_you_mean
 from workbench.base.outside_files import json_value
 from workbench.base.progress import progress_bar
-from workbench.base.text import shown
+from workbench.base.text import duration, shown
 from workbench.config import EngineConfig
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
@@ -102,7 +102,8 @@ def sweep(
         in mean TTFT, mean ITL and throughput, and better in one). After Ctrl-C only those that are known.
 
     Raises:
-        ValueError: The workload is malformed or has no cost model, or the grid is empty or too large.
+        ValueError: The workload is malformed or has no cost model, the grid is empty or too large, or no combination
+            with one of its values is possible.
     """
     content = dict(read_json_workload(workload))
     if read_simulation(content)[2] is None:
@@ -112,6 +113,8 @@ def sweep(
         raise ValueError(f"the grid has {len(combinations) if grid else 0} combinations, allowed are 1 to {MAX_RUNS}")
     if "rate" in grid and "generate" not in content:
         raise ValueError("rate can only be swept for a workload that has generate.arrivals")
+    without_requests = {name: [] if name == "requests" else value for name, value in content.items()}
+    refuse_impossible_values(grid, combinations, lambda settings: read_simulation(_changed(without_requests, settings)))
     rows: list[Row] = [{} for _ in combinations]
     with progress_bar(len(rows), "sweep", "run", shown=progress) as bar:
         try:
@@ -126,16 +129,50 @@ def sweep(
     return mark_pareto(rows)
 
 
+def refuse_impossible_values(
+    grid: Iterable[str], combinations: Sequence[Mapping[str, Any]], check: Callable[[dict[str, Any]], object]
+) -> None:
+    """Refuse a value that no combination of a grid can have, before anything is simulated.
+
+    A value that is possible in some combinations, such as a small budget beside few seats, is allowed.
+
+    Args:
+        grid: The fields.
+        combinations: Values by field.
+        check: Raises a ValueError for an impossible combination.
+
+    Raises:
+        ValueError: The first problem of such a value.
+    """
+    problems: dict[tuple[str, str], ValueError | None] = {}
+    for settings in combinations:
+        problem = None
+        try:
+            check(dict(settings))
+        except ValueError as found:
+            problem = found
+        for name in grid:
+            key = name, repr(settings[name])
+            if key not in problems or problem is None:
+                problems[key] = problem
+    for impossible in filter(None, problems.values()):
+        raise impossible
+
+
+def _changed(workload: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The workload with other settings; fields that are not changed are shared with it."""
+    changes, changed = dict(settings), dict(workload)
+    if "rate" in changes:
+        generate = changed["generate"]
+        arrivals = generate.get("arrivals") or {"process": "poisson"}
+        changed["generate"] = {**generate, "arrivals": {**arrivals, "rate": changes.pop("rate")}}
+    return {**changed, "config": {**(changed.get("config") or {}), **changes}}
+
+
 def _run(workload: dict[str, Any], settings: dict[str, Any]) -> Row:
     """Run one combination, in a separate process or in this one."""
-    workload = copy.deepcopy(workload)
-    changes = dict(settings)
-    if "rate" in changes:
-        arrivals = workload["generate"].get("arrivals") or {"process": "poisson"}
-        workload["generate"]["arrivals"] = {**arrivals, "rate": changes.pop("rate")}
-    workload["config"] = {**(workload.get("config") or {}), **changes}
     try:
-        config, arrivals, cost_model = read_simulation(workload)
+        config, arrivals, cost_model = read_simulation(_changed(copy.deepcopy(workload), settings))
     except ValueError as problem:
         return {**settings, "error": str(problem)}
     assert cost_model is not None  # sweep() has checked it
@@ -165,13 +202,13 @@ def describe_row(row: Row, grid: Iterable[str]) -> str:
     settings = ", ".join(f"{name}={row[name]}" for name in grid)
     if row["error"]:
         return f"  {settings}: {row['error']}"
-    ttft = f"TTFT {_ms(row['ttft_mean'])} (p99 {_ms(row['ttft_p99'])})"
-    speed = f"ITL {_ms(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s"
+    ttft = f"TTFT {_time(row['ttft_mean'])} (p99 {_time(row['ttft_p99'])})"
+    speed = f"ITL {_time(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s"
     return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
 
 
-def _ms(seconds: float | None) -> str:
-    return "none" if seconds is None else f"{seconds * 1000:.1f} ms"
+def _time(seconds: float | None) -> str:
+    return "none" if seconds is None else duration(seconds)
 
 
 def save_table(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:

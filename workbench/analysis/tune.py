@@ -16,10 +16,12 @@ from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.fork import recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
 from workbench.analysis.predict import Predictor
+from workbench.analysis.sweep import refuse_impossible_values
 from workbench.analysis.values import value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.progress import progress_bar
+from workbench.base.text import duration
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
@@ -212,7 +214,8 @@ class Tuning:
         lines.append(f"  {self.verdict_sentence}")
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         if self.losers:
-            worst = ", ".join(f"{rid} {before:.3g} s -> {after:.3g} s" for rid, before, after in self.losers[:3])
+            named = (f"{rid} {duration(old)} -> {duration(new)}" for rid, old, new in self.losers[:3])
+            worst = ", ".join(named)
             lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
         if self.best.changes:
             lines += _candidate_lines("now", self.current, self.slo, self.errors)
@@ -294,6 +297,7 @@ def tune(
     predictor = predictor or Predictor(
         trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws, executor=executor
     )
+    refuse_impossible_values(grid, combinations, predictor.refuse_impossible)
     if cost_model is None and not force:
         predictor.check.require()
     rows: list[dict[str, Any]] = [dict(settings) for settings in combinations]

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import stat
-from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 MAX_JSON_BYTES = 2**28
@@ -144,20 +143,14 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a regular file in UTF-8; errors as in `open_bytes`."""
-    return read_bytes(path).decode("utf-8")
+    """The text of a regular file.
 
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text in place of a file; a link there is replaced, not followed."""
-    made = path.with_name(f".{path.name}.{os.getpid()}")
+    Raises:
+        ValueError: It is not in UTF-8, or not a regular file; the message names it.
+        OSError: It cannot be read.
+    """
     try:
-        with open(made, "x", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(made, path)
-    except OSError as problem:
-        if problem.filename:  # the temporary name
-            problem.filename, problem.filename2 = str(path), None
-        raise
-    finally:
-        made.unlink(missing_ok=True)
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        where = f"{problem.reason} at byte {problem.start}"
+        raise ValueError(f"{os.fspath(path)} is not text in UTF-8: {where}") from None

@@ -1,8 +1,9 @@
-"""Progress bars, which are shown if tqdm is installed."""
+"""Progress on standard error: bars, which need tqdm, and a line that changes, where somebody watches."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -30,10 +31,37 @@ class _NoBar:
         pass
 
 
+class StatusLine:
+    """A line on standard error, which the next one replaces. Where nobody watches, only the last one is written."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def show(self, line: str) -> None:
+        """Show a line in place of the one before."""
+        self._last = line
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    def above(self, text: str) -> None:
+        """Write lines that stay, above the line that changes."""
+        print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
+
+    def end(self) -> None:
+        """Leave the last line, ended."""
+        print("" if sys.stderr.isatty() else self._last, file=sys.stderr)
+
+
+def _is_watched() -> bool:
+    """Whether progress is seen: in a pipe or a file, every state of a bar would stay."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
 def progress_bar(total: int | None, title: str, unit: str, *, shown: bool, **options: Any) -> Any:
     """A context manager whose ``update(n)`` reports n more of ``total``: tqdm's bar if it is shown and installed.
 
-    Importing tqdm takes as long as importing MLX: a bar that is not shown does without.
+    In a pipe or a file there is none. Importing tqdm takes as long as importing MLX: a bar that is not shown does
+    without.
     """
     bar = _tqdm() if shown else None
     return bar(total=total, desc=title, unit=unit, **options) if bar else _NoBar()
@@ -46,6 +74,8 @@ def with_progress(items: Iterable[T], title: str, unit: str, *, shown: bool, tot
 
 
 def _tqdm() -> Any:
+    if not _is_watched():
+        return None
     try:
         return importlib.import_module("tqdm.auto").tqdm
     except ModuleNotFoundError:

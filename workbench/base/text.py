@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_UP, Context
 from typing import Any
 
 MAX_SHOWN = 200
@@ -33,6 +34,23 @@ def counted(value: int, noun: str, plural: str = "") -> str:
         plural: The word for several, if it is not the noun with an s.
     """
     return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that reads best, with three digits: "5.49 µs", "12 ms", "1.5 s" or "1,234 s".
+
+    ``formatSeconds`` of the pages (`workbench/viz/js/dom.js`) writes the same.
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, length in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
+        rounded = float(_THREE_DIGITS.create_decimal(seconds / length))
+        if abs(rounded) < 1000:
+            return f"{rounded:g} {unit}"
+    return f"{seconds:,.0f} s"
 
 
 def printable(text: str) -> str:

@@ -231,8 +231,8 @@ def chosen_template(given: str | Path | None) -> str | None:
         return given
     try:
         return read_text(Path(given).expanduser())
-    except (OSError, UnicodeDecodeError) as problem:
-        why = getattr(problem, "strerror", None) or "it is not text in UTF-8"
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", None) or problem
         raise ValueError(
             f"chat_template {str(given)[:200]!r} cannot be read ({why}): give a file with a template"
         ) from None

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import logging
 import os
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from workbench.base.progress import with_progress
+from workbench.base.whole_file import replaced_when_complete
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter, decoded_lines, is_gzip_path, read_lines
 from workbench.trace.file_lock import check_unlocked
@@ -72,23 +72,6 @@ def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None
             writer.close(trace.end)
         finally:
             writer.abandon()
-
-
-@contextlib.contextmanager
-def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file whole or not at all.
-
-    Yields:
-        A path beside the file. A file written there takes the place of the old one at the end of the block; it is
-        removed if the block raises.
-    """
-    target = Path(path)
-    unfinished = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
-    try:
-        yield unfinished
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def lines_of(trace: Stored) -> Iterator[TraceLine]:

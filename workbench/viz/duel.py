@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.base.field_checks import choice
-from workbench.trace.readings.metrics import Distribution, RequestMetrics, percent
+from workbench.trace.readings.metrics import Distribution, RequestMetrics, amount, percent
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
 from workbench.trace.trace import Trace
-from workbench.viz.layout.comparison import change_words, time_words
+from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
     from workbench.trace import RequestInfo
@@ -42,7 +42,7 @@ class Measure(NamedTuple):
 
     better: str
     value: Callable[[Side, str], float | None]
-    words: Callable[[float, str], str] = time_words
+    words: Callable[[float, str], str] = amount
 
 
 def _requests(side: Side) -> list[RequestMetrics]:

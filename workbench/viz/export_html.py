@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import os
-import secrets
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from workbench.base.whole_file import replace_text
 from workbench.viz.bundle import bundle
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
@@ -132,21 +132,7 @@ def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None =
     Raises:
         OSError: The file cannot be written; an earlier file of that name is left unchanged.
     """
-    write_whole(Path(path), html_page(trace, other=other))
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write a file under a temporary name first, so that it appears complete or not at all."""
-    temporary = target.with_name(f".{secrets.token_hex(4)}-{target.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, target)
-    except OSError as problem:
-        if problem.filename:  # the temporary name
-            problem.filename, problem.filename2 = str(target), None
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_text(Path(path), html_page(trace, other=other))
 
 
 def _packet_element(name: str, packet: bytes) -> str:

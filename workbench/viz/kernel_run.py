@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.base.on_demand import imported
+from workbench.base.whole_file import replace_text
 from workbench.viz.bundle import bundle
-from workbench.viz.export_html import offline_page, write_whole
+from workbench.viz.export_html import offline_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,4 +111,4 @@ def save_html(run: Recording, path: str | os.PathLike[str]) -> None:
         ValueError: The recording has too many events.
         OSError: The file cannot be written; an earlier file of that name is left unchanged.
     """
-    write_whole(Path(path), page(run))
+    replace_text(Path(path), page(run))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.base.text import counted
+from workbench.base.text import counted, duration
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
 from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, named_candidates, pareto_marks, tuning_marks
@@ -84,7 +84,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
         }
         for words, candidate in named_candidates(tuning)
     ]
-    losers = [f"{rid} ({before:.3g} s to {after:.3g} s)" for rid, before, after in tuning.losers[:3]]
+    losers = [f"{rid} ({duration(before)} to {duration(after)})" for rid, before, after in tuning.losers[:3]]
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
     late = f"{counted(len(tuning.losers), 'request')} would end later than now: {', '.join(losers)}"
     return {

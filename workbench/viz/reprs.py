@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.text import counted
+from workbench.base.text import counted, duration
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.computed_by import computed_by, expanded_words
 from workbench.trace.readings.latency import Latency
@@ -59,7 +59,7 @@ def step_html(record: StepRecord) -> str:
         f"{counted(record.free_blocks, 'block')} free after scheduling, {record.free_blocks_end:,} at the end",
     ]
     if record.timings:
-        facts.append(" · ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in record.timings.items()))
+        facts.append(" · ".join(f"{name} {duration(seconds)}" for name, seconds in record.timings.items()))
     if record.kernel:
         items = counted(len(record.kernel.work_items), "work item")
         words = filter(None, (computed_by(record.kernel), items, expanded_words(record.kernel)))
@@ -195,7 +195,7 @@ def _trimmed(text: str, limit: int) -> str:
 
 
 def _latency(latency: Latency) -> str:
-    return counted(latency.steps, "step") if latency.seconds is None else f"{latency.seconds * 1e3:,.0f} ms"
+    return counted(latency.steps, "step") if latency.seconds is None else duration(latency.seconds)
 
 
 def _tokens_per_second(times: Sequence[float]) -> str:

@@ -66,7 +66,9 @@ class Program:
         try:
             return _Command(self._words)
         except (OSError, ValueError) as problem:  # ValueError: a null character
-            raise ValueError(f"PROGRAM {shlex.join(self._words)!r} cannot be started: {problem}") from None
+            reason = getattr(problem, "strerror", None) or problem
+            need = "give a program on PATH or its path, such as 'python simulator.py', or module:function"
+            raise ValueError(f"PROGRAM {shlex.join(self._words)!r} cannot be started: {reason}; {need}") from None
 
     def schedule(self, workload: dict[str, Any]) -> Any:
         """The program's answer. A command that has ended is started again.

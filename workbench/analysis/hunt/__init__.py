@@ -11,6 +11,7 @@ from workbench.analysis.hunt.progress import smallest_change
 from workbench.analysis.hunt.search import Found, Search
 from workbench.analysis.hunt.target import find_target
 from workbench.base.field_checks import number
+from workbench.trace.laws.checker import check_laws
 
 __all__ = ["Finding", "hunt"]
 
@@ -55,6 +56,7 @@ def hunt(
     """
     if seconds is not None:
         number("seconds", seconds, 0, low_open=True)
+    check_laws("laws (--only)", laws)
     target = find_target(scheduler, policy, allow)
     database = Path(out) / ".hypothesis" if out else None
     search = Search(target, seconds, workloads, seed, laws, database, tell)

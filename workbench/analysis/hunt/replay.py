@@ -18,8 +18,9 @@ from typing import Any
 from workbench.analysis.hunt.releases import released, unpacked, with_packages
 from workbench.analysis.hunt.target import Fault, ImportedNothing, Refused, find_target
 from workbench.base.field_checks import MAX_INT32, integer, json_object
-from workbench.base.outside_files import read_json, read_text, replace_text
+from workbench.base.outside_files import read_json, read_text
 from workbench.base.text import printable, shown
+from workbench.base.whole_file import replace_text
 from workbench.simulation.workload import read_json_workload, read_workload
 from workbench.trace.laws import LAWS
 

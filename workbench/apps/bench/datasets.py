@@ -13,7 +13,6 @@ from pathlib import Path
 
 from workbench.base.field_checks import json_object
 from workbench.base.outside_files import read_json, read_text
-from workbench.base.text import shown
 
 SONNET_PREFIX = 200
 """Tokens that sonnet's prompts share at their beginning, unless they are shorter: vLLM's default."""
@@ -116,7 +115,7 @@ def sharegpt_requests(path: Path, encode: Encode, count: int, seed: int) -> list
             raise TypeError("a text is not a string")
     except (ValueError, TypeError, KeyError) as error:
         example = '[{"conversations": [{"value": "question"}, {"value": "answer"}]}]'
-        raise ValueError(f"--dataset-path {path} is not ShareGPT's format, {example}: {shown(str(error))}") from error
+        raise ValueError(f"--dataset-path {path} is not ShareGPT's format, {example}: {error}") from error
     random.Random(seed).shuffle(pairs)
     requests: list[BenchRequest] = []
     for question, answer in pairs:

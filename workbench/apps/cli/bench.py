@@ -23,7 +23,7 @@ def _percentiles(text: str) -> list[float]:
     try:
         return [number("a percentile", float(part), 0, 100) for part in text.split(",")]
     except ValueError:
-        message = f"--metric-percentiles must be numbers from 0 to 100 such as 50,90,99, got {text!r}"
+        message = f"must be numbers from 0 to 100 such as 50,90,99, got {text!r}"
         raise argparse.ArgumentTypeError(message) from None
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from workbench.apps.cli.options import Commands, add_command, add_out_option
+from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
 from workbench.base.text import printable
 
 _EXAMPLES = """\
@@ -43,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
     if (options.program is None) == (options.speak is None):
         raise ValueError("give PROGRAM, which is certified, or --speak SCHEDULER, which answers for a scheduler")
+    check_folder("--out", options.out)
     if options.speak:
         speak(options.speak)
         return 0
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         features=[name.strip() for name in options.features.split(",")] if options.features else None,
         timeout=options.timeout,
-        out=options.out if options.out is None else Path(options.out),
+        out=options.out,
     )
     for line in str(made).splitlines():
         print(printable(line))

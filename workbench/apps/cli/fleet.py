@@ -13,6 +13,8 @@ from workbench.apps.cli.options import (
     add_hit_rate_option,
     add_out_option,
     add_unit_options,
+    check_folder,
+    check_suffix,
     load_trace,
 )
 from workbench.apps.cli.settings import add_settings_option
@@ -105,7 +107,7 @@ def add_parser(commands: Commands) -> None:
         one.add_argument(
             "--load-how",
             default="repeated",
-            metavar="HOW",
+            choices=("repeated", "compressed"),
             help="repeated: more users like these; compressed: these users, faster (default repeated)",
         )
 
@@ -113,10 +115,11 @@ def add_parser(commands: Commands) -> None:
 def _loads(text: str, several: bool) -> list[float]:
     """The value of ``--load``: a multiple, or several of them."""
     found = [re.fullmatch(r"(\d+(?:\.\d+)?)x?", each) for each in text.split(",")]
-    if not all(found) or (len(found) > 1 and not several):
+    loads = [float(match[1]) for match in found if match]
+    if len(loads) < len(found) or not all(loads) or (len(loads) > 1 and not several):
         more = ", or several, such as 1x,2x,4x" if several else ""
-        raise ValueError(f"--load must be a multiple such as 2x or 0.5x{more}, got {text!r}")
-    return [float(match[1]) for match in found if match]
+        raise ValueError(f"--load must be a multiple > 0 such as 2x or 0.5x{more}, got {text!r}")
+    return loads
 
 
 def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
@@ -149,11 +152,14 @@ def _check_routers(*names: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_suffix("--plot", options.plot, ".svg")
+    check_folder("--out", options.out)
     _check_routers(options.router)
+    replicas = integer("--replicas", options.replicas, 1)
     demand = _demand(options, *_loads(options.load, several=False))
     from workbench.analysis.hit_rates import hit_rates
 
-    run = demand.run(integer("--replicas", options.replicas, 1), options.router, options.seed)
+    run = demand.run(replicas, options.router, options.seed)
     print(run)
     if any(trace.config.get("enable_prefix_caching") for trace in run.traces):
         print(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
@@ -186,11 +192,12 @@ def _compare(options: argparse.Namespace) -> int:
     from workbench.analysis.fleet.routers import ROUTERS
     from workbench.analysis.fleet.sizing import compare
 
+    check_suffix("--plot", options.plot, ".svg")
     replicas = _numbers("--replicas", options.replicas)
     routers = options.routers.split(",") if options.routers else list(ROUTERS)
     _check_routers(*routers)
-    slo, jobs = options.slo or "", _jobs(options)
-    demand, price = _demand(options, *_loads(options.load, several=False)), _price(options)
+    slo, jobs, price = options.slo or "", _jobs(options), _price(options)
+    demand = _demand(options, *_loads(options.load, several=False))
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
     print(table)
     if options.plot:
@@ -202,9 +209,11 @@ def _split(options: argparse.Namespace) -> int:
     from workbench.analysis.fleet.crossover import crossover
     from workbench.analysis.fleet.split import Split
 
+    check_suffix("--plot", options.plot, ".svg")
+    lengths = _numbers("--lengths", options.lengths)
     demand = _demand(options)
     found = crossover(
-        _numbers("--lengths", options.lengths),
+        lengths,
         Split(options.decode, options.kv_bytes_per_token, options.bandwidth, options.latency),
         replicas=options.prefill,
         config=demand.config,
@@ -229,6 +238,6 @@ def _price(options: argparse.Namespace) -> float | None:
 
 
 def _numbers(option: str, given: str) -> list[int]:
-    if re.fullmatch(r"\d+(,\d+)*", given) is None:
-        raise ValueError(f"{option} must be numbers such as 2,4,8, got {given!r}")
+    if re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", given) is None:
+        raise ValueError(f"{option} must be numbers >= 1 such as 2,4,8, got {given!r}")
     return [int(word) for word in given.split(",")]

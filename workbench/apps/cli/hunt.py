@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.apps.cli.options import Commands, add_command, add_out_option
+from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
 from workbench.base.field_checks import integer
+from workbench.base.progress import StatusLine
 from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
         integer("--workloads", options.workloads, 1)
     seconds = read_time("--for", options.seconds) if options.seconds else (60.0 if options.workloads is None else None)
     jobs = integer("--jobs", options.jobs, 1)
+    check_folder("--out", options.out)
     if options.between:
         return _between(options, seconds)
     if options.python:
@@ -123,10 +125,11 @@ def _between(options: argparse.Namespace, seconds: float | None) -> int:
     if given := [name for name, default in _NOT_BETWEEN.items() if getattr(options, name) != default]:
         raise ValueError(f"--{given[0]} does not go with --between A B, which compares schedules and checks no law")
 
+    progress = StatusLine()
+
     def tell(comparison: Comparison) -> None:
         differ = f"{comparison.num_different} differ, {counted(len(comparison.found), 'distinct difference')}"
-        line = f"{counted(comparison.num_workloads, 'workload')}, {differ}, {comparison.elapsed:.0f} s"
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        progress.show(f"{counted(comparison.num_workloads, 'workload')}, {differ}, {comparison.elapsed:.0f} s")
 
     comparison, names = compare_schedulers(
         *options.between,
@@ -137,7 +140,7 @@ def _between(options: argparse.Namespace, seconds: float | None) -> int:
         out=options.out or FOUND,
         tell=tell,
     )
-    print(file=sys.stderr)
+    progress.end()
     for apart in comparison.found:
         print(printable(f"{apart.difference.kind}, {apart.decided.place}: {apart.difference.message}"))
     elapsed = round(comparison.elapsed, 1)
@@ -182,6 +185,7 @@ class _Progress:
         self._shown = 0.0
         self._shares = ""
         self._dropped: set[str] = set()
+        self._line = StatusLine()
 
     def __call__(self, search: Search, found: Found | None) -> None:
         self.num_workloads, self.seconds = search.num_workloads, search.elapsed
@@ -192,18 +196,20 @@ class _Progress:
             self._shares = f"{self.num_workloads / whole:.0f} workloads per second and core: {told}"
         if new := sorted(search.tally.dropped - self._dropped):
             self._dropped.update(new)
-            print(f"\r\x1b[Knot in {search.target.name} {search.target.version}: {', '.join(new)}", file=sys.stderr)
+            self._line.above(f"not in {search.target.name} {search.target.version}: {', '.join(new)}")
         if found is not None:
-            print(f"\r\x1b[K{found.fault.law}: {printable(found.fault.message)}", file=sys.stderr)
+            self._line.above(f"{found.fault.law}: {printable(found.fault.message)}")
             for line in found.fault.traceback.splitlines():
-                print(printable(line), file=sys.stderr)
+                self._line.above(printable(line))
         if found is not None or time.monotonic() - self._shown > 0.5:
             self._shown = time.monotonic()
             rate = self.num_workloads / max(0.001, self.seconds)
             seen = f"{counted(len(search.pairs), 'pair')} of features, {counted(len(search.found), 'finding')}"
             line = f"{counted(self.num_workloads, 'workload')}, {rate:.0f}/s, {seen}, {self.seconds:.0f} s"
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            self._line.show(line)
 
     def end(self) -> None:
         """End the line, and tell the shares of the processor time; shrinking counts where it runs."""
-        print(f"\n{self._shares}" if self._shares else "", file=sys.stderr)
+        self._line.end()
+        if self._shares:
+            print(self._shares, file=sys.stderr)

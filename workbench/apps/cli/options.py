@@ -26,6 +26,7 @@ Options: TypeAlias = "argparse._ActionsContainer"
 COLLECT_AFTER = 100_000
 """New objects after which the garbage collector looks for cycles, once a trace is loaded."""
 
+TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
 TRACE_FILE = "trace file (.jsonl, .jsonl.gz)"
 TRACE_OR_RANKS = f"{TRACE_FILE}, or a folder: all ranks"
 
@@ -35,21 +36,33 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Refuse what a command does not know itself, with its own usage and not that of ``workbench``."""
+        self._given = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggested(unknown)}")
+            self.error(self._not_known(unknown))
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """End with the usage, the message and a suggestion; without a command, with the list of commands."""
-        if re.search(r"arguments are required: (COMMAND|ACTION)$", message):
+        if is_missing := message.startswith("the following arguments are required"):
+            # Found first, although a word that is not known is perhaps a misspelt option.
+            unknown = [word for word in self._given if word.startswith("--") and not self._is_known(word)]
+            message = "; ".join([*([self._not_known(unknown)] if unknown else []), message])
+        if is_missing and re.search(r"required: (COMMAND|ACTION)$", message):
             self.print_help(sys.stderr)
-            self.exit(2)
+            self.exit(2, f"{self.prog}: error: {self._not_known(unknown)}\n" if unknown else None)
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.S):
             similar = get_close_matches(choice[1], re.findall(r"[^\s',]+", choice[2]), n=1)
             message = message[: choice.start(2) - len("choose from ")]
             message += f"{f'did you mean {similar[0]}? ' if similar else ''}choose from {choice[2]})"
         super().error(message)
+
+    def _is_known(self, word: str) -> bool:
+        name = word.partition("=")[0]
+        return any(option.startswith(name) for option in self._option_string_actions)
+
+    def _not_known(self, words: Sequence[str]) -> str:
+        return f"unrecognized arguments: {' '.join(words)}{self._suggested(words)}"
 
     def _suggested(self, unknown: Sequence[str]) -> str:
         for word in unknown:
@@ -166,16 +179,32 @@ def check_port(options: argparse.Namespace) -> int:
     return integer("--port", options.port, 1, 65535)
 
 
-def check_table_and_plot(options: argparse.Namespace) -> None:
-    """Check the suffixes of a table and a plot, ``--out`` and ``--plot``.
+def check_suffix(name: str, path: Path | None, *suffixes: str) -> None:
+    """Check the end of a file's name before the work whose result it gets.
 
     Raises:
-        ValueError: One of them has a suffix of another format.
+        ValueError: The file is of another format, or there is a folder of its name.
     """
-    for name, suffixes in (("plot", (".svg",)), ("out", (".csv", ".parquet"))):
-        path = getattr(options, name)
-        if path and path.suffix not in suffixes:
-            raise ValueError(f"--{name} {path} must end in {' or '.join(suffixes)}")
+    if path and not path.name.endswith(suffixes):
+        raise ValueError(f"{name} {path} must end in {' or '.join(suffixes)}")
+    if path and path.is_dir():
+        raise ValueError(f"{name} {path} is a folder: name a file")
+
+
+def check_folder(name: str, path: Path | None) -> None:
+    """Check the folder of a result before the work.
+
+    Raises:
+        ValueError: There is a file of its name.
+    """
+    if path and path.exists() and not path.is_dir():
+        raise ValueError(f"{name} {path} is a file: name a folder, or one that does not exist yet")
+
+
+def check_table_and_plot(options: argparse.Namespace) -> None:
+    """Check the names of a table and a plot, ``--out`` and ``--plot``, as `check_suffix` does."""
+    check_suffix("--plot", options.plot, ".svg")
+    check_suffix("--out", options.out, ".csv", ".parquet")
 
 
 def add_unit_options(parser: argparse.ArgumentParser) -> None:
@@ -209,8 +238,8 @@ def add_window_options(parser: argparse.ArgumentParser, effect: str | None = Non
     group.add_argument("--from", dest="begin", metavar="TIME", help=f"steps from this time on, {since}")
     group.add_argument("--to", dest="end", metavar="TIME", help=f"steps up to this time, {since}")
     group.add_argument("--last", metavar="TIME", help="steps of this time before the end")
-    help = "the time of a request, with half as much before and after, or half a minute before and after 12:08:03"
-    group.add_argument("--around", metavar="REQUEST", help=help)
+    help = "the time of a request with half as much before and after, or half a minute on each side of a time of day"
+    group.add_argument("--around", metavar="REQUEST|TIME", help=help)
 
 
 def has_window(options: argparse.Namespace) -> bool:

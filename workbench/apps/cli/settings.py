@@ -21,9 +21,9 @@ def add_settings_option(parser: Options, help: str, fields: Fields | None = None
     _add_fields(parser, "--set", "FIELD=VALUE", help, fields or config_fields)
 
 
-def add_sweep_option(parser: Options, help: str) -> None:
+def add_sweep_option(parser: Options, help: str, fields: Fields | None = None) -> None:
     """Add ``--sweep``, whose values `workbench.analysis.sweep.read_grid` reads."""
-    _add_fields(parser, "--sweep", "FIELD=A,B,...", help, lambda: {**config_fields(), "rate": ()})
+    _add_fields(parser, "--sweep", "FIELD=A,B,...", help, fields or config_fields)
 
 
 class _AddSetting(argparse._AppendAction):

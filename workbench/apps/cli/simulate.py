@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.apps.cli.options import (
+    TRACE_SUFFIXES,
     Commands,
     add_command,
     add_out_option,
+    check_suffix,
     check_table_and_plot,
     load_trace,
 )
-from workbench.apps.cli.settings import add_settings_option, add_sweep_option
+from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--record", metavar="FIRST:LAST", help="steps of a generated workload that --out saves")
     add_settings_option(parser, "a field of the configuration, in place of the workload's")
-    add_sweep_option(parser, "values of a configuration field or of rate to try")
+    help = "values of a configuration field or of rate to try"
+    add_sweep_option(parser, help, lambda: {**config_fields(), "rate": ()})
     parser.add_argument("--jobs", type=int, metavar="N", help="processes of a sweep (default: one per core)")
     parser.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of a sweep")
 
@@ -120,6 +123,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError("--record needs --out OUT.jsonl to save the steps to")
     if options.sweep:
         check_table_and_plot(options)
+    else:
+        check_suffix("--out", options.out, *TRACE_SUFFIXES)
 
 
 def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from workbench.apps.cli.options import (
     add_out_option,
     add_unit_options,
     add_window_options,
+    check_suffix,
     has_units,
     has_window,
     load_trace,
@@ -227,10 +229,13 @@ def _html(options: argparse.Namespace) -> int:
 
 
 def _link(options: argparse.Namespace) -> int:
-    from workbench.viz.link import link_to
+    from workbench.viz.link import LOCAL_PLAYGROUND, link_to
 
     trace = load_trace(options.trace, options)
-    print(link_to(trace, step=options.step, request_id=options.request, playground=options.playground))
+    link = link_to(trace, step=options.step, request_id=options.request, playground=options.playground)
+    print(link)
+    if link.startswith(LOCAL_PLAYGROUND):
+        print("it opens where `workbench playground` runs: keep that running in another terminal", file=sys.stderr)
     return 0
 
 
@@ -261,8 +266,9 @@ def _kv_events(options: argparse.Namespace) -> int:
     from workbench.base.field_checks import number
     from workbench.trace.formats.kv_events.subscriber import record_kv_events
 
-    if options.out is None or options.out.suffix != ".jsonl":
-        raise ValueError(f"--out must be a file named .jsonl, got {options.out}")
+    if options.out is None:
+        raise ValueError("--out is missing: name the file for the events, such as --out events.jsonl")
+    check_suffix("--out", options.out, ".jsonl")
     if options.seconds is not None:
         number("--seconds", options.seconds, 0.0, low_open=True)
     print(f"recording KV events of {options.endpoint} to {options.out} (Ctrl-C ends it)", flush=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import (
     TRACE_OR_RANKS,
+    TRACE_SUFFIXES,
     Commands,
     add_command,
     add_hit_rate_option,
@@ -17,6 +18,7 @@ from workbench.apps.cli.options import (
     add_out_option,
     add_unit_options,
     add_window_options,
+    check_suffix,
     check_table_and_plot,
     has_window,
     load_ranks,
@@ -65,6 +67,7 @@ def add_parsers(actions: Commands) -> None:
     explain.add_argument(
         "request_id",
         nargs="*",
+        default=[],
         help="requests, by id or its beginning, to explain in full; none for a table of all causes",
     )
     explain.add_argument("--slowest", type=int, metavar="N", help="a table of the N slowest requests")
@@ -74,9 +77,8 @@ def add_parsers(actions: Commands) -> None:
     help = "say why prefixes were not found in the cache, and what would have saved how many tokens"
     misses = add_command(actions, "misses", _misses, help, examples=_MISSES)
     misses.add_argument("trace", type=Path, help=TRACE_OR_RANKS)
-    misses.add_argument(
-        "request_id", nargs="*", help="requests, by id or its beginning, whose admissions to explain one by one"
-    )
+    help = "requests, by id or its beginning, whose admissions to explain one by one"
+    misses.add_argument("request_id", nargs="*", default=[], help=help)
 
     for parser in (explain, misses):
         add_window_options(parser)
@@ -274,6 +276,7 @@ def _whatif(options: argparse.Namespace) -> int:
     from workbench.analysis.flags import VLLM_FIELDS, Server
     from workbench.analysis.sweep import read_settings
 
+    check_suffix("--out", options.out, *TRACE_SUFFIXES)
     changes = read_settings(options.set, VLLM_FIELDS)
     predictor = _predictor(options)
     predictions = predictor.predict_all([changes] if changes else [], progress=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.on_demand import extra_for
+from workbench.base.outside_files import read_text
 from workbench.viz.export_html import OFFLINE_HEAD
 
 CELL_SECONDS = 600
@@ -90,7 +91,9 @@ def slides_page(path: Path, *, run: bool = True) -> str:
 
         from workbench.apps.course.notebook_client import notebook_client
     try:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = nbformat.reads(read_text(path), as_version=4)
+    except OSError:
+        raise
     except Exception as problem:
         raise ValueError(f"{path} is not a notebook that can be read: {problem}") from None
     if run:

@@ -14,11 +14,14 @@ from workbench.analysis.fleet.routers import RULES
 from workbench.apps.playground import presets, runtime
 from workbench.apps.playground.bytecode import compiled
 from workbench.config import EngineConfig
-from workbench.viz.bundle import bundle
+from workbench.viz.bundle import JS_DIRECTORY, bundle
 from workbench.viz.glossary import TERMS
 
 PACKAGE = Path(workbench.__file__).parent
 PAGE = Path(__file__).parent / "page"
+
+SHARED = (JS_DIRECTORY / "dom.js",)
+"""Modules of the views that the page imports."""
 
 ROOMS = (
     *(".", "base", "trace", "trace/readings", "scheduler", "simulation", "simulation/costs", "analysis"),
@@ -61,6 +64,9 @@ def build(target: Path, pyodide: Path | None = None) -> dict[str, int]:
             "`workbench playground --fetch`"
         )
     files = {path.name: path.read_bytes() for path in PAGE.iterdir() if path.suffix in (".html", ".js", ".css")}
+    files |= {path.name: path.read_bytes() for path in SHARED}
+    for name in [name for name in files if name.endswith(".js")]:
+        files[name] = files[name].replace(b"../../../viz/js/", b"./")
     files["view.js"] = bundle().encode()
     files[ARCHIVE] = compiled(package_archive(), f"/{ARCHIVE}", source)
     listed = {

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from workbench.base.on_demand import extra_for
+from workbench.base.whole_file import replaced_when_complete
 from workbench.trace.readings.narrate import shown
 from workbench.trace.records import Chunk, StepRecord
-from workbench.trace.storage import replaced_when_complete
 
 if TYPE_CHECKING:
     import pandas as pd

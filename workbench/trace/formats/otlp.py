@@ -21,11 +21,11 @@ import msgspec
 from workbench.base.field_checks import number
 from workbench.base.key_table import RowCheck, Rule, UnknownKeyError
 from workbench.base.outside_files import open_bytes
+from workbench.base.whole_file import replaced_when_complete
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import MAX_SECONDS
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import shown
-from workbench.trace.storage import replaced_when_complete
 
 if TYPE_CHECKING:
     from workbench.trace.readings.metrics import RequestMetrics

@@ -16,6 +16,22 @@ from workbench.trace.laws.state import Limits, SchedulerState, Step
 _PLACE = {rule.name: place for place, rule in enumerate(RULES)}
 
 
+def check_laws(name: str, laws: Collection[str] | None) -> Collection[str]:
+    """The laws that are named, or all for None.
+
+    Args:
+        name: The field or option that names them, for the error.
+        laws: Their names.
+
+    Raises:
+        ValueError: There is no such law.
+    """
+    known = [law.name for law in LAWS]
+    if unknown := sorted(set(laws or ()).difference(known)):
+        raise ValueError(f"{name} names {unknown[0]!r}; the laws are {', '.join(known)}")
+    return known if laws is None else laws
+
+
 class Checker:
     """Checks the laws at every moment of a run, and keeps what is broken, each once per rule and request.
 
@@ -53,12 +69,10 @@ class Checker:
         with_tokens: bool = True,
         names_changes: bool = True,
     ) -> None:
-        names = [law.name for law in LAWS]
-        if unknown := sorted(set(laws or ()).difference(names)):
-            raise ValueError(f"laws names {unknown[0]!r}; the laws are {', '.join(names)}")
+        names = check_laws("laws", laws)
         self.broken: list[Broken] = []
         self.history = History(limits, whole=whole)
-        self._laws = names if laws is None else laws
+        self._laws = names
         every = [exception.name for exception in EXCEPTIONS] if allow_exceptions is True else []
         self._allowed = every if isinstance(allow_exceptions, bool) else allow_exceptions
         self._with_tokens = with_tokens

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
-from workbench.base.text import counted
+from workbench.base.text import counted, duration
 from workbench.trace.readings.censored import Times
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
@@ -423,7 +423,7 @@ def percent(value: float | None) -> str:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A latency with three significant digits in s, ms or steps; a dash for None. Many steps are written out.
+    """A latency with three significant digits, with its unit; a dash for None. Many steps are written out.
 
     Args:
         value: The latency in ``unit``.
@@ -434,4 +434,4 @@ def amount(value: float | None, unit: str) -> str:
     if unit == "steps":
         text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
         return f"{text} step{'' if text == '1' else 's'}"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
+    return duration(value)

@@ -86,7 +86,8 @@ const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 export function formatNumber(value, digits = 3) {
   if (!Number.isFinite(value)) return "–";
   if (Number.isInteger(value)) return Math.abs(value) < 1000 ? String(value) : grouped.format(value);
-  return Math.abs(value) >= 1000 ? grouped.format(value) : String(Number(value.toPrecision(digits)));
+  const rounded = Number(value.toPrecision(digits));
+  return Math.abs(rounded) >= 1000 ? grouped.format(value) : String(rounded);
 }
 
 /** A number with its noun, such as "1 step" or "2,000 steps". */
@@ -100,10 +101,13 @@ export function formatRange(from, to) {
 }
 
 /**
- * The unit in which a duration reads best, and its length in seconds.
+ * The unit in which a duration of three digits reads best, and its length in seconds.
  * @returns {[string, number]}
  */
-const unitOf = (seconds) => seconds >= 1 ? ["s", 1] : seconds >= 1e-3 ? ["ms", 1e-3] : ["µs", 1e-6];
+function unitOf(seconds) {
+  const isShort = (unit) => Math.abs(Number((seconds / unit).toPrecision(3))) < 1000;
+  return isShort(1e-6) ? ["µs", 1e-6] : isShort(1e-3) ? ["ms", 1e-3] : ["s", 1];
+}
 
 /** The median of sorted numbers: of an even number of them the mean of the two in the middle, as in Python. */
 export function median(sorted) {
@@ -111,7 +115,7 @@ export function median(sorted) {
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-/** A duration in the unit that reads best. */
+/** A duration in the unit that reads best; `duration` of workbench/base/text.py writes the same. */
 export function formatSeconds(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds === 0) return "0 s";

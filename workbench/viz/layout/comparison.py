@@ -82,7 +82,7 @@ def verdict(found: Comparison) -> str:
     firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
     if firsts:
         most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
-        times = (time_words(value or 0.0, found.unit) for value in (most.ttft_a, most.ttft_b))
+        times = (amount(value or 0.0, found.unit) for value in (most.ttft_a, most.ttft_b))
         name = svg.shorten(most.request_id, 24)
         parts.append(change_words(f"first token of {name}", *times) or "no first token moves")
     pauses = [
@@ -90,7 +90,7 @@ def verdict(found: Comparison) -> str:
         for side in ([request.a for request in found.requests], [request.b for request in found.requests])
     ]
     if pauses[0] is not None and pauses[1] is not None:
-        parts.append(change_words("longest pause", *(time_words(pause or 0.0, found.unit) for pause in pauses)))
+        parts.append(change_words("longest pause", *(amount(pause or 0.0, found.unit) for pause in pauses)))
     if in_steps:
         blocks = [_most_blocks(trace) for trace in (found.a, found.b)]
         if None not in blocks:
@@ -108,15 +108,6 @@ def _most_blocks(trace: Trace) -> int | None:
     if not trace.num_blocks:
         return None
     return trace.num_blocks - 1 - min((record.free_blocks for record in trace), default=trace.num_blocks - 1)
-
-
-def time_words(value: float, unit: str) -> str:
-    """A time as the views write it."""
-    if unit != "s":
-        return amount(value, unit)
-    if value >= 1:
-        return f"{value:.3g} s"
-    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
 def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None) -> bytes:

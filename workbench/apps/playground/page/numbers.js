@@ -1,12 +1,13 @@
 // The run in a few numbers; beside those of the run it is compared with.
 
+import { formatSeconds } from "../../../viz/js/dom.js";
 import { h } from "./elements.js";
 import { explained } from "./terms.js";
 
 function time(value, unit) {
   if (value === null || value === undefined) return "–";
   if (unit !== "s") return value.toLocaleString("en", { maximumFractionDigits: 1 });
-  return value >= 1 ? `${value.toPrecision(3)} s` : `${(value * 1000).toPrecision(3)} ms`;
+  return formatSeconds(value);
 }
 
 const count = (value) => value.toLocaleString("en");

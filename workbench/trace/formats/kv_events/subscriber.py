@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -60,7 +61,8 @@ def record_kv_events(
 
     until = None if seconds is None else time.monotonic() + seconds
     batches: list[KVEventBatch] = []
-    with zmq.Context() as context, open_locked(Path(path)) as file:
+    live = subscribe(endpoint, topic=topic, stop=lambda: stop() or (until is not None and time.monotonic() >= until))
+    with contextlib.closing(live), zmq.Context() as context, open_locked(Path(path)) as file:
 
         def take(batch: KVEventBatch) -> None:
             kept = batch if with_tokens else _without_tokens(batch)
@@ -70,10 +72,7 @@ def record_kv_events(
 
         file.write(msgspec.json.encode(KVEventHeader(endpoint=endpoint)) + b"\n")
         seen: set[int] = set()
-        live = subscribe(
-            endpoint, topic=topic, stop=lambda: stop() or (until is not None and time.monotonic() >= until)
-        )
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             if replay_endpoint is not None:
                 for batch in _earlier(context, replay_endpoint):
                     seen.add(batch.seq)
@@ -81,10 +80,6 @@ def record_kv_events(
             for batch in live:
                 if batch.seq not in seen:  # published while vLLM repeated the earlier ones
                     take(batch)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            live.close()
     return collect(endpoint, batches)
 
 

@@ -1,0 +1,62 @@
+"""Progress on standard error: bars and a line that changes where somebody watches, elsewhere only the last line."""
+
+import contextlib
+import io
+import sys
+
+import pytest
+
+from workbench.apps.cli import main
+from workbench.base.progress import StatusLine, progress_bar, with_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(params=[io.StringIO, Terminal], ids=["a pipe", "a terminal"])
+def errors(request, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    return request.param()
+
+
+def use_bars():
+    with progress_bar(2, "sweep", "run", shown=True) as bar:
+        bar.update()
+        bar.set_postfix_str("best so far")
+        bar.update()
+    assert list(with_progress("ab", "save", "line", shown=True)) == ["a", "b"]
+
+
+def test_bars_are_for_a_terminal(errors):
+    with contextlib.redirect_stderr(errors):
+        use_bars()
+    said = errors.getvalue()
+    assert (said == "") is not errors.isatty()
+    assert not errors.isatty() or ("sweep" in said and "save" in said)
+
+
+def test_bars_are_for_a_notebook_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", object())
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        use_bars()
+    assert "sweep" in errors.getvalue()
+
+
+def test_a_line_that_changes(errors):
+    line = StatusLine()
+    with contextlib.redirect_stderr(errors):
+        line.show("1 workload")
+        line.above("a finding")
+        line.show("2 workloads")
+        line.end()
+    clear = "\r\x1b[K"
+    shown = f"{clear}1 workload{clear}a finding\n{clear}2 workloads\n"
+    assert errors.getvalue() == (shown if errors.isatty() else "a finding\n2 workloads\n")
+
+
+def test_commands_write_whole_lines_into_a_pipe(tmp_path, capsys):
+    assert main(["hunt", "--workloads", "2", "--out", str(tmp_path / "found")]) == 0
+    said = capsys.readouterr().err
+    assert not {"\r", "\x1b"} & set(said) and said.startswith("2 workloads, ") and said.count("workloads, ") == 1
