@@ -32,6 +32,7 @@ from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 from workbench.viz.link import link_to
 from workbench.viz.pareto import tuning_facts
+from workbench.viz.settings_in_steps import settings_in_steps
 from workbench.viz.visible_step import VisibleStep
 
 log = logging.getLogger("workbench")
@@ -64,7 +65,7 @@ _TURN = threading.Lock()
 """Held by the work of a server's view: each takes processor time from the engine."""
 
 
-_IN_STEPS = (
+_NO_SETTING = (
     "no setting can be chosen by a target. Compare single settings with What if, or record a longer run with less else "
     "running."
 )
@@ -486,6 +487,9 @@ class Feed:
             return is_more
 
     def _do_tune(self, slo: str) -> None:
+        can_count = self.controller is None or hasattr(self.controller, "fork")
+        fork = self._fork() if can_count else None
+
         def tune() -> None:
             from workbench.analysis.tune import tune as tune_run
             from workbench.simulation.costs.fit import NoSeconds
@@ -496,14 +500,25 @@ class Feed:
             except KeyboardInterrupt:
                 self._tuned = {"verdict": "Cancelled.", "candidates": [], "notes": []}
             except NoSeconds as problem:
-                words = f"{problem.plain[0].upper()}{problem.plain[1:]}: {_IN_STEPS}"
-                self._tuned = {"verdict": words, "candidates": [], "notes": []}
+                self._tuned = self._tuned_in_steps(f"{problem.plain[0].upper()}{problem.plain[1:]}", fork)
             except (ValueError, TraceError) as problem:
                 self._tuned = {"verdict": str(problem), "candidates": [], "notes": []}
             finally:
                 self._tuning = None
 
         self._in_background(tune)
+
+    def _tuned_in_steps(self, reason: str, fork: Callable[..., Trace] | None) -> dict[str, Any]:
+        """Other settings in steps and KV blocks, as seconds cannot be predicted."""
+        trace = self._newest_trace()
+        if fork is None or _first_step(trace):
+            return {"verdict": f"{reason}: {_NO_SETTING}", "candidates": [], "notes": []}
+        try:
+            return settings_in_steps(trace, fork, reason, self._tell_tuning)
+        except KeyboardInterrupt:
+            return {"verdict": "Cancelled.", "candidates": [], "notes": []}
+        except (ValueError, TraceError) as problem:
+            return {"verdict": f"{reason}: {problem}", "candidates": [], "notes": []}
 
     def _tell_tuning(self, num_done: int, num_all: int) -> None:
         self._tuning = [num_done, num_all]
