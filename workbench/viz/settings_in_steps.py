@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.trace.readings.metrics import amount, percent
+from workbench.trace.readings.metrics import number, percent
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 
@@ -33,7 +33,7 @@ class _Counted:
     @property
     def values(self) -> dict[str, str]:
         steps = {"mean TTFT": self.mean, "P99 TTFT": self.p99, "longest pause": self.longest}
-        texts = {name: amount(value, "steps") for name, value in steps.items()}
+        texts = {f"{name} (steps)": number(value) for name, value in steps.items()}
         return {**texts, "steps": f"{self.num_steps:,}", "most KV blocks": percent(self.peak_kv_use)}
 
 
@@ -59,15 +59,15 @@ def settings_in_steps(
 
     settings = list(_settings(trace))
     found = []
-    for number, changes in enumerate(settings):
-        tell(number, len(settings))
+    for place, changes in enumerate(settings):
+        tell(place, len(settings))
         if (counted := _count(fork(at_step=trace[0].step, **changes), changes)) is not None:
             found.append(counted)
     if not found or found[0].changes:
         raise ValueError("no request of this run has a token yet: let the engine run on")
     now, others = found[0], sorted(found[1:], key=lambda each: (each.p99, each.mean, each.num_steps))
     server = Server.of(trace)
-    named = [("now", now), *((f"{number}.", each) for number, each in enumerate(others[:MAX_SHOWN], 1))]
+    named = [("now", now), *((f"{place}.", each) for place, each in enumerate(others[:MAX_SHOWN], 1))]
     counts = "this counts steps and KV blocks, and cannot say which setting meets a target in seconds"
     return {
         "verdict": f"{reason}: {counts}.",
