@@ -2,10 +2,12 @@
 
 import math
 import random
+import re
 
 import pytest
 
-from workbench import simulate
+from workbench import Trace, simulate
+from workbench.analysis.check import MAX_ERROR, shown
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.tune import mark_front, read_slo, score
@@ -179,6 +181,37 @@ def test_the_front_holds_what_nothing_beats():
         for ttft, speed in ((1, 10), (2, 20), (3, 15), (1, 9))
     ]
     assert [row["pareto"] for row in mark_front(rows, ["ttft_p99"])] == [True, True, False, False]
+
+
+def test_a_change_is_that_of_two_predictions(recording, tmp_path, capsys, monkeypatch):
+    """Both settings are predicted; what the prediction of the recorded one is off by stands once."""
+    path = tmp_path / "run.jsonl"
+    recording.save(path)
+    assert main(["trace", "whatif", str(path), "--set", "max_num_seqs=4"]) == 0
+    head, *lines = (said := capsys.readouterr().out).splitlines()[-30:]
+    while not head.lstrip().startswith("now, predicted"):
+        head, *lines = lines
+    predictor = Predictor(Trace.load(path))
+    changed, check = predictor.predict(max_num_seqs=4), predictor.check
+    rows = {line.split()[0]: line for line in lines if re.match(r"[a-z]\w+ ", line)}
+    assert {"duration", "ttft_p99", "itl_p99", "output_throughput"} <= set(rows)
+    for name in set(rows) & set(check.errors):
+        now, new = check.unchanged[name], changed.intervals[name].value
+        cells = re.split(r"\s{2,}", rows[name])[1:]
+        assert cells[0] == shown(name, now) and cells[1] == shown(name, new), rows[name]
+        assert cells[2] == f"{new / now - 1:+.0%}" and f"{check.errors[name]:+.1%}" in rows[name]
+        assert rows[name].endswith(" !") == (abs(check.errors[name]) > MAX_ERROR)
+    assert said.count("vllm serve MODEL --max-num-seqs 4") == 1
+    assert main(["trace", "whatif", str(path), "--set", f"max_num_seqs={recording.config['max_num_seqs']}"]) == 0
+    assert "vllm serve" not in capsys.readouterr().out, "nothing changes"
+    monkeypatch.setattr("workbench.analysis.check.MAX_ERROR", 1e-9)
+    assert main(["trace", "whatif", str(path), "--set", "max_num_seqs=4", "--force"]) == 0
+    marked = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith(" !")]
+    assert marked == [name for name in rows if abs(check.errors.get(name, 0.0)) > 1e-9]
+    monkeypatch.undo()
+    assert main(["trace", "tune", str(path), "--slo", "ttft_p99=1s", "--sweep", "max_num_seqs=8,32"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("the prediction of the recorded setting is off by: ttft_p99 ") == said.count("off by: ") == 1
 
 
 def test_commands(recording, tmp_path, capsys):

@@ -71,6 +71,29 @@ def test_a_question_has_its_reply_and_its_way_through_the_engine_beside_it(open_
     assert page.root.locator(".wb-drawer h3").text_content() == "long"
 
 
+def test_a_reply_is_followed_while_it_grows_and_then_read_from_its_beginning(open_page, serve, engine):
+    page = open_page(serve(engine).rstrip("/") + "/#story", width=1440, height=900)
+    page.wait("view.store.numSteps === 1 && view.status.state === 'paused'")
+    ask(page, QUESTION)
+    page.wait("view.question.queued.length === 1")
+    request_id = page.view("view.question.id")
+    page.view("view.question.reply.style.cssText = 'max-height: 24px; width: 60px'")
+    reply = (
+        "(({ scrollTop, scrollHeight, clientHeight }) => [scrollTop, scrollHeight - clientHeight])(view.question.reply)"
+    )
+    while request_id not in engine.outputs or len(engine.outputs[request_id].token_ids) < 20:
+        engine.step()
+    page.wait(f"view.store.numSteps === {len(engine.trace)}")
+    page.frame()
+    at, below = page.view(reply)
+    assert below > 24 and abs(at - below) <= 4, "the newest words are on the screen"
+    engine.run(progress=False)
+    page.wait(f"view.store.numSteps === {len(engine.trace)}")
+    page.frame()
+    at, below = page.view(reply)
+    assert below > 24 and at == 0
+
+
 @pytest.mark.repeats(of="test_a_question_has_its_reply_and_its_way_through_the_engine_beside_it")
 def test_each_view_has_its_own_questions(open_page, serve, engine):
     address = serve(engine).rstrip("/") + "/#story"

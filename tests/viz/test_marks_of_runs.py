@@ -570,7 +570,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
         if values:
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
     cached = share(whole.hits / (whole.queried or 1))
-    expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate of prompt tokens {cached}",
+    expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate {cached} of prompt tokens",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
     assert said[0].startswith(f"{expected[0]} in ")

@@ -1,8 +1,10 @@
 """The dashboard's "what if" lets follow-ups wait for the answers that they contain, and says so."""
 
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from closed_loops import conversations, run
 
@@ -37,11 +39,38 @@ def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
     feed = Feed(trace)
     feed._in_background = lambda work: work()
     feed.handle({"id": 1, "name": "tune", "args": {"slo": "ttft_p99=1s"}})
-    said = feed.status()["tuned"]["verdict"]
-    assert said.startswith("The times of this run vary too much to predict seconds: no setting can be chosen")
+    tuned = feed.status()["tuned"]
+    said = tuned["verdict"]
+    assert said.startswith("The times of this run vary too much to predict seconds: this counts steps and KV blocks")
     for word in ("median", "fit", "trace 0"):
         assert word not in said
     assert feed.status()["tuning"] is None
+    now, *others = tuned["candidates"]
+    assert (now["words"], now["setting"]) == ("now", "as recorded, simulated") and len(others) >= 3
+    firsts = []
+    for candidate in tuned["candidates"]:
+        changes = dict(each.split("=") for each in candidate["setting"].split(", ") if "=" in each)
+        assert len(changes) == (candidate is not now)
+        run_ = simulate({"config": trace.config | {k: int(v) for k, v in changes.items()}, "requests": rows})
+        ends = {}
+        for step, record in enumerate(run_):
+            for chunk in record.chunks:
+                if chunk.sampled is not None:
+                    ends.setdefault(chunk.request_id, []).append(step + 1)
+        first = sorted(steps[0] for steps in ends.values())
+        assert candidate["values"]["steps"] == f"{len(run_):,}"
+        assert candidate["values"]["mean TTFT (steps)"] == f"{sum(first) / 12:.4g}"
+        longest = max(b - a for steps in ends.values() for a, b in pairwise(steps))
+        assert candidate["values"]["longest pause (steps)"] == f"{longest}"
+        blocks = max(1 - record.free_blocks / (run_.num_blocks - 1) for record in run_)
+        assert candidate["values"]["most KV blocks"] == f"{blocks:.1%}"
+        firsts.append(float(np.percentile(first, 99)))
+        assert bool(candidate["flags"]) == (candidate is not now)
+    assert firsts[1:] == sorted(firsts[1:])
+    feed._ends_tuning = False
+    feed._tell_tuning = lambda *numbers: (_ for _ in ()).throw(KeyboardInterrupt)
+    feed.handle({"id": 2, "name": "tune", "args": {"slo": "ttft_p99=1s"}})
+    assert feed.status()["tuned"]["verdict"] == "Cancelled."
 
 
 def test_a_page_that_loads_marks_the_steps_that_it_disturbs():

@@ -14,6 +14,7 @@ from viz_traces import ReplayingController
 import workbench
 from workbench import simulate, simulate_fleet
 from workbench.analysis.fork import fork
+from workbench.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
@@ -217,10 +218,91 @@ class View:
     packet = other = download = status = None
 
 
+def put(teacher, bet):
+    """Let the class bet: the question is put by the thread of the class, when its unit is known."""
+    teacher.handle({"name": "class", "args": bet})
+    teacher.update(View())
+
+
+@pytest.mark.parametrize("times", ["none", "regular", "wild"])
+def test_a_duel_is_settled_in_the_unit_that_it_was_asked_in(monkeypatch, times):
+    """Seconds if they can be predicted from the run, steps if it has none or they vary too much; and all see both."""
+    from msgspec.structs import replace
+
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    rng = random.Random(7)
+    run_ = run(3, times != "none")
+    if times == "wild":
+        late, wild = 0.0, Trace(run_.meta)
+        for info in run_.requests.values():
+            wild.add_request(info)
+        for record in run_:
+            longer = rng.choice([0.0, 0.1, 0.9]) * rng.random()
+            wild.append(replace(record, time=record.time + late, end=record.end + late + longer, timings={}))
+            late += longer
+        run_ = wild
+    engine, room = Engine(run_), Classroom()
+    while engine.step():
+        pass
+    teacher, follower, visitor = (Feed(engine, room=room) for _ in range(3))
+    for feed, role in ((teacher, "teacher"), (follower, "follower"), (visitor, "visitor")):
+        feed.confirm()
+        feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
+    bet = {"what": "bet", "changes": {"max_num_batched_tokens": 16}}
+    for measure in ("time until all are finished", "mean time to first token", "hit rate of prompt tokens"):
+        put(teacher, bet | {"measure": measure})
+        text = follower.status()["class"]["question"]["text"]
+        in_steps = times != "regular" and measure != "hit rate of prompt tokens"
+        assert text.endswith("Steps count, not seconds.") == in_steps, text
+        teacher.handle({"name": "settle", "args": {}})
+        views = [View() for _ in range(3)]
+        for feed, view in zip((teacher, follower, visitor), views, strict=True):
+            feed.update(view)
+        score = follower.status()["class"]["score"]
+        assert bool(re.search(r"A [\d.]+ steps?, B", score["sentence"])) == in_steps, score
+        assert score["compares"] and views[1].other == views[0].other is not None and views[2].other is None
+    teacher.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 2}}})
+    teacher.update(view := View())
+    assert view.other is not None and view.other != views[0].other, "a later question of the teacher's is shown"
+
+
+def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predicted_by_then(monkeypatch):
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    engine, room = Engine(run(3, True)), Classroom()
+    while engine.step():
+        pass
+    teacher = Feed(engine, room=room)
+    teacher.confirm()
+    teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
+    monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "steps")
+    put(teacher, {"what": "bet", "changes": {"max_num_batched_tokens": 16}, "measure": "time until all are finished"})
+    teacher.handle({"name": "settle", "args": {}})
+    teacher.update(View())
+    assert f"A {len(engine.trace)} steps, B " in teacher.status()["class"]["score"]["sentence"]
+
+
+def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    engine, room = Engine(run(3, False)), Classroom()
+    while engine.step():
+        pass
+    teacher = Feed(engine, room=room)
+    teacher.confirm()
+    teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
+    monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "s")
+    monkeypatch.setattr(
+        "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: (trace, {"no_times": "wild"})
+    )
+    put(teacher, {"what": "bet", "changes": {"max_num_seqs": 3}, "measure": "time until all are finished"})
+    teacher.handle({"name": "settle", "args": {}})
+    teacher.update(View())
+    assert "this counts steps" in teacher.status()["class"]["score"]["notes"][0]
+
+
 def test_the_class_bets_and_the_score_is_told_to_all(lesson):
     engine, (teacher, *followers) = lesson
     measure, changes = "time until all are finished", {"max_num_batched_tokens": 16}
-    teacher.handle({"name": "class", "args": {"what": "bet", "changes": changes, "measure": measure}})
+    put(teacher, {"what": "bet", "changes": changes, "measure": measure})
     asked = followers[0].status()["class"]["question"]
     assert asked["choices"] == list(SIDES) and "max_num_batched_tokens 16" in asked["text"]
     for follower, bet in zip(followers, ["A", "A", "B"], strict=False):
@@ -271,7 +353,7 @@ def test_a_class_bets_on_two_routers_over_the_arrivals_of_the_run(monkeypatch, t
     assert choices["measures"] == measure_words(2)
     routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 4}
     bet = {"what": "bet", "changes": {}, "measure": FLEET_ONLY, "routers": routers}
-    teacher.handle({"name": "class", "args": bet})
+    put(teacher, bet)
     asked = follower.status()["class"]["question"]
     assert "go to 4 replicas" in asked["text"]
     assert [(side, name) for side, name, _ in asked["sides"]] == [("A", "round_robin"), ("B", "consistent_hash")]
@@ -307,7 +389,7 @@ def test_a_class_bets_on_two_routers_over_the_arrivals_of_the_run(monkeypatch, t
     assert facts["pictures"] == (("A: round_robin", pictures[0]), ("B: consistent_hash", pictures[1]))
     follower.handle({"name": "class", "args": {"what": "seen", "number": score["number"]}})
     assert "pictures" not in follower.status()["class"] and "pictures" in teacher.status()["class"], "sent once"
-    teacher.handle({"name": "class", "args": bet | {"measure": "throughput of output tokens"}})
+    put(teacher, bet | {"measure": "throughput of output tokens"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(view)
     assert "pictures" in follower.status()["class"], "those of another duel"
@@ -343,7 +425,7 @@ def test_two_routers_that_tie_say_why_and_the_usual_pair_does_not():
 def test_routers_that_are_no_duel_are_refused(lesson, routers, words):
     _, (teacher, *followers) = lesson
     bet = {"what": "bet", "changes": {}, "measure": FLEET_ONLY, "routers": routers}
-    teacher.handle({"name": "class", "args": bet})
+    put(teacher, bet)
     assert words in teacher.status()["message"] and followers[0].status()["class"]["question"] is None
     followers[0].handle({"name": "class", "args": bet | {"routers": {"a": "sticky", "b": "random", "replicas": 2}}})
     assert "teacher" in followers[0].status()["message"]
@@ -352,7 +434,7 @@ def test_routers_that_are_no_duel_are_refused(lesson, routers, words):
 def test_a_duel_that_cannot_be_simulated_leaves_the_bets_open(lesson):
     _, (teacher, *followers) = lesson
     bad = {"what": "bet", "changes": {"max_num_batched_tokens": -1}, "measure": next(iter(MEASURES))}
-    teacher.handle({"name": "class", "args": bad})
+    put(teacher, bad)
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     assert "max_num_batched_tokens" in teacher.status()["message"]
@@ -360,3 +442,20 @@ def test_a_duel_that_cannot_be_simulated_leaves_the_bets_open(lesson):
     teacher.handle({"name": "class", "args": {"what": "end"}})
     teacher.handle({"name": "settle", "args": {}})
     assert "no duel to settle" in teacher.status()["message"]
+
+
+def test_a_settled_duel_opens_the_comparison_that_is_here_already(deno_page):
+    """The same two runs again are the same packet, which changes nothing; a page may have closed them."""
+    a, b = run(3, False), run(3, False, budget=16)
+    status = {"live": True, "state": "idle"}
+    deno_page.open(a, b, status=status)
+    deno_page("(globalThis.getComputedStyle ??= () => ({ position: 'static' }), view.showComparison(false))")
+    score = {"winner": "A", "sentence": "A wins.", "notes": [], "rows": [], "right": 0, "bets": 0, "mine": None}
+    for number, compares, shows in ((1, False, False), (2, True, True), (2, True, False), (3, True, True)):
+        told = {"role": "follower", "taught": True, "score": score | {"number": number, "compares": compares}}
+        deno_page(
+            "(page.values.status = argument, page.listeners['change:status'](), page.frame())",
+            status | {"class": told | {"lead": {}, "question": None, "answered": False}},
+        )
+        assert deno_page("view.comparing") == shows, number
+        deno_page("view.showComparison(false)")

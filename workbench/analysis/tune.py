@@ -208,7 +208,9 @@ class Tuning:
 
     def __repr__(self) -> str:
         lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
-        lines += _candidate_lines(self.words_of_best, self.best, self.slo, self.errors)
+        if off := [f"{name} {self.errors[name]:+.0%}" for name in self.slo if name in self.errors]:
+            lines.append(f"the prediction of the recorded setting is off by: {', '.join(off)}")
+        lines += _candidate_lines(self.words_of_best, self.best, self.slo)
         if self.best.changes:
             lines.append(f"  {self.best.server.command(self.best.changes)}".rstrip())
         lines.append(f"  {self.verdict_sentence}")
@@ -218,10 +220,10 @@ class Tuning:
             worst = ", ".join(named)
             lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
         if self.best.changes:
-            lines += _candidate_lines("now", self.current, self.slo, self.errors)
+            lines += _candidate_lines("now", self.current, self.slo)
         for candidate in self.runners_up:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
-            lines += _candidate_lines(words, candidate, self.slo, self.errors)
+            lines += _candidate_lines(words, candidate, self.slo)
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes), str(self.check)])
 
 
@@ -231,15 +233,11 @@ _VERDICTS = {
 }
 
 
-def _candidate_lines(
-    words: str, candidate: Candidate, slo: Mapping[str, float], errors: Mapping[str, float]
-) -> list[str]:
+def _candidate_lines(words: str, candidate: Candidate, slo: Mapping[str, float]) -> list[str]:
     changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
     changes = changes or "the recorded setting, predicted"
     lines = [f"{words}: {changes}"]
-    for name, text in candidate.shown_values(slo).items():
-        error = f"; unchanged, the prediction is off by {errors[name]:+.0%}" if name in errors else ""
-        lines.append(f"  {name} {text.removesuffix(')')}{error})")
+    lines += [f"  {name} {text}" for name, text in candidate.shown_values(slo).items()]
     intervals = candidate.prediction.intervals
     others = [name for name in ("output_throughput", *COUNTS) if name in intervals and name not in slo]
     lines.append("  " + ", ".join(f"{name} {shown(name, intervals[name].value)}" for name in others))

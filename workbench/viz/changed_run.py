@@ -9,6 +9,19 @@ from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 
 
+def unit_of_changes(trace: Trace) -> str:
+    """The unit in which `changed_run` would answer now: "s", or "steps" if times cannot be predicted."""
+    from workbench.analysis.predict import whatif
+
+    if not len(trace) or not trace[-1].end or trace[0].step:
+        return "steps"
+    try:
+        whatif(trace, force=True)
+    except (ValueError, TraceError):
+        return "steps"
+    return "s"
+
+
 def changed_run(
     trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]
 ) -> tuple[Trace, dict[str, Any]]:

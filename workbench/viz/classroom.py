@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from workbench.base.field_checks import choice
@@ -26,6 +26,9 @@ from workbench.base.on_demand import extra_for
 from workbench.base.text import shown
 from workbench.viz import router_duel
 from workbench.viz.duel import SIDES, Score, question
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
 
 ROLES = ("visitor", "follower", "teacher")
 
@@ -85,6 +88,7 @@ class Classroom:
 
     Attributes:
         key: The key of the teacher's link.
+        comparison: The other side of the duel that was settled last, and what it differs in; None for none.
     """
 
     def __init__(self, *, is_open: bool = True) -> None:
@@ -97,6 +101,7 @@ class Classroom:
         self._score: dict[str, Any] | None = None
         self._pictures: tuple[tuple[str, str], ...] = ()
         self._number = 0
+        self.comparison: tuple[Trace, dict[str, Any]] | None = None
         self._followers: list[Visitor] = []
         self._teachers: list[Visitor] = []
 
@@ -142,6 +147,16 @@ class Classroom:
         }
         commands[choice("what", what, tuple(commands))](self._visitors[page], **values)
         self._tell()
+
+    def belongs(self, page: Any) -> bool:
+        """Whether a page is the teacher's, or follows."""
+        visitor = self._visitors.get(page)
+        return visitor is not None and visitor.role != "visitor"
+
+    def teaches(self, page: Any) -> bool:
+        """Whether a page is the teacher's."""
+        visitor = self._visitors.get(page)
+        return visitor is not None and visitor.role == "teacher"
 
     def facts(self, page: Any) -> dict[str, Any]:
         """The part of a page's status that is about the class."""
@@ -204,19 +219,32 @@ class Classroom:
         self._put({"text": str(text).strip(), "choices": options})
 
     def _bet(
-        self, visitor: Visitor, changes: dict[str, Any], measure: str, routers: dict[str, Any] | None = None
+        self,
+        visitor: Visitor,
+        changes: dict[str, Any],
+        measure: str,
+        routers: dict[str, Any] | None = None,
+        unit: str = "s",
     ) -> None:
-        """Let the class bet on a duel, which `settle` ends: this run or its requests with changes, or two routers."""
+        """Let the class bet on a duel, which `settle` ends: this run or its requests with changes, or two routers.
+
+        The question says the unit in which it will be settled.
+        """
         self._teacher(visitor)
         routers = router_duel.read_routers(routers) if routers is not None else None
-        duel = {"changes": changes, "measure": measure, "routers": routers}
-        asked = {"text": question(changes, measure, routers), "choices": list(SIDES), "duel": duel}
+        duel = {
+            "changes": changes,
+            "measure": measure,
+            "routers": routers,
+            "unit": choice("unit", unit, ("s", "steps")),
+        }
+        asked = {"text": question(changes, measure, routers, unit), "choices": list(SIDES), "duel": duel}
         self._put(asked | ({"sides": router_duel.sides(routers)} if routers is not None else {}))
 
     def _put(self, asked: dict[str, Any]) -> None:
         """Put a question to the class."""
         self._number += 1
-        self._question, self._score = {"number": self._number, **asked}, None
+        self._question, self._score, self.comparison = {"number": self._number, **asked}, None, None
         for each in self._visitors.values():
             each.answer = each.bet = None
 
@@ -225,16 +253,27 @@ class Classroom:
         """The changes or routers, and the measure, of the duel on which the class bets; None for none."""
         return self._question and self._question.get("duel")
 
-    def settle(self, score: Score) -> None:
-        """End the bets on a duel, and tell everybody who has won and how many were right."""
+    def settle(self, score: Score, comparison: tuple[Trace, dict[str, Any]] | None = None) -> None:
+        """End the bets on a duel, and tell everybody who has won and how many were right.
+
+        Args:
+            score: The end of the duel.
+            comparison: The other side and what it differs in, which all pages of the class show beside the run.
+        """
         if self.duel is None:
             return
+        self.comparison = comparison
         bets = [visitor.answer for visitor in self._followers if visitor.answer is not None]
         for visitor in self._followers:
             visitor.bet = visitor.answer
         self._question = None
         told = {name: value for name, value in score._asdict().items() if name != "pictures"}
-        counts = {"number": self._number, "right": bets.count(score.winner), "bets": len(bets)}
+        counts = {
+            "number": self._number,
+            "compares": comparison is not None,
+            "right": bets.count(score.winner),
+            "bets": len(bets),
+        }
         self._score, self._pictures = told | counts, score.pictures
         self._tell()
 

@@ -125,19 +125,24 @@ class Score(NamedTuple):
     pictures: tuple[tuple[str, str], ...] = ()
 
 
-def question(changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any] | None = None) -> str:
+def question(
+    changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any] | None = None, unit: str = "s"
+) -> str:
     """The question to the class.
 
     Args:
         changes: The settings in which B differs from the run.
         measure: The measure that decides, see MEASURES.
         routers: The routers of both sides and the number of replicas (`workbench.viz.router_duel`), instead of changes.
+        unit: Unit in which the duel will be settled: "s" or "steps".
 
     Raises:
         ValueError: There is no change, or no such measure.
     """
     choice("measure", measure, tuple(MEASURES))
     which = f"Which has the {MEASURES[measure].better} {measure}?"
+    if unit == "steps" and MEASURES[measure].words is not _percent_words:
+        which += " Steps count, not seconds."
     if routers is not None:
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
     if not changes:
@@ -146,7 +151,7 @@ def question(changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any
     return f"A is this run. B has the same requests with {what}. {which}"
 
 
-def outcome(a: Side, b: Side, measure: str, clock: str = "") -> tuple[str, str]:
+def outcome(a: Side, b: Side, measure: str, clock: str = "", unit: str = "") -> tuple[str, str]:
     """The winner, one of SIDES, and the sentence with both values.
 
     Args:
@@ -154,13 +159,15 @@ def outcome(a: Side, b: Side, measure: str, clock: str = "") -> tuple[str, str]:
         b: The other side.
         measure: See MEASURES.
         clock: "steps" if each second of both sides is a step, as with `workbench.viz.router_duel`.
+        unit: The unit that the question was asked in: "steps" also for sides that have times; "" for the best one.
 
     Raises:
         ValueError: There is no such measure, the sides have different requests, or a run lacks the measure, such as a
             time to first token before any token.
     """
     better, value, words = MEASURES[choice("measure", measure, tuple(MEASURES))]
-    unit = _unit(a, b)
+    known = _unit(a, b)
+    unit = "steps" if unit == "steps" else known
     of_a, of_b = value(a, unit), value(b, unit)
     if of_a is None or of_b is None:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")

@@ -20,9 +20,9 @@ from workbench.trace.records import WorkItem
 from workbench.trace.trace import Trace
 from workbench.viz import router_duel
 from workbench.viz.background import in_background
-from workbench.viz.changed_run import changed_run
+from workbench.viz.changed_run import changed_run, unit_of_changes
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import Score, outcome
+from workbench.viz.duel import Score, outcome, question
 from workbench.viz.export_html import html_page
 from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
@@ -32,6 +32,7 @@ from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 from workbench.viz.link import link_to
 from workbench.viz.pareto import tuning_facts
+from workbench.viz.settings_in_steps import settings_in_steps
 from workbench.viz.visible_step import VisibleStep
 
 log = logging.getLogger("workbench")
@@ -64,7 +65,7 @@ _TURN = threading.Lock()
 """Held by the work of a server's view: each takes processor time from the engine."""
 
 
-_IN_STEPS = (
+_NO_SETTING = (
     "no setting can be chosen by a target. Compare single settings with What if, or record a longer run with less else "
     "running."
 )
@@ -121,7 +122,9 @@ class Feed:
         self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
-        self._settled: Score | None = None  # the end of a duel, on its way to the class
+        self._compared: tuple[Trace, dict[str, Any]] | None = None  # the newest duel that is shown beside the run
+        self._bets: dict[str, Any] | None = None  # a duel, on its way to the class
+        self._settled: tuple[Score, tuple[Trace, dict[str, Any]] | None] | None = None  # its end, likewise
         self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
@@ -175,11 +178,18 @@ class Feed:
         packet, self._packet = self._packet or self.next_packet(), None
         if packet is not None:
             view.packet = packet
+        if (room := self.room) is not None:  # the class is of this thread
+            if (bets := self._bets) is not None:
+                self._bets = None
+                self._attempt(lambda: room.take(self, **bets))
+            if (settled := self._settled) is not None:
+                self._settled = None
+                room.settle(*settled)
+            if (shown := room.comparison) is not None and shown is not self._compared and room.belongs(self):
+                self._compared = shown
+                self._other, self._fork_facts = shown
         if (other := self.other_packet()) is not None:
             view.other = other
-        if (settled := self._settled) is not None and self.room is not None:  # the class is of this thread
-            self._settled = None
-            self.room.settle(settled)
         if (download := self._download) is not None:
             self._download = None
             view.download = download
@@ -314,7 +324,18 @@ class Feed:
         if self.room is None:
             raise ValueError("this view is not of a served dashboard, so there is no class")
         self.room.enter(self, self.on_news)
-        self.room.take(self, **values)
+        if values.get("what") != "bet" or "unit" in values or not self.room.teaches(self):
+            self.room.take(self, **values)
+            return
+        if (routers := values.get("routers")) is not None:
+            routers = router_duel.read_routers(routers)
+        question(values.get("changes") or {}, str(values.get("measure")), routers)  # which may refuse
+
+        def ask() -> None:
+            """Say in the question in which unit the duel can be settled."""
+            self._bets = {**values, "unit": unit_of_changes(self._newest_trace())}
+
+        self._in_background(ask)
 
     def _do_settle(self) -> None:
         """Simulate the other side of the duel, show it beside the run, and tell the class who has won.
@@ -328,11 +349,15 @@ class Feed:
         def settle() -> None:
             trace = self._newest_trace()
             if duel["routers"] is not None:
-                self._settled = router_duel.settled(trace, duel["routers"], duel["measure"])
+                self._settled = router_duel.settled(trace, duel["routers"], duel["measure"], duel["unit"]), None
                 return
             self._show_fork(trace, fork, _first_step(trace), changes)
-            assert self._other is not None
-            self._settled = Score(*outcome([trace], [self._other], duel["measure"]))
+            assert self._other is not None and self._fork_facts is not None
+            score = Score(*outcome([trace], [self._other], duel["measure"], unit=duel["unit"]))
+            if duel["unit"] == "s" and "no_times" in self._fork_facts:
+                note = "The question was about seconds. Times vary too much by now, so this counts steps."
+                score = score._replace(notes=(note,))
+            self._settled = score, (self._other, self._fork_facts)
 
         self._in_background(settle)
 
@@ -462,6 +487,9 @@ class Feed:
             return is_more
 
     def _do_tune(self, slo: str) -> None:
+        can_count = self.controller is None or hasattr(self.controller, "fork")
+        fork = self._fork() if can_count else None
+
         def tune() -> None:
             from workbench.analysis.tune import tune as tune_run
             from workbench.simulation.costs.fit import NoSeconds
@@ -472,14 +500,25 @@ class Feed:
             except KeyboardInterrupt:
                 self._tuned = {"verdict": "Cancelled.", "candidates": [], "notes": []}
             except NoSeconds as problem:
-                words = f"{problem.plain[0].upper()}{problem.plain[1:]}: {_IN_STEPS}"
-                self._tuned = {"verdict": words, "candidates": [], "notes": []}
+                self._tuned = self._tuned_in_steps(f"{problem.plain[0].upper()}{problem.plain[1:]}", fork)
             except (ValueError, TraceError) as problem:
                 self._tuned = {"verdict": str(problem), "candidates": [], "notes": []}
             finally:
                 self._tuning = None
 
         self._in_background(tune)
+
+    def _tuned_in_steps(self, reason: str, fork: Callable[..., Trace] | None) -> dict[str, Any]:
+        """Other settings in steps and KV blocks, as seconds cannot be predicted."""
+        trace = self._newest_trace()
+        if fork is None or _first_step(trace):
+            return {"verdict": f"{reason}: {_NO_SETTING}", "candidates": [], "notes": []}
+        try:
+            return settings_in_steps(trace, fork, reason, self._tell_tuning)
+        except KeyboardInterrupt:
+            return {"verdict": "Cancelled.", "candidates": [], "notes": []}
+        except (ValueError, TraceError) as problem:
+            return {"verdict": f"{reason}: {problem}", "candidates": [], "notes": []}
 
     def _tell_tuning(self, num_done: int, num_all: int) -> None:
         self._tuning = [num_done, num_all]

@@ -57,20 +57,21 @@ def read_routers(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"a": a, "b": b, "replicas": integer("replicas", given["replicas"], 2, MAX_REPLICAS)}
 
 
-def settled(trace: Trace, routers: Mapping[str, Any], measure: str) -> Score:
+def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = "s") -> Score:
     """Simulate both sides, and measure and draw them.
 
     Args:
         trace: The run whose requests both sides get, as many tokens each as they have in it.
         routers: See `read_routers`.
         measure: See `workbench.viz.duel.MEASURES`.
+        unit: "steps" to count steps also if times could be predicted.
 
     Raises:
         ValueError: The run has forgotten its first steps, has no requests, or lacks the measure.
     """
     from workbench.viz.fleet_rows import fleet_svgs  # few classes have a duel of routers
 
-    a, b, clock, told = _sides(trace, routers)
+    a, b, clock, told = _sides(trace, routers, unit)
     winner, sentence = outcome(a.traces, b.traces, measure, clock)
     simulated = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {told}."
     alike = _alike(a, b) if winner == "neither" else ""
@@ -103,7 +104,7 @@ def _rules() -> dict[str, str]:
     return RULES
 
 
-def _sides(trace: Trace, routers: Mapping[str, Any]) -> tuple[FleetRun, FleetRun, str, str]:
+def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRun, FleetRun, str, str]:
     """The runs of both sides, "steps" if each second of their clock is a step, and what the clock is."""
     from workbench.analysis.fleet.simulate import run_fleet
     from workbench.analysis.fork import Past, recorded_config, recorded_requests
@@ -114,7 +115,7 @@ def _sides(trace: Trace, routers: Mapping[str, Any]) -> tuple[FleetRun, FleetRun
     if len(trace) and trace[0].step:
         raise ValueError(f"a duel of routers needs every step of the run, and this one has only {trace.steps_in_words}")
     config, model, clock, told = recorded_config(trace), CostModel(fixed=1.0), "steps", "counted in steps"
-    if metrics(trace).summary.unit == "s":
+    if unit == metrics(trace).summary.unit == "s":
         try:
             model, clock, told = CostModel.fit(trace)[0], "", "with times predicted from its own step costs"
         except ValueError:

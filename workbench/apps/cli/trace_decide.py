@@ -30,6 +30,8 @@ from workbench.base.field_checks import integer
 from workbench.base.text import printable
 
 if TYPE_CHECKING:
+    from workbench.analysis.check import Check
+    from workbench.analysis.intervals import Prediction
     from workbench.analysis.predict import Predictor
     from workbench.trace import Trace
 
@@ -272,7 +274,7 @@ def _only(path: Path) -> Trace:
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    from workbench.analysis.check import COUNTS, shown
+    from workbench.analysis.check import COUNTS
     from workbench.analysis.flags import VLLM_FIELDS, Server
     from workbench.analysis.sweep import read_settings
 
@@ -283,24 +285,43 @@ def _whatif(options: argparse.Namespace) -> int:
     prediction = predictions[0] if changes else predictor.unchanged
     check = predictor.check
     gives_seconds = check.holds or options.force
-    print(f"{'':<20}{'recorded':>18}{'so predicted':>18}{'off by':>9}{'predicted':>18}  interval")
-    for name in (*(_TIMES if gives_seconds else ()), *COUNTS):
-        if (interval := prediction.intervals.get(name)) is None:
-            continue
-        known = [shown(name, values[name]) if name in values else "-" for values in (check.recorded, check.unchanged)]
-        error = f"{check.errors[name]:+.1%}" if name in check.errors else ""
-        spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
-        print(f"{name:<20}{known[0]:>18}{known[1]:>18}{error:>9}{shown(name, interval.value):>18}  {spread}")
+    names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
+    print("\n".join(_whatif_table(names, prediction, check, bool(changes))))
     if not gives_seconds:
         print(f"{check.refusal}; --force prints them")
     for note in (*prediction.notes, *check.notes):
         print(f"note: {note}")
-    if command := Server.of(predictor.trace).command(changes):
+    differs = prediction.outcome.values != predictor.unchanged.outcome.values
+    if differs and (command := Server.of(predictor.trace).command(changes)):
         print(command)
     if options.out:
         prediction.trace.save(options.out)
         print(f"{len(prediction.trace)} predicted steps saved to {options.out}")
     return 0
+
+
+def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is_changed: bool) -> Iterator[str]:
+    """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
+    from workbench.analysis.check import MAX_ERROR, shown
+
+    changed = f"{'changed, predicted':>20}{'change':>9}" if is_changed else ""
+    yield f"{'':<18}{'now, predicted':>16}{changed}  {'interval':<32}{'now, recorded':>16}{'off by':>9}"
+    far = False
+    for name in names:
+        interval, now = prediction.intervals[name], check.unchanged.get(name)
+        texts = [shown(name, values[name]) if name in values else "-" for values in (check.unchanged, check.recorded)]
+        change = f"{interval.value / now - 1:+.0%}" if now else ""
+        changed = f"{shown(name, interval.value):>20}{change:>9}" if is_changed else ""
+        spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
+        error = check.errors.get(name)
+        is_far = error is not None and abs(error) > MAX_ERROR
+        far = far or is_far
+        off = "" if error is None else f"{error:+.1%}"
+        yield f"{name:<18}{texts[0]:>16}{changed}  {spread:<32}{texts[1]:>16}{off:>9}{' !' if is_far else ''}".rstrip()
+    if "duration" in names:
+        yield "note: duration and output_throughput include idle time"
+    if far:
+        yield f"! the prediction of now is off by more than {MAX_ERROR:.0%}: do not rely on this value"
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
 // Block tables: the logical blocks of each scheduled request in order, with their physical ids.
 
-import { counted, formatRange, plain } from "./dom.js";
+import { counted, formatRange } from "./dom.js";
 import { MONO, requestLabel, SMALL, text } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
+import { nameOf } from "./request.js";
 import { inkOn } from "./theme.js";
 import { groupOf } from "./words.js";
 
@@ -115,7 +116,7 @@ export class BlockTablesPanel extends CanvasPanel {
     const row = this.rows[Math.floor((y - TOP) / ROW)];
     if (!row || y < TOP) return null;
     const { places, chunk, group, name } = row, { request } = chunk, size = group.block_size;
-    const logical = Math.floor((x - LEFT) / this.cell), id = plain(request.id);
+    const logical = Math.floor((x - LEFT) / this.cell), id = nameOf(request);
     if (x < LEFT || logical >= Math.min(this.fits, places.length)) {
       return {
         hover: { request: request.index },
@@ -157,7 +158,7 @@ export class BlockTablesPanel extends CanvasPanel {
       caption: `Block tables at step ${store.label(cursor.step)}`,
       headings: ["request", "group", "blocks", "physical ids in logical order"],
       rows: chunks.flatMap((chunk) => tablesOf(store, cursor.step, chunk)).map(({ chunk, group, places }) => {
-        return [plain(chunk.request.id), groupOf(group), places.length, places.map(({ block }) => block).join(" ")];
+        return [nameOf(chunk.request), groupOf(group), places.length, places.map(({ block }) => block).join(" ")];
       }),
     };
   }

@@ -120,6 +120,7 @@ export class Classroom {
     setText(this.show, code?.length ? "Hide the QR code" : "Show its QR code");
     this.draw(code || []);
     if (follows) this.take(lead);
+    this.compare(score);
     const signature = JSON.stringify([role, question, answered, spread, followers, score]);
     if (signature === this.signature) return;
     this.signature = signature;
@@ -129,6 +130,14 @@ export class Classroom {
         ? teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered)
         : scoreOf(score, this.pictures),
     );
+  }
+
+  /** Show the comparison of a duel that was settled, once: it may be here already, and closed. */
+  compare(score) {
+    if (!score?.compares || score.number === this.compared || !this.view.other) return;
+    this.compared = score.number;
+    this.view.scrolls = true;
+    this.view.showComparison(true);
   }
 
   /** Keep the pictures of a duel, which are sent until the host knows that they are here. */

@@ -17,7 +17,7 @@ import {
 } from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
-import { waitsOf } from "./request.js";
+import { nameOf, waitsOf } from "./request.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
 
@@ -133,7 +133,7 @@ export class ComparePanel extends CanvasPanel {
   summaryOf({ first_divergence: parted, unit, notes, fork }) {
     const simulated = fork ? `The run below is simulated ${forkWords(fork)}.` : "";
     const where = parted
-      ? `First divergence: step ${parted.step}, ${plain(parted.request)}: ${plain(parted.what, 160)}.`
+      ? `First divergence: step ${parted.step}, ${this.nameOf(parted.request)}: ${plain(parted.what, 160)}.`
       : "The schedules never differ.";
     let clock = unit === "s" ? "" : "Times are in steps, because one of the runs has no clock.";
     if (fork?.no_times) clock = `Times are in steps: ${plain(fork.no_times.split(". ")[0], 200)}.`;
@@ -167,7 +167,12 @@ export class ComparePanel extends CanvasPanel {
     };
     const select = (id) => ({ onclick: () => this.cursor.select(this.store.byId.get(id).index) });
     replace(this.meanRow, rows.length > 1 && mean ? row("mean", {}, mean) : "");
-    replace(this.gainRows, rows.map(([id, ...values]) => row(h("bdi", {}, plain(id)), select(id), values)));
+    replace(this.gainRows, rows.map(([id, ...values]) => row(h("bdi", {}, this.nameOf(id)), select(id), values)));
+  }
+
+  /** The name of a request for a reader. */
+  nameOf(id) {
+    return nameOf(this.store.byId.get(id) ?? { id, own: false });
   }
 
   /** The axis of all panels becomes the chosen one. */
@@ -314,7 +319,7 @@ export class ComparePanel extends CanvasPanel {
     const end = ({ tokens, chunkSteps }) =>
       `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
     const same = difference < 0 ? "the same tokens" : `the first difference is token ${difference + 1}`;
-    return { hover, request, lines: [plain(a.id), `a: ${end(a)}`, `b: ${end(b)}`, same] };
+    return { hover, request, lines: [nameOf(a), `a: ${end(a)}`, `b: ${end(b)}`, same] };
   }
 
   mirrorHit(x, y) {
@@ -336,7 +341,7 @@ export class ComparePanel extends CanvasPanel {
     const cells = ([id, ...values]) => {
       const [a, b] = this.stores.map((store) => store.byId.get(id).tokens), difference = firstDifference(a, b);
       const written = values.map((value, i) => (i < 4 ? this.write(value) : value));
-      return [plain(id), ...written, difference < 0 ? "none" : difference + 1];
+      return [this.nameOf(id), ...written, difference < 0 ? "none" : difference + 1];
     };
     const gains = ["TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"];
     return {

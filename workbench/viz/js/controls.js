@@ -204,7 +204,7 @@ export class Controls {
     this.updateClock();
     setText(this.level, view.exact ? "Words: exact" : "Words: plain");
     this.level.setAttribute("aria-pressed", String(view.exact));
-    const sentence = store.numSteps ? store.sentences[cursor.step] || "" : this.nothingYet();
+    const sentence = store.numSteps ? store.sentence(cursor.step) : this.nothingYet();
     if (sentence !== this.sentence.textContent) replace(this.sentence, withTerms(sentence));
     this.numbers.hidden = !view.exact || !store.numSteps;
     if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
@@ -256,6 +256,6 @@ export class Controls {
     if (!store.numSteps || this.announced === step) return;
     this.announced = step;
     clearTimeout(this.announcing);
-    this.announcing = setTimeout(() => setText(this.announcement, store.sentences[step] || ""), 900);
+    this.announcing = setTimeout(() => setText(this.announcement, store.sentence(step)), 900);
   }
 }

@@ -2,6 +2,7 @@
 
 import { h, plain, replace, setText, tableHead } from "./dom.js";
 import { Panel } from "./panel.js";
+import { nameOf } from "./request.js";
 
 /** Maximum number of events in the list. */
 const MOST = 300;
@@ -52,7 +53,7 @@ export class EventsPanel extends Panel {
       h("td", { class: "wb-number" }, this.store.label(event.step)),
       h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })),
       h("td", {}, event.kind),
-      h("td", {}, h("bdi", {}, plain(event.request.id))),
+      h("td", {}, h("bdi", {}, nameOf(event.request))),
       h("td", {}, h("bdi", {}, this.why(event))),
     );
   }
@@ -72,7 +73,7 @@ export class EventsPanel extends Panel {
 
   tableData() {
     const cells = (event) => {
-      return [this.store.label(event.step), event.kind, plain(event.request.id), this.why(event)];
+      return [this.store.label(event.step), event.kind, nameOf(event.request), this.why(event)];
     };
     return {
       caption: "Events up to the cursor, newest first",

@@ -31,7 +31,7 @@ function schedule(store, step, chunks) {
     });
   const left = store.requests.filter((request) => ["waiting", "preempted"].includes(store.stateOf(request, step)));
   const waits = left.map((request) => ({ request: request.index, why: store.whyNot(request, step) }));
-  return { budget, bars, waits, sentence: store.sentences[step] ?? "" };
+  return { budget, bars, waits, sentence: store.sentence(step) };
 }
 
 /** The block table of each scheduled request: which places are new, and which were found in the prefix cache. */

@@ -4,6 +4,7 @@ import { counted, formatNumber, h, plain } from "./dom.js";
 import { dot, draftCells, eventMark, hatch, requestLabel, SMALL, text } from "./drawing.js";
 import { drawRow, ROW } from "./gantt_row.js";
 import { box, hatched, layers, LegendLines, legendRow } from "./legend.js";
+import { nameOf } from "./request.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 import { draftsOf, kvOf, limitOf } from "./words.js";
@@ -237,7 +238,7 @@ export class GanttPanel extends StepPanel {
   hit(x, y) {
     const request = this.shown()[Math.floor((y - TOP) / ROW)];
     if (!request || y < TOP) return null;
-    const step = this.axis().stepAt(x), lines = [plain(request.id)];
+    const step = this.axis().stepAt(x), lines = [nameOf(request)];
     if (step < 0) {
       const prompt = counted(request.num_prompt_tokens, "prompt token");
       lines.push(`${prompt}, up to ${counted(request.max_tokens, "output token")}`);
@@ -290,7 +291,7 @@ export class GanttPanel extends StepPanel {
 
   cells({ request, state, chunk, computed, cached, why }) {
     return [
-      plain(request.id),
+      nameOf(request),
       state,
       ...(chunk ? [`${chunk.n} ${chunk.decode ? "decode" : "prefill"}`, chunk.start, chunk.end] : ["–", "–", "–"]),
       computed < 0 ? "–" : computed,

@@ -17,6 +17,7 @@ import {
 import { hatch, outlinedText, SMALL, text, textWidth, tickLabel, ticks } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
+import { nameOf } from "./request.js";
 import { upperBound } from "./sorted.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
 
@@ -341,7 +342,7 @@ export class IncidentPanel extends CanvasPanel {
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
-      `hit rate of prompt tokens ${share(whole.hit / (whole.queried || 1))}`,
+      `hit rate ${share(whole.hit / (whole.queried || 1))} of prompt tokens`,
       `${counted(whole.preemptions, "preemption")}`,
       `up to ${formatNumber(whole.waiting)} waiting`,
       counted(stalls, "stall"),
@@ -364,7 +365,7 @@ export class IncidentPanel extends CanvasPanel {
       const [cause, part, culprits] = causes.get(request.id) ?? ["", 0, []];
       const others = culprits.map((id) => store.byId.get(id)?.label ?? plain(id)).join(", ");
       const words = cause && `${share(part)} ${cause}${others ? `: ${others}` : ""}`;
-      const name = request.id.length > LONG_NAME ? request.label : plain(request.id);
+      const name = request.id.length > LONG_NAME ? request.label : nameOf(request);
       return { request, cells: [name, `${open ? "≥ " : ""}${formatSeconds(ttft)}`, words || "–"] };
     });
     const onclick = ({ request }) => this.view.inspector.pin({ kind: "request", request: request.index });

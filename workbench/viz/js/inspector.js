@@ -6,6 +6,7 @@ import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js"
 import { explanation } from "./explanation.js";
 import { FREE, OWNED } from "./pool_history.js";
 import { close } from "./popovers.js";
+import { nameOf } from "./request.js";
 import { draftsOf, groupOf, kvOf, limitOf, roleOf } from "./words.js";
 
 /** Words for the states of a request. */
@@ -103,7 +104,7 @@ export class Inspector {
 
   toRequest(request) {
     const go = () => this.pin({ kind: "request", request: request.index });
-    return { words: plain(request.id), to: request.id, go };
+    return { words: nameOf(request), to: request.id, go };
   }
 
   toBlock(block, request) {
@@ -155,7 +156,7 @@ export class Inspector {
       ]]);
     }
     if (count) rows.push(["newest token", this.toToken(request, count - 1)]);
-    return { title: plain(request.id), rows, request };
+    return { title: nameOf(request), rows, request };
   }
 
   block({ block, position }) {

@@ -4,6 +4,7 @@ import { counted, formatNumber, formatRange, h, plain, select, setText } from ".
 import { hatch, MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { askForKernelRun } from "./kernel_page.js";
+import { nameOf } from "./request.js";
 import { shadowFacts, threadgroupsOf } from "./shadow.js";
 import { bytesPerPosition, fieldsOf, formatBytes, workOf, workTotals } from "./work.js";
 
@@ -204,7 +205,7 @@ export class KernelPanel extends CanvasPanel {
   hit(_x, y) {
     const row = this.rows?.[Math.floor((y - TOP) / this.row)];
     if (!row || y < TOP) return null;
-    const { item, position } = row, { request } = this.chunks[item.seq], id = plain(request.id);
+    const { item, position } = row, { request } = this.chunks[item.seq], id = nameOf(request);
     const title = position
       ? `threadgroup (${position.join(", ")}): work item ${row.itemIndex}, ${id}`
       : `work item ${row.index}: ${id}`;
@@ -252,7 +253,7 @@ export class KernelPanel extends CanvasPanel {
     this.layout();
     const { work, launched, chunks } = this;
     const cells = (item) => {
-      const id = plain(chunks[item.seq].request.id), split = `${item.split + 1}/${item.num_splits}`;
+      const id = nameOf(chunks[item.seq].request), split = `${item.split + 1}/${item.num_splits}`;
       return [id, item.q_start, item.num_rows, work.blockQ, item.kv_start, item.kv_end, split];
     };
     const headings = ["item", "request", "q from", "rows", "rows of tile", "KV from", "KV to", "split"];

@@ -1,6 +1,6 @@
 // The packed batch: the query rows of all sequences one after another, and each sequence against its KV.
 
-import { counted, formatNumber, formatRange, plain } from "./dom.js";
+import { counted, formatNumber, formatRange } from "./dom.js";
 import {
   BOLD,
   breakMark,
@@ -19,6 +19,7 @@ import {
 import { readableScale } from "./geometry.js";
 import { box, hatched, legendRow } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
+import { nameOf } from "./request.js";
 import { inkOn, mix } from "./theme.js";
 import { draftsOf, kvOf, limitOf, roleOf } from "./words.js";
 
@@ -273,7 +274,7 @@ export class PackedPanel extends CanvasPanel {
     if (!chunk) return null;
     const hover = { request: chunk.request.index, chunk: chunk.index };
     const lines = [
-      `${plain(chunk.request.id)}: ${chunk.decode ? "decode" : `prefill chunk of ${counted(chunk.n, "token")}`}`,
+      `${nameOf(chunk.request)}: ${chunk.decode ? "decode" : `prefill chunk of ${counted(chunk.n, "token")}`}`,
       `query rows ${formatRange(chunk.q0, chunk.q1)} of ${formatNumber(this.total)}`,
       kvOf(chunk),
     ];
@@ -307,7 +308,7 @@ export class PackedPanel extends CanvasPanel {
     const cells = (c) => {
       const rows = [c.q0, c.q1, c.n], kv = [c.start, c.end], sampled = c.sampled >= 0 ? c.sampled : "–";
       const drafts = c.drafts ? `${c.accepted} of ${c.drafts}` : "–";
-      return [c.seq, plain(c.request.id), roleOf(c), ...rows, ...kv, limitOf(c), drafts, sampled];
+      return [c.seq, nameOf(c.request), roleOf(c), ...rows, ...kv, limitOf(c), drafts, sampled];
     };
     const kv = ["KV before", "KV after"];
     return {

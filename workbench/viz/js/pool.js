@@ -1,10 +1,11 @@
 // The KV pool: one cell per physical block, always at the same place, and above it the number of blocks in each state.
 
-import { counted, formatNumber, formatRange, plain } from "./dom.js";
+import { counted, formatNumber, formatRange } from "./dom.js";
 import { hatch, polygon, SMALL, text, textWidth } from "./drawing.js";
 import { poolColumns } from "./geometry.js";
 import { CanvasPanel } from "./panel.js";
 import { CACHED, FREE, OWNED } from "./pool_history.js";
+import { nameOf } from "./request.js";
 import { readersOf } from "./shadow.js";
 import { channels, inkOn, mix } from "./theme.js";
 import { groupOf } from "./words.js";
@@ -251,7 +252,7 @@ export class PoolPanel extends CanvasPanel {
   ownerHit(request, block, lines) {
     const { store } = this, shared = this.pool.references[block] - 1, hover = { request: request.index };
     const place = store.blocksByGroup(this.cursor.step).places.get(block);
-    lines.push(`owner ${plain(request.id)}${shared > 0 ? ` and ${shared} more` : ""}`);
+    lines.push(`owner ${nameOf(request)}${shared > 0 ? ` and ${shared} more` : ""}`);
     if (!place) return hover;
     const { kind, block_size: size } = store.groups[place.group], { logical } = place;
     if (store.groups.length > 1) lines.push(`group ${place.group}: ${groupOf(store.groups[place.group])}`);
@@ -278,7 +279,7 @@ export class PoolPanel extends CanvasPanel {
     const { store, cursor } = this, pool = store.pool.at(cursor.step), rows = [], next = pool ? nextEvicted(pool) : -1;
     for (let block = 1; pool && block < pool.state.length && rows.length < TABLE_BLOCKS; block++) {
       if (pool.state[block] === FREE) continue;
-      const owner = pool.owner[block] >= 0 ? plain(store.requests[pool.owner[block]].id) : "–";
+      const owner = pool.owner[block] >= 0 ? nameOf(store.requests[pool.owner[block]]) : "–";
       const state = block === next ? "cached, evicted next" : STATES[pool.state[block]];
       const changed = pool.changed[block] >= 0 ? store.label(pool.changed[block]) : "–";
       rows.push([block, state, owner, pool.references[block], changed]);

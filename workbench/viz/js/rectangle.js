@@ -1,11 +1,12 @@
 // The exact q x kv rectangle of one sequence with the work items that compute it or, for a small batch, the whole
 // block-diagonal mask cell by cell.
 
-import { counted, formatNumber, plain } from "./dom.js";
+import { counted, formatNumber } from "./dom.js";
 import { fitting, FONT, MONO, SMALL, text, textWidth, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { askForKernelRun } from "./kernel_page.js";
 import { CanvasPanel } from "./panel.js";
+import { nameOf } from "./request.js";
 import { mix } from "./theme.js";
 import { fieldsOf, workOf } from "./work.js";
 
@@ -107,7 +108,7 @@ export class RectanglePanel extends CanvasPanel {
     const shape = `${formatNumber(chunk.n)} × ${formatNumber(chunk.end)}`;
     const own = this.cursor.selected === chunk.request.index;
     const which = own || this.chunks.length === 1 ? "" : `, the largest of ${this.chunks.length} sequences`;
-    text(context, `${plain(chunk.request.id)}: ${shape}${which}`, LEFT, 10, colours.text);
+    text(context, `${nameOf(chunk.request)}: ${shape}${which}`, LEFT, 10, colours.text);
     const dense = items.filter((item) => item.split === 0).length * columns;
     const tiles = [
       `${formatNumber(counts.computed)} of ${counted(dense, "tile")} computed`,
@@ -216,7 +217,7 @@ export class RectanglePanel extends CanvasPanel {
     for (const chunk of this.chunks) {
       if (q < chunk.q1) {
         if (column >= 0 && column < chunk.end) return this.cellHit(chunk, q - chunk.q0, column);
-        const lines = [`row ${q} of ${plain(chunk.request.id)}`, "another sequence's KV: −∞"];
+        const lines = [`row ${q} of ${nameOf(chunk.request)}`, "another sequence's KV: −∞"];
         return { hover: { request: chunk.request.index }, lines };
       }
       column -= chunk.end;
@@ -231,7 +232,7 @@ export class RectanglePanel extends CanvasPanel {
     const block = store.blockTable(chunk.request, cursor.step)[logical];
     const hover = { request: chunk.request.index, kv: [logical * size, (logical + 1) * size], block };
     const lines = [
-      `${plain(chunk.request.id)}: position ${formatNumber(position)} × KV ${formatNumber(kv)}`,
+      `${nameOf(chunk.request)}: position ${formatNumber(position)} × KV ${formatNumber(kv)}`,
       verdict(mask, kv),
       `logical block ${logical}, physical block ${block ?? "–"}`,
     ];
@@ -262,7 +263,7 @@ export class RectanglePanel extends CanvasPanel {
     if (this.mode === "hint") return "nothing selected";
     const [rows, columns] = this.shape;
     if (this.mode === "batch") return `block-diagonal mask of ${rows} by ${columns} cells`;
-    return `${plain(this.chunk.request.id)}, ${counted(rows, "row")} by ${counted(columns, "position")}`;
+    return `${nameOf(this.chunk.request)}, ${counted(rows, "row")} by ${counted(columns, "position")}`;
   }
 
   tableData() {
@@ -271,7 +272,7 @@ export class RectanglePanel extends CanvasPanel {
     const rows = [];
     for (const chunk of this.mode === "one" ? [this.chunk] : this.chunks) {
       for (const { row, position, from, to } of this.masks[chunk.seq].slice(0, TABLE_ROWS)) {
-        rows.push([plain(chunk.request.id), row, position, from, to]);
+        rows.push([nameOf(chunk.request), row, position, from, to]);
       }
     }
     return {

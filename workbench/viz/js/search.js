@@ -1,6 +1,7 @@
 // Search: a position of a request, a step, a kind of event, or the name of a request, which filters the panels.
 
 import { counted, formatNumber, h, plain, replace } from "./dom.js";
+import { nameOf } from "./request.js";
 
 /** Events by the words that people use for them. */
 const EVENT_WORDS = {
@@ -42,7 +43,7 @@ function nameAnswers({ store, cursor, inspector }, asked, count) {
   const only = count === 1 && store.requests.find(({ id }) => id.toLowerCase().includes(asked.toLowerCase()));
   if (only) {
     const go = () => inspector.pin({ kind: "request", request: only.index });
-    return [...(step?.go ? [step] : []), { words: `The panels show only ${plain(only.id)}. Open its card`, go }];
+    return [...(step?.go ? [step] : []), { words: `The panels show only ${nameOf(only)}. Open its card`, go }];
   }
   if (count) {
     const words = `${counted(count, "request")} of ${formatNumber(store.requests.length)}: the panels show no other.`;
@@ -60,7 +61,7 @@ function stepAnswer(store, cursor, label) {
       : "";
     return { words: `There is no step ${formatNumber(label)}${known && `; the steps are ${known}`}.` };
   }
-  return { words: store.sentences[step] || `Step ${label}`, go: () => cursor.seek(step), at: step };
+  return { words: store.sentence(step) || `Step ${label}`, go: () => cursor.seek(step), at: step };
 }
 
 function blockAnswer(view, block) {
@@ -75,7 +76,7 @@ function eventAnswers(view, kind) {
     for (const event of store.events(step)) {
       if (event.kind !== kind || found.length === MOST) continue;
       const why = event.words ? `: ${plain(event.words, 80)}` : "";
-      found.push({ words: `step ${store.label(step)}: ${plain(event.request.id)}${why}`, go: () => cursor.seek(step) });
+      found.push({ words: `step ${store.label(step)}: ${nameOf(event.request)}${why}`, go: () => cursor.seek(step) });
     }
   }
   return found.length ? found : [{ words: "This has not happened in any step." }];
@@ -84,7 +85,7 @@ function eventAnswers(view, kind) {
 /** The block, the slot and the step of a position of a request's KV. */
 function positionAnswer(view, request, position) {
   const { store, cursor } = view, size = store.facts.block_size, logical = Math.floor(position / size);
-  const token = `Token ${formatNumber(position)} of ${plain(request.id)}`;
+  const token = `Token ${formatNumber(position)} of ${nameOf(request)}`;
   const found = store.stepThatComputed(request, position, cursor.step);
   if (!found || !size) return { words: `${token} is in no KV block: it has never been computed.` };
   const held = store.blockTable(request, cursor.step)[logical], now = held !== undefined && found.step <= cursor.step;

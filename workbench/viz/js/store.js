@@ -4,7 +4,7 @@
 
 import { Column, decodePacket } from "./packet.js";
 import { PoolHistory } from "./pool_history.js";
-import { labelOf, newRequest, newTable, sharedStem } from "./request.js";
+import { labelOf, nameOf, newRequest, newTable, sharedStem } from "./request.js";
 import { lastAtOrBefore, upperBound } from "./sorted.js";
 import { endOf } from "./words.js";
 
@@ -251,6 +251,17 @@ export class Store {
     return this.value("end", step) - this.value("time", step);
   }
 
+  /** The sentence of a step, "" for none; it names requests as all else does. */
+  sentence(step) {
+    let sentence = this.sentences[step] ?? "";
+    for (const request of this.requests) {
+      if (!request.own || !sentence.includes(request.id)) continue;
+      const id = request.id.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+      sentence = sentence.replace(new RegExp(`(?<![\\w-])${id}(?![\\w-])`, "g"), () => nameOf(request));
+    }
+    return sentence;
+  }
+
   /** The phases of a step, in order: { name, begin, seconds }; `begin` is in seconds after that of the step. */
   phases(step) {
     const [from, to] = this.span("phase", step), get = (name, p) => this.column(`phase.${name}`)[p], result = [];
@@ -261,8 +272,8 @@ export class Store {
   }
 
   /**
-   * The clock of the run, in seconds, as workbench/trace/readings/run_clock.py has it: `duration` from the first step to
-   * the last with `idle` time, `atWork` without it, and `before`, from the first arrival to the first step.
+   * The clock of the run, in seconds, as workbench/trace/readings/run_clock.py has it: `duration` from the first step
+   * to the last with `idle` time, `atWork` without it, and `before`, from the first arrival to the first step.
    */
   get clock() {
     if (!this.numSteps) return { duration: 0, idle: 0, atWork: 0, before: 0 };

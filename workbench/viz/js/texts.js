@@ -274,7 +274,7 @@ export class TextsPanel extends Panel {
     const { store, cursor } = this;
     const cells = (request) => {
       const count = this.numTokens(request), state = store.stateOf(request, cursor.step);
-      return [plain(request.id), state, count, this.words(request, 0, count)];
+      return [nameOf(request), state, count, this.words(request, 0, count)];
     };
     return {
       caption: `Texts at step ${store.label(cursor.step)}`,

@@ -3,6 +3,7 @@
 import { counted, formatNumber, formatSeconds, plain, setText, timeWords } from "./dom.js";
 import { dashes, dot, eventMark, hatch, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
+import { nameOf } from "./request.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 import { numbersOf } from "./words.js";
@@ -308,17 +309,17 @@ export class TimelinePanel extends StepPanel {
 
   summary(step) {
     const { store } = this;
-    const lines = [store.sentences[step] || `step ${formatNumber(store.label(step))}`, ...numbersOf(store, step)];
+    const lines = [store.sentence(step) || `step ${formatNumber(store.label(step))}`, ...numbersOf(store, step)];
     for (const stall of this.view.stalls) if (stall.step === step) lines.push(`stall: ${plain(stall.words, 200)}`);
     for (const { kind, request, words } of store.events(step).slice(0, 6)) {
-      lines.push(`${kind} ${plain(request.id)}${words ? `: ${plain(words, 80)}` : ""}`);
+      lines.push(`${kind} ${nameOf(request)}${words ? `: ${plain(words, 80)}` : ""}`);
     }
     return lines;
   }
 
   describe() {
     if (!this.store.numSteps) return "no steps yet";
-    return `${counted(this.store.numSteps, "step")}. ${this.store.sentences[this.cursor.step] || ""}`;
+    return `${counted(this.store.numSteps, "step")}. ${this.store.sentence(this.cursor.step)}`;
   }
 
   tableData() {

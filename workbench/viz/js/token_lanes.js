@@ -3,6 +3,7 @@
 
 import { counted, formatNumber, formatSeconds, plain } from "./dom.js";
 import { SMALL, text, ticks } from "./drawing.js";
+import { nameOf } from "./request.js";
 
 /** Margins of the lanes. */
 export const LEFT = 84;
@@ -87,7 +88,7 @@ export class TokenLanes {
   describe(row, i) {
     const [a, b] = this.pairs[row], tokens = [a.tokens[i], b.tokens[i]];
     if (!tokens[0] && !tokens[1]) return null;
-    const title = `${plain(a.id)}, token ${i + 1}: ${this.verdict(row, i)}`;
+    const title = `${nameOf(a)}, token ${i + 1}: ${this.verdict(row, i)}`;
     return { lines: [title, this.tokenLine(row, i, 0), this.tokenLine(row, i, 1)], step: tokens[0]?.step };
   }
 
