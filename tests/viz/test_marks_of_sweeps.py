@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from workbench.viz.drawing import GRID
 from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.pareto import pareto_marks, tuning_marks
-from workbench.viz.drawing import GRID
 from workbench.viz.pareto import FRONT, POINT, RING, pareto_svg
 
 NAMES = ("itl_p99", "output_throughput", "ttft_mean")
@@ -108,7 +108,9 @@ def test_the_picture_of_a_sweep(seed, numbered):
     assert root.get("aria-label") == f"Pareto plot of 10 configurations, {marks.num_front} on the front"
     height = 330 + (24 + 17 * len(marks.front) if numbered else 0)
     assert root.get("viewBox") == f"0 0 880 {height}"
-    texts = [(number(t, "x"), number(t, "y"), t.get("text-anchor"), t.text) for t in root.iter() if t.tag.endswith("text")]
+    texts = [
+        (number(t, "x"), number(t, "y"), t.get("text-anchor"), t.text) for t in root.iter() if t.tag.endswith("text")
+    ]
     lines = [path.get("d") for path in root.iter() if path.get("stroke") == GRID]
     circles = [
         (number(c, "cx"), number(c, "cy"), number(c, "r"), c.get("fill"), c.get("stroke"))
