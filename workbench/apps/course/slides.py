@@ -33,7 +33,9 @@ pre {{ font-size: 0.75rem; overflow: auto; padding: 0.5em; background: #f6f7f9; 
 table {{ border-collapse: collapse; }}
 th, td {{ padding: 0.2em 0.7em; text-align: left; border-bottom: 1px solid #e2e5ea; }}
 /* From the last row of a room: type of at least 18 pixels on a screen of 1,280. */
-section :is(table, td, th, .wb-repr, .wb-repr :is(table, p, li, h4, h5, pre)) {{ font-size: max(0.75rem, 18px) !important; }}
+section :is(table, td, th, .wb-repr, .wb-repr :is(table, p, li, h4, h5, pre)) {{
+  font-size: max(0.75rem, 18px) !important;
+}}
 section .wb-repr {{ max-width: none; }}
 /* A picture is as wide as the slide, if it is not too high then. */
 section :is(img, svg) {{ width: 100%; height: auto; max-height: calc(100vh - 5.5rem); object-fit: contain;
@@ -56,7 +58,8 @@ const HEADING = "h1, h2, h3, h4, h5";
 function blocksOf(element) {{
   const children = [...element.children].filter((child) => !child.matches("style, script"));
   const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-  const inline = children.some((child) => !child.matches(WHOLE) && getComputedStyle(child).display.startsWith("inline"));
+  const isInline = (child) => !child.matches(WHOLE) && getComputedStyle(child).display.startsWith("inline");
+  const inline = children.some(isInline);
   if (element.matches(WHOLE) || !children.length || own || inline) return [element];
   return children.flatMap(blocksOf);
 }}
@@ -71,12 +74,14 @@ function grouped(blocks) {{
   return groups.filter((group) => group.length);
 }}
 
-/** The screens of a slide, as lists of blocks: a part joins the screen before it if there is room, or begins another. */
+/** What shows each screen of a slide: a part joins the screen before it if there is room, or begins another. */
 function screensOf(slide) {{
   const parts = [...slide.children].map((part) => [part, blocksOf(part)]), all = parts.flatMap(([, blocks]) => blocks);
   const place = (shown) => {{
     for (const block of all) block.toggleAttribute("data-off", !shown.includes(block));
-    for (const [part, blocks] of parts) part.toggleAttribute("data-off", !blocks.some((block) => shown.includes(block)));
+    for (const [part, blocks] of parts) {{
+      part.toggleAttribute("data-off", !blocks.some((block) => shown.includes(block)));
+    }}
   }};
   const fits = (shown) => {{
     place(shown);
