@@ -331,19 +331,23 @@ def still_without(count: int, what: str = "first token") -> str:
     return f"{counted(count, 'request')} {has} no {what}, and {counts} with the time so far"
 
 
-_LATENCIES = (
+LATENCIES = (
     ("time to first token", "ttft"),
     ("  until scheduled", "queue"),
     ("  in prefill", "prefill"),
     ("inter-token latency", "itl"),
     ("end to end", "e2e"),
 )
+"""Title and field of each latency of a summary; an indented one is a part of the one above it."""
+
+STATISTICS = ("mean", "p50", "p95", "p99", "max")
+"""Statistics of a latency in tables."""
 
 
-def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
-    """The summary of a run as a table of plain text."""
+def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
+    """What is said above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
     unit = summary.unit
-    lines = [
+    return [
         f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
         f"in {counted(summary.num_steps, 'step')}"
         + (f", {summary.duration:.3f} s" if unit == "s" else "")
@@ -356,16 +360,29 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
         f"(peak {percent(summary.peak_kv_use)})",
         *_speculation_lines(speculation),
-        "",
-        f"{'latency in ' + unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
     ]
-    for title, name in _LATENCIES:
+
+
+def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
+    """The summary of a run as a table of plain text."""
+    lines = [
+        *heading_lines(summary, speculation),
+        "",
+        f"{'latency in ' + summary.unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
+    ]
+    for title, name in LATENCIES:
         distribution: Distribution = getattr(summary, name)
-        cells = [distribution.number(name) for name in ("mean", "p50", "p95", "p99", "max")]
+        cells = [distribution.number(name) for name in STATISTICS]
         lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8,}")
-    if summary.ttft.num_open:
-        lines.append(f"{still_without(summary.ttft.num_open)}; {AT_LEAST} marks what is at least that")
+    if note := open_note(summary):
+        lines.append(note)
     return "\n".join(lines)
+
+
+def open_note(summary: Summary) -> str:
+    """What lower bounds among the latencies mean; "" without any."""
+    count = summary.ttft.num_open
+    return f"{still_without(count)}; {AT_LEAST} marks what is at least that" if count else ""
 
 
 def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:
