@@ -146,6 +146,25 @@ def test_the_picture_of_a_sweep(seed, numbered):
     assert below == [(58, 348 + 17 * i, "start", f"{name}  {told}") for i, (name, told) in enumerate(marks.front)]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_no_word_of_a_sweep_lies_over_a_point_or_another_word(seed):
+    rows, ringed = rows_of(seed)
+    root = ET.fromstring(pareto_svg(rows, ["seats"], ringed, NAMES[:2], NAMES[2], "ms"))
+    boxes = [
+        (number(t, "x"), number(t, "y") - 9, number(t, "x") + 6 * len(t.text), number(t, "y"))
+        for t in root.iter()
+        if t.tag.endswith("text") and t.get("text-anchor") == "start" and number(t, "y") < 272
+    ]
+    assert len(boxes) > 6
+    for i, (left, top, right, base) in enumerate(boxes):
+        for x0, y0, x1, y1 in boxes[:i]:
+            assert right <= x0 or left >= x1 or base <= y0 or top >= y1
+        for circle in (c for c in root.iter() if c.tag.endswith("circle")):
+            x, y = number(circle, "cx"), number(circle, "cy")
+            away = max(left - x, x - right, 0), max(top - y, y - base, 0)
+            assert away[0] ** 2 + away[1] ** 2 >= 9, "a point is seen beside every word"
+
+
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("is_best", [False, True])
 def test_the_marks_of_a_tuning(is_best, slow):
