@@ -37,6 +37,41 @@ def run(session, preset="chunked", config=None, policy="", **changes):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_opens_at_the_first_step_that_shows_what_it_is_about(preset):
+    about = {
+        "a preemption": lambda step: len(step.preempted) > 0,
+        "a request waits": lambda step: len(step.waiting) > 0,
+        "a hit in the prefix cache": lambda step: sum(chunk.num_cached_tokens for chunk in step.chunks) > 0,
+        "a chunk beside decodes": lambda step: (
+            0 < sum(chunk.arm == "decode" for chunk in step.chunks) < len(step.chunks)
+            and any(chunk.arm == "intermediate" for chunk in step.chunks)
+        ),
+    }
+    chosen = PRESETS[preset]
+    session = Session()
+    given = {"workload": json.dumps(chosen.workload), "replicas": chosen.replicas, "shows": chosen.shows}
+    facts, _ = ask(session, "run", **given)
+    trace = session._newest.traces[facts.get("replica", 0)]
+    assert facts["opens_at"] == next(step.step for step in trace if about[chosen.shows](step))
+    assert "opens_at" not in ask(session, "pin")[0], "what follows keeps the place"
+    refused, _ = ask(session, "run", **given | {"shows": "everything"})
+    assert "shows must be" in refused["error"] and "a preemption" in refused["error"]
+
+
+def test_the_slowest_request_is_offered_first():
+    session = Session()
+    facts, _ = run(session, "own-policy")
+    trace = simulate(PRESETS["own-policy"].workload)
+    times = {name: request.e2e.seconds for name, request in trace.metrics().requests.items()}
+    assert [times[name] for name in facts["slowest"]] == sorted(times.values(), reverse=True)
+    session = Session()
+    ask(session, "run", workload=json.dumps(PRESETS["fleet"].workload), replicas=4)
+    assert sorted(ask(session, "numbers")[0]["slowest"]) == sorted(
+        r["id"] for r in PRESETS["fleet"].workload["requests"]
+    )
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_simulated_and_all_its_requests_end(preset):
     facts, answer = run(Session(), preset)
     trace = simulate(PRESETS[preset].workload)

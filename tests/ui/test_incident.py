@@ -1,5 +1,6 @@
 """A recording opens as an incident: its plots, brush, causes and stalls are those that Python computes."""
 
+import re
 from pathlib import Path
 from random import Random
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from workbench import simulate
+from workbench.analysis.incident import incident
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
@@ -270,3 +272,32 @@ def test_the_time_before_the_first_step_says_who_waits(open_page, width, tmp_pat
     page.frame()
     assert page.view(f"{panel}.scale(true).from") == trace[8].time
     assert words not in page.view(f"{panel}.hit(argument, 90).lines", x0 + 3)
+
+
+def test_a_page_opens_at_its_largest_stall_and_says_so(page_of, trace):
+    page = page_of(trace)
+    page.wait("view.stalls.length === 2")
+    largest = max(incident(trace).stalls, key=lambda stall: stall.excess)
+    assert page.view("view.store.label(view.cursor.step)") == largest.step
+    assert "Opened at the largest of 2 stalls: " in page.root.get_by_role("alert").inner_text()
+    page.view("view.cursor.seek(1)")
+    page.view("view.statusChanged()")
+    assert page.view("view.cursor.step") == 1, "a person has moved it"
+
+
+def test_all_times_of_an_axis_are_written_alike(open_page, tmp_path):
+    Trace.load("notebooks/data/vllm_served.jsonl.gz").to_html(tmp_path / "served.html")
+    page = open_page(f"file://{tmp_path}/served.html#incident", width=1440)
+    page.wait("view.store.numSteps > 300")
+    page.frame()
+    labels = page.view(
+        """(() => {
+            const panel = view.panel("timeline"), axis = panel.axis(), written = [];
+            const context = new Proxy({}, { get: (_, key) => key === "measureText" ? () => ({ width: 30 })
+                : (words) => { if (key === "fillText") written.push(words); }, set: () => true });
+            panel.drawStepLabels(context, axis, 100);
+            return written;
+        })()"""
+    )
+    times = [label for label in labels if re.search(r"\d (s|ms|min)$", label) and "idle" not in label]
+    assert len(times) > 3 and {label.split()[-1] for label in times} == {"min"}, labels

@@ -508,3 +508,18 @@ def test_the_time_of_day_of_a_step_is_that_of_the_command_line(page_of):
     assert day in page.root.locator(".wb-clock").get_attribute("title")
     trace.meta = msgspec.structs.replace(trace.meta, created=0.0)
     assert not page_of(trace).root.locator(".wb-clock").is_visible()
+
+
+def test_a_large_pool_has_no_empty_frame(page_of):
+    requests = [{"id": f"r{n}", "prompt": {"len": 900}, "max_tokens": 9} for n in range(4)]
+    trace = simulate({"config": {"num_blocks": 16384, "max_num_batched_tokens": 2048}, "requests": requests})
+    page = page_of(trace)
+    page.frame()
+    used = max(max(chunk.new_block_ids, default=0) for step in trace for chunk in step.chunks)
+    shown, columns, cell = page.view("[view.panel('pool').shown, view.panel('pool').columns, view.panel('pool').cell]")
+    assert used < shown <= 2 * used + 2 and columns == 32 and cell > 8
+    hint = page.root.locator("[data-panel=pool] .wb-hint").inner_text()
+    assert hint.endswith(f"; no step has used blocks {shown:,} to 16,383, which are left out")
+    last_row = "panel.top + panel.cell * (panel.rows - 0.5)"
+    block = page.view(f"(() => {{ const panel = view.panel('pool'); return panel.hit(1, {last_row}).block; }})()")
+    assert block == shown - columns, "the last row begins with it"

@@ -369,6 +369,29 @@ def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     assert "you were wrong" in page.text("verdict")
 
 
+@pytest.mark.parametrize("preset, column", [("preemption", "preempted"), ("prefix-caching", "cached")])
+def test_a_preset_opens_at_what_it_is_about_and_stays_when_a_slider_moves(open_playground, preset, column):
+    page = open_playground()
+    page.page.select_option("#preset", preset)
+    page.settle()
+    view = "document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench"
+    step, words = page.page.evaluate(f"() => [{view}.cursor.step, {view}.store.sentences[{view}.cursor.step]]")
+    trace = simulate(PRESETS[preset].workload)
+    found = {
+        "preempted": lambda record: record.preempted,
+        "cached": lambda record: any(chunk.num_cached_tokens for chunk in record.chunks),
+    }[column]
+    assert step == next(record.step for record in trace if found(record)), words
+    page.page.evaluate(f"() => {view}.cursor.seek(3)")
+    page.slide("max_num_batched_tokens", 64)
+    assert page.page.evaluate(f"() => {view}.cursor.step") == 3
+    page.page.click("#why summary")
+    page.page.wait_for_function("() => document.getElementById('explanation').textContent")
+    times = simulate(PRESETS[preset].workload, config={"max_num_batched_tokens": 64}).metrics().requests
+    slowest = max(times, key=lambda name: times[name].e2e.seconds)
+    assert page.page.input_value("#request") == slowest and slowest in page.text("explanation")
+
+
 def test_a_bet_on_a_phone_shows_the_settings_of_b(open_playground):
     page = open_playground(viewport={"width": 390, "height": 800})
     page.page.click("#pin")

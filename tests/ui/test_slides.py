@@ -77,3 +77,51 @@ def test_a_notebook_that_does_not_run_or_has_no_slides_is_refused(tmp_path, caps
     (tmp_path / "text.ipynb").write_text("{")
     assert main(["course", "slides", str(tmp_path / "text.ipynb"), "--saved"]) == 2
     assert "text.ipynb is not a notebook that can be read" in capsys.readouterr().err
+
+
+TYPE = """() => {
+  const shown = [...document.querySelectorAll("section *")].filter((e) => e.checkVisibility());
+  const own = (e) => [...e.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+  const texts = shown.filter((e) => own(e) && !e.matches("style")).map((e) => parseFloat(getComputedStyle(e).fontSize));
+  const pictures = shown.filter((e) => e.localName === "img");
+  const sizes = pictures.map((e) => {
+    const fonts = [...atob(e.src.split(",")[1]).matchAll(/font:([\\d.]+)px/g)].map(([, size]) => Number(size));
+    const scale = Math.min(e.clientWidth / e.naturalWidth, e.clientHeight / e.naturalHeight);
+    return scale * Math.min(...fonts.filter((size) => size < 13));
+  });
+  return { texts, sizes, over: document.documentElement.scrollHeight - innerHeight };
+}"""
+"""Sizes of the type that is shown, in texts and in pictures, and the pixels by which the slide is too high."""
+
+
+@pytest.mark.parametrize("width, height", [(1280, 720), (1920, 1080)])
+def test_a_step_fits_its_slides_in_type_for_the_last_row(tmp_path, browser, width, height):
+    step = (
+        "from workbench import simulate\n"
+        "requests = [{'id': f'r{n}', 'prompt': {'len': 20 + 9 * n}, 'max_tokens': 4} for n in range(8)]\n"
+        "trace = simulate({'requests': requests, 'config': {'max_num_batched_tokens': 96}})\n"
+        "trace[1]"
+    )
+    made = notebook(
+        tmp_path / "steps.ipynb",
+        ("slide", "text", "# A step\n\n- one\n- two"),
+        ("fragment", "code", step),
+        ("slide", "code", "trace"),
+        ("fragment", "code", "print(1)"),
+    )
+    assert main(["course", "slides", str(made)]) == 0
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark")
+    page.goto(made.with_suffix(".html").as_uri())
+    screens, drawn, before = 0, 0, None
+    while (now := page.url) != before:
+        found = page.evaluate(TYPE)
+        assert found["over"] <= 1 and min(found["texts"]) >= 17.9 and all(size >= 17.5 for size in found["sizes"]), (
+            found
+        )
+        screens, drawn, before = screens + 1, drawn + len(found["sizes"]), now
+        page.keyboard.press("ArrowRight")
+    assert screens >= 4 and drawn >= 4, "a step takes several screens"
+    page.set_viewport_size({"width": height, "height": width})
+    page.keyboard.press("Home")
+    assert "A step" in page.locator("main").inner_text()
+    page.close()

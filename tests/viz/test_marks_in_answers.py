@@ -205,7 +205,7 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
         boxes = [(r.get("fill"), float(r.get("x"))) for r in root.iter() if r.get("width") == "12"]
         legend = {colour: [words for left, _, words in texts if left == x + 18] for colour, x in boxes}
         assert legend[RUNNING] == ["running requests"] and legend[WAITING] == ["waiting"]
-        assert legend[KV] == ["KV blocks in use"] and legend[CACHED] == ["with those kept in the prefix cache"]
+        assert legend[KV] == ["KV blocks in use, %"] and legend[CACHED] == ["with those kept in the prefix cache"]
         frames = [r for r in root.iter() if r.get("stroke") == WAY]
         expected = []
         for row, (name, each) in enumerate(facts.items()):
@@ -555,7 +555,7 @@ def test_the_facts_of_an_incident():
     order = [who for who, *_ in facts["slow"]]
     latencies = {who: compared(Facts(trace), who)[0] for who in trace.requests}
     assert order == sorted(latencies, key=lambda who: -latencies[who])
-    assert facts["stalls"] == [(stall.step, str(stall)) for stall in found.stalls]
+    assert facts["stalls"] == [(stall.step, str(stall), stall.excess) for stall in found.stalls]
     assert tokens(trace[0])[1] > 0
 
 

@@ -581,5 +581,6 @@ def test_a_stall_is_marked_in_its_step():
     ((path, title),) = [(path, title) for path, classes, _, title in drawing.paths if classes == "stall"]
     assert abs(float(path[1:].split()[0]) + 1 - LEFT - (planted + 0.5) / len(trace) * SPACE) < 0.06
     assert f"step {planted}" in title and title in Tables(html).words
-    ((step, words),) = incident_facts(trace)["stalls"]
+    ((step, words, excess),) = incident_facts(trace)["stalls"]
+    assert excess > 0.9 * late
     assert step == planted and title == f"stall: {words}"

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from workbench.viz.drawing import GRID
 from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.pareto import pareto_marks, tuning_marks
-from workbench.viz.drawing import GRID
 from workbench.viz.pareto import FRONT, POINT, RING, pareto_svg
 
 NAMES = ("itl_p99", "output_throughput", "ttft_mean")
@@ -108,7 +108,9 @@ def test_the_picture_of_a_sweep(seed, numbered):
     assert root.get("aria-label") == f"Pareto plot of 10 configurations, {marks.num_front} on the front"
     height = 330 + (24 + 17 * len(marks.front) if numbered else 0)
     assert root.get("viewBox") == f"0 0 880 {height}"
-    texts = [(number(t, "x"), number(t, "y"), t.get("text-anchor"), t.text) for t in root.iter() if t.tag.endswith("text")]
+    texts = [
+        (number(t, "x"), number(t, "y"), t.get("text-anchor"), t.text) for t in root.iter() if t.tag.endswith("text")
+    ]
     lines = [path.get("d") for path in root.iter() if path.get("stroke") == GRID]
     circles = [
         (number(c, "cx"), number(c, "cy"), number(c, "r"), c.get("fill"), c.get("stroke"))
@@ -142,6 +144,25 @@ def test_the_picture_of_a_sweep(seed, numbered):
     assert circles == [(pytest.approx(x, abs=0.06), pytest.approx(y, abs=0.06), *rest) for x, y, *rest in painted]
     below = [each for each in texts if each[1] >= 340]
     assert below == [(58, 348 + 17 * i, "start", f"{name}  {told}") for i, (name, told) in enumerate(marks.front)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_word_of_a_sweep_lies_over_a_point_or_another_word(seed):
+    rows, ringed = rows_of(seed)
+    root = ET.fromstring(pareto_svg(rows, ["seats"], ringed, NAMES[:2], NAMES[2], "ms"))
+    boxes = [
+        (number(t, "x"), number(t, "y") - 9, number(t, "x") + 6 * len(t.text), number(t, "y"))
+        for t in root.iter()
+        if t.tag.endswith("text") and t.get("text-anchor") == "start" and number(t, "y") < 272
+    ]
+    assert len(boxes) > 6
+    for i, (left, top, right, base) in enumerate(boxes):
+        for x0, y0, x1, y1 in boxes[:i]:
+            assert right <= x0 or left >= x1 or base <= y0 or top >= y1
+        for circle in (c for c in root.iter() if c.tag.endswith("circle")):
+            x, y = number(circle, "cx"), number(circle, "cy")
+            away = max(left - x, x - right, 0), max(top - y, y - base, 0)
+            assert away[0] ** 2 + away[1] ** 2 >= 9, "a point is seen beside every word"
 
 
 @pytest.mark.parametrize("slow", [False, True])

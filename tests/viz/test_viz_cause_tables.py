@@ -49,3 +49,21 @@ def test_names_of_requests_are_escaped(trace):
     explanation = replace(explain(trace, next(iter(trace.requests))), request_id="<script>\x1b[2J\u202e")
     html = explanation._repr_html_()
     assert "<script>" not in html and "&lt;script&gt;\\x1b[2J\\u202e" in html
+
+
+def test_each_latency_of_the_metrics_has_its_unit(trace):
+    """The table has the numbers of the text, each with a unit that fits it."""
+    summary, html = trace.metrics().summary, trace.metrics()._repr_html_()
+    rows = cells_of(html)
+    assert rows[0] == ["latency", "mean", "p50", "p95", "p99", "max", "count"] and len(rows) == 6
+    for (title, *cells, count), name in zip(rows[1:], ("ttft", "queue", "prefill", "itl", "e2e"), strict=True):
+        found = getattr(summary, name)
+        for cell, statistic in zip(cells, ("mean", "p50", "p95", "p99", "max"), strict=True):
+            value, unit = re.fullmatch(r"(?:>=)?([\d.e+-]+) (s|ms)", cell).groups()
+            assert float(value) * {"s": 1, "ms": 1e-3}[unit] == pytest.approx(getattr(found, statistic), rel=5e-3), (
+                title
+            )
+        assert count == f"{found.count:,}"
+    said = repr(trace.metrics()).splitlines()
+    assert unescape(re.search("<h4>(.*?)</h4>", html)[1]) == said[0]
+    assert [unescape(line) for line in re.findall("<p>(.*?)</p>", html)] == said[1:4]

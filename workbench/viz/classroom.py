@@ -266,6 +266,7 @@ class Classroom:
         bets = [visitor.answer for visitor in self._followers if visitor.answer is not None]
         for visitor in self._followers:
             visitor.bet = visitor.answer
+        spread = self._spread(self._followers)
         self._question = None
         told = {name: value for name, value in score._asdict().items() if name != "pictures"}
         counts = {
@@ -273,6 +274,7 @@ class Classroom:
             "compares": comparison is not None,
             "right": bets.count(score.winner),
             "bets": len(bets),
+            "spread": spread,
         }
         self._score, self._pictures = told | counts, score.pictures
         self._tell()

@@ -10,7 +10,7 @@ from workbench.trace import Trace
 from workbench.viz.drawing import GRID, NEUTRAL, svg_file, text
 from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows
 
-WIDTH, ROW, LEFT = 900, 56, 110
+WIDTH, ROW, LEFT, RIGHT = 900, 56, 110, 46
 HALF = 360
 """Width of one picture of two that stand side by side."""
 
@@ -48,7 +48,7 @@ def fleet_svgs(sides: Sequence[Mapping[str, Trace]], unit: str = "s") -> list[st
 
 def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") -> str:
     def to_x(seconds: float) -> float:
-        return marks.axis.place(seconds, LEFT, width - 16)
+        return marks.axis.place(seconds, LEFT, width - RIGHT)
 
     bottom = 20 + (ROW + 8) * len(marks.rows)
     parts = []
@@ -61,6 +61,7 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
         parts.append(text(8, top + 24, row.name))
         parts.append(text(8, top + 40, counted(row.num_requests, "request")))
         parts += [text(LEFT - 6, top + 10, f"{marks.most}", "end"), text(LEFT - 6, top + ROW, "0", "end")]
+        parts += [text(width - RIGHT + 6, top + 10, "100 %"), text(width - RIGHT + 6, top + ROW, "0 %")]
         for colour, counts in (
             (WAITING, [part.running + part.waiting for part in row.parts]),
             (RUNNING, [part.running for part in row.parts]),
@@ -77,7 +78,7 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
             x, right = map(to_x, row.way)
             frame = f'x="{x:.1f}" y="{top}" width="{max(right - x, 2):.1f}" height="{ROW}"'
             parts.append(f'<rect {frame} fill="none" stroke="{WAY}" stroke-width="2"/>')
-    legend = [(RUNNING, "running requests"), (WAITING, "waiting"), (KV, "KV blocks in use")]
+    legend = [(RUNNING, "running requests"), (WAITING, "waiting"), (KV, "KV blocks in use, %")]
     legend += [(CACHED, "with those kept in the prefix cache")]
     legend += [(WAY, f"the way of {request_id}")] if request_id else []
     x, y = LEFT, bottom + 26

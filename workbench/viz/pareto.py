@@ -118,7 +118,12 @@ def _panel(panel: ParetoPanel, left: int) -> str:
     middle = (HEIGHT - MARGIN) / 2
     turned = f"rotate(-90 {left + 14} {middle})"
     parts.append(f'<g transform="{turned}">{text(left + 14, middle, panel.titles[1], "middle")}</g>')
-    taken: list[tuple[float, float, float, float]] = []
+    # A word lies over no point and over no other word.
+    taken = [
+        (to_x(point.x) - radius, to_y(point.y) - radius, to_x(point.x) + radius, to_y(point.y) + radius)
+        for point in panel.points
+        for radius in (9 if point.ring is not None else 4,)
+    ]
     edges = (left + MARGIN, left + WIDTH)
     for point in panel.points:
         x, y = to_x(point.x), to_y(point.y)
@@ -141,11 +146,11 @@ def _label(
     """
     width = 7.0 * len(word)
     sides = (x + 12, x - 12 - width)
-    places = [(side, y + down) for down in (-6, 14, -20, 28, 42) for side in sides]
+    places = [(side, y + down) for down in (-6, 14, -20, 28, -34, 42, -48, 56) for side in sides]
 
     def free(place: tuple[float, float]) -> bool:
         left, base = place
-        if not edges[0] <= left <= edges[1] - width:
+        if not edges[0] <= left <= edges[1] - width or not 12 <= base <= HEIGHT - MARGIN:
             return False
         return all(left + width < x0 or left > x1 or base < y0 or base - 12 > y1 for x0, y0, x1, y1 in taken)
 

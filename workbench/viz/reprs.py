@@ -13,6 +13,7 @@ from workbench.base.text import counted, duration
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.computed_by import computed_by, expanded_words
 from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.metrics import LATENCIES, STATISTICS, heading_lines, open_note
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import end_words, shown
 from workbench.trace.readings.pool_state import PoolState
@@ -27,6 +28,8 @@ from workbench.viz.words import role_of
 if TYPE_CHECKING:
     from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 TEXT_LIMIT = 600
 """Maximum number of characters of a request's text in a static picture."""
@@ -204,8 +207,21 @@ def _tokens_per_second(times: Sequence[float]) -> str:
 
 
 def metrics_html(metrics: TraceMetrics) -> str:
-    """Metrics as the text table that ``print`` shows."""
-    return fragment(f"<pre>{escape(str(metrics))}</pre>")
+    """Metrics as a table in which each latency has its unit; ``print`` shows the same numbers as text."""
+    summary = metrics.summary
+    first, *others = heading_lines(summary, metrics.speculation)
+    rows = []
+    for title, name in LATENCIES:
+        found = getattr(summary, name)
+        cells = [found.amount(statistic, summary.unit).replace(" ", NO_BREAK) for statistic in STATISTICS]
+        rows.append((title.replace("  ", 2 * NO_BREAK), *cells, f"{found.count:,}"))
+    note = open_note(summary)
+    return fragment(
+        f"<h4>{escape(first)}</h4>",
+        *(f"<p>{escape(line)}</p>" for line in others),
+        table(("latency", *STATISTICS, "count"), rows),
+        f"<p>{escape(note)}</p>" if note else "",
+    )
 
 
 def engine_html(engine: Any) -> str:

@@ -38,9 +38,9 @@ STYLE = (
     f".wb-repr .stall{{fill:{EVENT_MARKS['stall'][1]}}}"
     ".wb-repr .cursor{fill:none;stroke:var(--wb-cursor);stroke-width:1.5}"
     ".wb-repr svg text{fill:currentColor;font:11px system-ui,sans-serif}"
-    ".wb-repr svg .number{font:10px ui-monospace,Menlo,Consolas,monospace}"
-    ".wb-repr svg .muted{opacity:.7;font-size:10px}"
-    ".wb-repr svg .label{font:9.5px ui-monospace,Menlo,Consolas,monospace}.wb-repr svg .on{fill:#111418}"
+    ".wb-repr svg .number{font:11px ui-monospace,Menlo,Consolas,monospace}"
+    ".wb-repr svg .muted{opacity:.7}"
+    ".wb-repr svg .label{font:11px ui-monospace,Menlo,Consolas,monospace}.wb-repr svg .on{fill:#111418}"
     ".wb-repr table{border-collapse:collapse;font-size:12px;margin:4px 0}"
     ".wb-repr th{font-weight:500;opacity:.7}"
     # Named three times to take precedence over the rules of notebooks, which align tables to the right.

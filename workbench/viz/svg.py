@@ -156,7 +156,7 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
     rows = block_table_rows(record)[:MAX_ROWS]
     if not rows:
         return ""
-    cell = 27.0
+    cell = max(27.0, 6.7 * len(str(max(max(row.block_ids, default=0) for row in rows))) + 4)
     fits = int((WIDTH - LEFT - 60) / cell)
     parts = []
     for i, row in enumerate(rows):

@@ -23,34 +23,103 @@ _PAGE = (
     OFFLINE_HEAD
     + """<style>
 {code_style}
-:root {{ color-scheme: light; font: 24px/1.45 system-ui, sans-serif; }}
+:root {{ color-scheme: light; font: max(18px, 1.875vw)/1.4 system-ui, sans-serif; }}
 body {{ margin: 0; background: #fff; color: #1a1d21; }}
-section {{ box-sizing: border-box; min-height: 100vh; padding: 1.2rem 8vw 3rem; overflow: auto; }}
-section[hidden], section > [hidden] {{ display: none; }}
-h1, h2, h3 {{ line-height: 1.2; }}
-pre {{ font-size: 0.75em; overflow: auto; padding: 0.5em; background: #f6f7f9; border-radius: 6px; }}
-table {{ border-collapse: collapse; font-size: 0.75em; }}
+section {{ box-sizing: border-box; min-height: 100vh; padding: 0.6rem 1.4vw 2rem; overflow: auto; }}
+@media screen {{ [data-off] {{ display: none !important; }} }}
+@media print {{ footer {{ display: none; }} }}
+h1, h2, h3 {{ line-height: 1.2; margin: 0.6rem 0; }}
+section > div > :is(h1, h2, h3, p, ul, ol) {{ max-width: 44em; }}
+pre {{ font-size: 0.75rem; overflow: auto; padding: 0.5em; background: #f6f7f9; border-radius: 6px; margin: 0.4rem 0; }}
+table {{ border-collapse: collapse; }}
 th, td {{ padding: 0.2em 0.7em; text-align: left; border-bottom: 1px solid #e2e5ea; }}
-img, svg {{ max-width: 100%; height: auto; }}
+/* From the last row of a room: type of at least 18 pixels on a screen of 1,280. */
+section :is(table, td, th, .wb-repr, .wb-repr :is(table, p, li, h4, h5, pre)) {{
+  font-size: max(0.75rem, 18px) !important;
+}}
+section .wb-repr {{ max-width: none; }}
+/* A picture is as wide as the slide, if it is not too high then. */
+section :is(img, svg) {{ width: 100%; height: auto; max-height: calc(100vh - 5.5rem); object-fit: contain;
+  object-position: left top; }}
 a.anchor-link, .jp-InputPrompt, .jp-OutputPrompt {{ display: none; }}
-footer {{ position: fixed; right: 1rem; bottom: 0.5rem; font-size: 0.6em; color: #5c6470; }}
-@media print {{ section[hidden], section > [hidden] {{ display: block; }} footer {{ display: none; }} }}
+footer {{ position: fixed; right: 1rem; bottom: 0.3rem; font-size: max(0.6rem, 18px); color: #5c6470; }}
 </style>
 </head>
-<body>
+<body data-jp-theme-light="true">
 <main>
 {slides}
 </main>
 <footer aria-live="polite"></footer>
 <script>
 const slides = [...document.querySelectorAll("section")];
-const place = slides.flatMap((slide, s) => [...slide.children].map((_, part) => [s, part]));
-let at = Math.min(place.length - 1, Number(location.hash.slice(1)) || 0);
+const WHOLE = "p, ul, ol, dl, pre, table, img, svg, details, blockquote, h1, h2, h3, h4, h5";
+const HEADING = "h1, h2, h3, h4, h5";
+
+/** What a part is made of: texts, code, tables and pictures, none of which is divided. */
+function blocksOf(element) {{
+  const children = [...element.children].filter((child) => !child.matches("style, script"));
+  const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+  const isInline = (child) => !child.matches(WHOLE) && getComputedStyle(child).display.startsWith("inline");
+  const inline = children.some(isInline);
+  if (element.matches(WHOLE) || !children.length || own || inline) return [element];
+  return children.flatMap(blocksOf);
+}}
+
+/** Blocks, each with the headings before it. */
+function grouped(blocks) {{
+  const groups = [[]];
+  for (const block of blocks) {{
+    groups.at(-1).push(block);
+    if (!block.matches(HEADING)) groups.push([]);
+  }}
+  return groups.filter((group) => group.length);
+}}
+
+/** What shows each screen of a slide: a part joins the screen before it if there is room, or begins another. */
+function screensOf(slide) {{
+  const parts = [...slide.children].map((part) => [part, blocksOf(part)]), all = parts.flatMap(([, blocks]) => blocks);
+  const place = (shown) => {{
+    for (const block of all) block.toggleAttribute("data-off", !shown.includes(block));
+    for (const [part, blocks] of parts) {{
+      part.toggleAttribute("data-off", !blocks.some((block) => shown.includes(block)));
+    }}
+  }};
+  const fits = (shown) => {{
+    place(shown);
+    return slide.scrollHeight <= innerHeight + 1;
+  }};
+  const screens = [];
+  let shown = [];
+  for (const [, blocks] of parts) {{
+    if (shown.length && !fits([...shown, ...blocks])) shown = [];
+    for (const group of shown.length || fits(blocks) ? [blocks] : grouped(blocks)) {{
+      if (shown.length && !fits([...shown, ...group])) {{
+        const full = shown;
+        screens.push(() => place(full));
+        shown = [];
+      }}
+      shown = [...shown, ...group];
+    }}
+    const now = shown;
+    screens.push(() => place(now));
+  }}
+  return screens;
+}}
+
+let place, at = Number(location.hash.slice(1)) || 0;
+/** Divide the slides into screens of this window; every picture has its size already. */
+function divide() {{
+  place = slides.flatMap((slide, s) => {{
+    slides.forEach((each) => each.toggleAttribute("data-off", each !== slide));
+    return screensOf(slide).map((show) => [s, show]);
+  }});
+  at = Math.min(place.length - 1, at);
+}}
 function show() {{
-  const [s, part] = place[at];
-  slides.forEach((slide, i) => slide.hidden = i !== s);
-  [...slides[s].children].forEach((each, i) => each.hidden = i > part);
-  slides[s].children[part].scrollIntoView({{ block: "nearest" }});
+  const [s, display] = place[at];
+  slides.forEach((slide, i) => slide.toggleAttribute("data-off", i !== s));
+  display();
+  scrollTo(0, 0);
   document.querySelector("footer").textContent = `${{s + 1}} of ${{slides.length}}`;
   history.replaceState(null, "", `#${{at}}`);
 }}
@@ -65,6 +134,17 @@ const turn = (key) => {{
 }};
 addEventListener("keydown", (event) => turn(event.key) && event.preventDefault());
 addEventListener("click", ({{ target }}) => target.closest("a, summary, button, input") || turn("ArrowRight"));
+addEventListener("resize", () => {{
+  const [slide] = place[at];
+  divide();
+  at = Math.max(0, place.findIndex(([s]) => s === slide));
+  show();
+}});
+addEventListener("load", () => {{
+  divide();
+  show();
+}});
+divide();
 show();
 </script>
 </body>

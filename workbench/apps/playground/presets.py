@@ -19,17 +19,19 @@ class Preset(NamedTuple):
         title: Its name in the list.
         hint: A sentence about the thing to look for.
         workload: The workload, in the format of ``workbench.simulation.workload``.
+        shows: What it is about, of `workbench.apps.playground.run.MOMENTS`: the page opens at the first such step.
         replicas: Number of replicas that serve it; a router sends the requests to several.
     """
 
     title: str
     hint: str
     workload: dict[str, Any]
+    shows: str
     replicas: int = 1
 
 
-def _preset(title: str, hint: str, requests: list[Request], **config: Any) -> Preset:
-    return Preset(title, hint, {"config": config, "cost_model": CLOCK, "requests": requests})
+def _preset(title: str, hint: str, shows: str, requests: list[Request], **config: Any) -> Preset:
+    return Preset(title, hint, {"config": config, "cost_model": CLOCK, "requests": requests}, shows)
 
 
 def _request(name: str, prompt: int | list[Request], max_tokens: int, at: float | None = None) -> Request:
@@ -107,6 +109,7 @@ PRESETS = {
     "chunked": _preset(
         "Course 04: a chat and a long prompt",
         "Lower the token budget: the pauses of the chat get shorter, and the long prompt waits longer.",
+        "a chunk beside decodes",
         [_request("chat", 5, 60), _request("long", 2000, 4, 0.06)],
         max_num_batched_tokens=512,
         num_blocks=512,
@@ -114,6 +117,7 @@ PRESETS = {
     "partial-prefills": _preset(
         "Course 06: three long prompts and short ones",
         "Short prompts wait behind long ones. Limit long partial prefills to 1 and partial prefills to 4.",
+        "a request waits",
         [_request(f"long{i}", 1500, 8) for i in range(3)]
         + [_request(f"short{i}", 30, 8, 0.04 + 0.18 * i) for i in range(4)],
         max_num_batched_tokens=128,
@@ -123,6 +127,7 @@ PRESETS = {
     "preemption": _preset(
         "Course 07: too few KV blocks",
         "Requests lose their blocks and are recomputed. How many blocks are enough?",
+        "a preemption",
         [_request(f"r{i}", 40 + 11 * i, 60, 0.03 * i) for i in range(8)],
         max_num_batched_tokens=128,
         max_num_seqs=8,
@@ -131,6 +136,7 @@ PRESETS = {
     "prefix-caching": _preset(
         "Course 08: a shared prefix",
         "Twenty questions about one text. Turn prefix caching off and compare the computed tokens.",
+        "a hit in the prefix cache",
         [
             _request(f"q{i}", [{"len": 400, "seed": "common"}, {"len": 30, "seed": f"q{i}"}], 8, 0.05 * i)
             for i in range(20)
@@ -141,6 +147,7 @@ PRESETS = {
     "own-policy": _preset(
         "Course 11: who goes first?",
         "Choose another policy, or write one: the mean time to the first token drops, and the long prompts pay.",
+        "a request waits",
         _few_long_ones(),
         max_num_batched_tokens=128,
         max_num_seqs=4,
@@ -150,6 +157,7 @@ PRESETS = {
     "bursts": _preset(
         "Bursts",
         "Ten requests at once, four times. More seats shorten the queue and lengthen the steps.",
+        "a request waits",
         _bursts(),
         max_num_batched_tokens=512,
         max_num_seqs=8,
@@ -158,6 +166,7 @@ PRESETS = {
     "documents": _preset(
         "Long documents among short questions",
         "Each document stops the chats for a while. A chunk cap or a smaller budget shares the steps.",
+        "a chunk beside decodes",
         _chats_and_documents(),
         max_num_batched_tokens=1024,
         max_num_seqs=16,
@@ -166,6 +175,7 @@ PRESETS = {
     "agents": _preset(
         "Agents",
         "Five agents whose prompts grow with every turn. A smaller pool evicts what the next turn needs.",
+        "a hit in the prefix cache",
         _agents(),
         max_num_batched_tokens=512,
         max_num_seqs=8,
@@ -175,6 +185,7 @@ PRESETS = {
         "A fleet: conversations and a router",
         "Pin round_robin as A and bet on sticky: does it find a conversation's cache? Then bet on cache_aware, and see "
         "where its requests go.",
+        "a hit in the prefix cache",
         _conversations(),
         max_num_batched_tokens=512,
         max_num_seqs=16,
@@ -183,6 +194,7 @@ PRESETS = {
     "two-hundred": _preset(
         "200 requests",
         "Prompts of realistic lengths, 40 requests per second.",
+        "a request waits",
         _realistic(),
         max_num_batched_tokens=512,
         max_num_seqs=32,

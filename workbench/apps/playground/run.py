@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from workbench.config import EngineConfig
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.costs.cost_model import CostModel
-from workbench.trace import Trace
+from workbench.trace import StepRecord, Trace
+from workbench.trace.readings.metrics_collector import metrics
 
 MAX_STEPS = 20_000
 """Maximum number of steps of a simulation in the page."""
+
+
+def _mixes(step: StepRecord) -> bool:
+    arms = {chunk.arm for chunk in step.chunks}
+    return {"intermediate", "decode"} <= arms
+
+
+MOMENTS: Mapping[str, Callable[[StepRecord], object]] = {
+    "a chunk beside decodes": _mixes,
+    "a request waits": lambda step: step.waiting,
+    "a preemption": lambda step: step.preempted,
+    "a hit in the prefix cache": lambda step: any(chunk.num_cached_tokens for chunk in step.chunks),
+}
+"""What a step shows, each with whether a step does."""
+
+
+def first_step(trace: Trace, shows: str) -> int | None:
+    """The first step that shows one of `MOMENTS`; None without one."""
+    return next((step.step for step in trace if MOMENTS[shows](step)), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +64,18 @@ class Run:
         if not self.is_fleet:
             return [info.request_id for info in infos]
         return [info.request_id for info in sorted(infos, key=lambda info: (info.arrival_time, info.arrival_step))]
+
+    @property
+    def slowest(self) -> list[str]:
+        """The requests of all replicas, the one that took longest first; one that has not ended counts until then."""
+        found = [request for trace in self.traces for request in metrics(trace).requests.values()]
+        times = {request.request_id: request.e2e or request.age for request in found}
+
+        def taken(name: str) -> tuple[float, int]:
+            time = times[name]
+            return (time.seconds or 0.0, time.steps) if time is not None else (0.0, 0)
+
+        return sorted(times, key=taken, reverse=True)
 
     @property
     def end(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from workbench.analysis.explain import explain
 from workbench.analysis.fork import fork, recorded_config
-from workbench.apps.playground.run import MAX_STEPS, Run, run_of_fleet
+from workbench.apps.playground.run import MAX_STEPS, MOMENTS, Run, first_step, run_of_fleet
 from workbench.base.field_checks import choice, integer, json_object
 from workbench.base.text import shown
 from workbench.config import EngineConfig
@@ -69,6 +69,7 @@ class Session:
         self._shown: Trace | None = None
         self._replica: int | None = None
         self._run = 0
+        self._shows = ""
         self._cost_model: CostModel | None = None
         self._workload = ""
         self._arrivals: list[Arrival] = []
@@ -103,8 +104,13 @@ class Session:
         policy: str = "",
         replicas: int = 1,
         router: str = "round_robin",
+        shows: str = "",
     ) -> Answer:
-        """Simulate the workload, or the open recording, under a configuration and a policy, or by a fleet."""
+        """Simulate the workload, or the open recording, under a configuration and a policy, or by a fleet.
+
+        With ``shows``, one of `MOMENTS`, the answer has the first such step of the trace on display.
+        """
+        self._shows = choice("shows", shows, ("", *MOMENTS))
         check_fleet(replicas, router, policy)
         rules = read_policy(policy) if policy.strip() else None
         changes = dict(json_object("config", {} if config is None else config))
@@ -192,7 +198,9 @@ class Session:
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs."""
         first, other = self._on_display()
-        return Answer(json.dumps({"summary": _summary(*first.traces), "other": other and _summary(*other.traces)}))
+        newest = first if other is None else other
+        facts = {"summary": _summary(*first.traces), "other": other and _summary(*other.traces)}
+        return Answer(json.dumps(facts | {"slowest": newest.slowest}))
 
     def _do_explain(self, request: str) -> Answer:
         """Say why a request of the newest run took as long as it did."""
@@ -224,6 +232,7 @@ class Session:
         if first.is_fleet or newest.is_fleet:
             return self._answer_of_fleets(first, other, facts)
         trace, compared_with = first.traces[0], other.traces[0] if other is not None else None
+        facts |= self._opening(newest.traces[0])
         packet = second = None
         if trace is not self._shown or compared_with is None:
             packet = self._packet(trace)
@@ -254,7 +263,13 @@ class Session:
         facts["replicas"] = [len(trace.requests) for trace in newest.traces]
         facts["concentration"] = newest.concentration
         self._shown = newest.traces[replica]
+        facts |= self._opening(self._shown)
         return Answer(json.dumps(facts), self._packet(self._shown))
+
+    def _opening(self, trace: Trace) -> dict[str, Any]:
+        """The step at which the page opens a trace, once after a run that said what to show."""
+        shows, self._shows = self._shows, ""
+        return {"opens_at": first_step(trace, shows)} if shows else {}
 
     def _packet(self, trace: Trace, **extra: Any) -> bytes:
         """The packet of a run, which has a number that no earlier one had."""

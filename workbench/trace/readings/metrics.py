@@ -337,20 +337,24 @@ def still_without(count: int, what: str = "first token") -> str:
     return f"{counted(count, 'request')} {has} no {what}, and {counts} with the time so far"
 
 
-_LATENCIES = (
+LATENCIES = (
     ("time to first token", "ttft"),
     ("  until scheduled", "queue"),
     ("  in prefill", "prefill"),
     ("inter-token latency", "itl"),
     ("end to end", "e2e"),
 )
+"""Title and field of each latency of a summary; an indented one is a part of the one above it."""
+
+STATISTICS = ("mean", "p50", "p95", "p99", "max")
+"""Statistics of a latency in tables."""
 
 
-def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
-    """The summary of a run as a table of plain text."""
+def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
+    """What is said above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
     unit = summary.unit
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
-    lines = [
+    return [
         f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
         f"in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
@@ -363,15 +367,22 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
         f"(peak {percent(summary.peak_kv_use)})",
         *_speculation_lines(speculation),
-        "",
-        f"{'latency in ' + unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
     ]
-    for title, name in _LATENCIES:
+
+
+def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
+    """The summary of a run as a table of plain text."""
+    lines = [
+        *heading_lines(summary, speculation),
+        "",
+        f"{'latency in ' + summary.unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
+    ]
+    for title, name in LATENCIES:
         distribution: Distribution = getattr(summary, name)
-        cells = [distribution.number(name) for name in ("mean", "p50", "p95", "p99", "max")]
+        cells = [distribution.number(name) for name in STATISTICS]
         lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8,}")
-    if summary.ttft.num_open:
-        lines.append(f"{still_without(summary.ttft.num_open)}; {AT_LEAST} marks what is at least that")
+    if note := open_note(summary):
+        lines.append(note)
     return "\n".join(lines)
 
 
@@ -391,6 +402,12 @@ def _without_idle(summary: Summary) -> str:
         return ""
     rates = (each / summary.clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens))
     return " ({} and {} without idle time)".format(*map(number, rates))
+
+
+def open_note(summary: Summary) -> str:
+    """What lower bounds among the latencies mean; "" without any."""
+    count = summary.ttft.num_open
+    return f"{still_without(count)}; {AT_LEAST} marks what is at least that" if count else ""
 
 
 def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:

@@ -170,18 +170,14 @@ export class Classroom {
 
   /** The answers so far, and the button that shows the picture to everybody. */
   spreadOf({ text, duel, sides }, spread, followers) {
-    const given = spread.reduce((sum, [, n]) => sum + n, 0), most = Math.max(1, ...spread.map(([, n]) => n));
-    const row = ([words, n]) => [
-      h("dt", {}, plain(words, 60)),
-      h("dd", {}, h("i", { style: `width:${(100 * n) / most}%` }), h("span", {}, String(n))),
-    ];
+    const given = spread.reduce((sum, [, n]) => sum + n, 0);
     const end = () => duel ? this.settle(duel) : this.view.send("class", { what: "end" });
     const words = duel ? "Settle the duel" : "Show the picture";
     return [
       h("p", { class: "wb-asked" }, plain(text, 240)),
       sidesOf(sides),
       h("p", {}, `${given} of ${counted(followers, "follower")} answered.`),
-      h("dl", { class: "wb-spread" }, spread.map(row)),
+      barsOf(spread),
       h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, words),
     ];
   }
@@ -206,6 +202,21 @@ export class Classroom {
   }
 }
 
+/** The answers as bars, each with its count and its share. */
+function barsOf(spread) {
+  const counts = spread.map(([, n]) => n), all = Math.max(1, counts.reduce((sum, n) => sum + n, 0));
+  const row = ([words, n]) => [
+    h("dt", {}, plain(words, 60)),
+    h(
+      "dd",
+      {},
+      h("i", { style: `width:${(70 * n) / Math.max(1, ...counts)}%` }),
+      h("span", {}, `${n} (${Math.round((100 * n) / all)} %)`),
+    ),
+  ];
+  return h("dl", { class: "wb-spread" }, spread.map(row));
+}
+
 /** The routers of a duel with their rules. */
 function sidesOf(sides) {
   if (!sides) return null;
@@ -216,12 +227,13 @@ function sidesOf(sides) {
 /** The end of a duel: the winner, how many bet on it, and both sides as pictures and numbers. */
 function scoreOf(score, pictures) {
   if (!score) return null;
-  const { sentence, winner, mine, right, bets, notes, rows } = score;
+  const { sentence, winner, mine, right, bets, notes, rows, spread } = score;
   const own = mine ? `You bet on ${mine}: ${mine === winner ? "right" : "wrong"}. ` : "";
   const told = `${own}${right} of ${counted(bets, "bet")} ${bets === 1 || right === 1 ? "was" : "were"} right.`;
   return [
     h("p", { class: "wb-asked" }, sentence),
     h("p", {}, told),
+    bets > 0 && barsOf(spread),
     rows.length > 0 && h("div", { class: "wb-fleets" }, pictures),
     rows.length > 0 && table(["measure", "A", "B"], rows),
     notes.map((note) => h("p", {}, note)),

@@ -180,9 +180,19 @@ class View {
   /** The stalls that the host has found in the steps that are here. */
   get stalls() {
     const { store } = this, found = this.status.incident?.stalls ?? [];
-    return found.map(([step, words]) => ({ step: step - store.label(0), words }))
+    return found.map(([step, words, excess]) => ({ step: step - store.label(0), words, excess }))
       .filter(({ step }) => step >= 0 && step < store.numSteps)
       .map((stall) => ({ ...stall, time: store.value("time", stall.step) }));
+  }
+
+  /** Open the page of an incident at its largest stall, unless a step was asked for or the cursor has moved. */
+  openAtStall() {
+    const { cursor, options, place, stalls } = this, [largest] = [...stalls].sort((a, b) => b.excess - a.excess);
+    if (!largest || !options.page || !this.isIncident || this.openedAt !== cursor.step || place.later) return;
+    this.openedAt = null;
+    cursor.seek(largest.step, { stay: true });
+    const which = stalls.length > 1 ? `the largest of ${stalls.length} stalls` : "the stall";
+    this.say(`Opened at ${which}: ${largest.words}.`);
   }
 
   can(ability) {
@@ -204,13 +214,17 @@ class View {
     if (store.requests.length) theme.focusFirst(store.requests);
     this.claimOwn();
     if (!this.mounted) this.mount();
-    if (before === 0 && store.numSteps && !this.live && !this.status.watching) cursor.openRecording();
+    if (before === 0 && store.numSteps && !this.live && !this.status.watching) {
+      cursor.openRecording();
+      this.openedAt = cursor.step;
+    }
     if (this.options.page && !this.opened && this.isIncident) {
       this.opened = true;
       this.show(this.chosen ?? "incident");
     }
     if (forgotten || replaced || store.numSteps === before) this.changed("data");
     if (forgotten || replaced || store.numSteps !== before) cursor.grown();
+    this.openAtStall();
     this.place.takeLater();
   }
 
@@ -286,6 +300,7 @@ class View {
     this.cursor.live = this.live;
     const claimed = this.claimOwn();
     const same = !claimed && before[0] === this.live && before[1] === JSON.stringify(this.status.incident);
+    this.openAtStall();
     this.changed(same ? "status" : "data");
   }
 

@@ -17,20 +17,21 @@ export function explanation(view, facts, inspector) {
 function spanOf(view, { name, total, parts }, inspector) {
   const biggest = parts.findIndex((part) => !part.is_own);
   const kindOf = (part, i) => part.is_own ? "own" : i === biggest ? "biggest" : "other";
+  // Parts of a kind share its grey, so each has a pattern.
+  const patternOf = (i) => parts.slice(0, i).filter((part, j) => kindOf(part, j) === kindOf(parts[i], i)).length % 5;
+  const marked = (part, i) => ({ "data-kind": kindOf(part, i), "data-pattern": patternOf(i) });
   const bar = h(
     "div",
     { class: "wb-bar-of-parts", role: "img", "aria-label": parts.map(wordsOf).join("; ") },
-    parts.map((part, i) =>
-      h("i", { "data-kind": kindOf(part, i), style: `flex-grow: ${part.share}`, title: wordsOf(part) })
-    ),
+    parts.map((part, i) => h("i", { ...marked(part, i), style: `flex-grow: ${part.share}`, title: wordsOf(part) })),
   );
-  const rows = parts.map((part, i) => part.is_listed && rowOf(view, part, kindOf(part, i), inspector));
+  const rows = parts.map((part, i) => part.is_listed && rowOf(view, part, marked(part, i), inspector));
   return [h("h4", {}, `${name}: ${total}`), bar, h("ul", {}, rows)];
 }
 
 const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round(100 * share)} %`;
 
-function rowOf(view, part, kind, inspector) {
+function rowOf(view, part, mark, inspector) {
   const culprits = part.culprits.flatMap((id, i) => {
     const request = view.store.byId.get(id);
     const name = inspector.elementOf(request ? inspector.toRequest(request) : plain(id));
@@ -43,7 +44,7 @@ function rowOf(view, part, kind, inspector) {
   return h(
     "li",
     {},
-    h("i", { class: "wb-part", "data-kind": kind }),
+    h("i", { class: "wb-part", ...mark }),
     h("b", {}, part.amount),
     h("span", {}, part.cause, culprits, more, " (", step, until, ")"),
   );

@@ -1,6 +1,6 @@
 // The KV pool: one cell per physical block, always at the same place, and above it the number of blocks in each state.
 
-import { counted, formatNumber, formatRange } from "./dom.js";
+import { counted, formatNumber, formatRange, plain, setText } from "./dom.js";
 import { hatch, polygon, SMALL, text, textWidth } from "./drawing.js";
 import { poolColumns } from "./geometry.js";
 import { CanvasPanel } from "./panel.js";
@@ -15,6 +15,11 @@ const STATES = ["reserved", "free", "cached, evictable", "in use"], CHANGED = "c
 /** Sizes of a cell in pixels; a screen of this width has room for more columns of them. */
 const MOST_CELL = 16, LEAST_CELL = 12, WIDE = 2000;
 
+/** Blocks from which a pool is large: its picture ends behind the used blocks, at the next doubling of the least. */
+const LARGE = 2048, LEAST_SHOWN = 256;
+
+const HINT = "one cell per physical block, always in the same place";
+
 /** Space for the name and the numbers of a KV cache group. */
 const GROUP_WIDTH = 240, LINE = 18;
 
@@ -26,14 +31,24 @@ export class PoolPanel extends CanvasPanel {
     super(view, {
       id: "pool",
       title: "KV pool",
-      hint: "one cell per physical block, always in the same place",
+      hint: HINT,
       height: 260,
     });
     this.image = document.createElement("canvas");
   }
 
+  /** Number of blocks in the picture. Most of a large pool is often never used, and would be an empty frame. */
+  countShown() {
+    const { size, used } = this.store.pool;
+    let shown = LEAST_SHOWN;
+    while (shown <= used) shown *= 2;
+    return size < LARGE ? size : Math.min(size, shown);
+  }
+
   layout() {
-    const { size } = this.store.pool;
+    const size = this.shown = this.countShown(), last = this.store.pool.size - 1;
+    const unused = `; no step has used blocks ${formatNumber(size)} to ${formatNumber(last)}, which are left out`;
+    setText(this.hintElement, size <= last ? `${HINT}${unused}` : HINT);
     this.columns = poolColumns(size);
     // A wide screen has more columns, of which each keeps its place as long as the width does.
     const isWide = globalThis.innerWidth >= WIDE;
@@ -156,7 +171,7 @@ export class PoolPanel extends CanvasPanel {
     const data = new Uint32Array(this.pixels.data.buffer);
     const byState = [colours.hairline, colours.free, colours.cached, colours.owned].map(packed);
     const hues = new Map([...theme.focus.keys()].map((index) => [index, packed(theme.hue(index))]));
-    for (let block = 0; block < state.length; block++) {
+    for (let block = 0; block < this.shown; block++) {
       data[block] = (state[block] === OWNED && hues.get(owner[block])) || byState[state[block]];
     }
     context.putImageData(this.pixels, 0, 0);
@@ -172,7 +187,7 @@ export class PoolPanel extends CanvasPanel {
   drawCells(context) {
     const { theme, cell } = this, { colours } = theme, { state, owner, references } = this.pool;
     const evictable = mix(colours.cached, colours.muted, 0.4);
-    for (let block = 1; block < state.length; block++) {
+    for (let block = 1; block < this.shown; block++) {
       const [x, y] = this.xy(block);
       if (state[block] === CACHED && cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, evictable, 4);
       if (references[block] < 2) continue;
@@ -229,7 +244,7 @@ export class PoolPanel extends CanvasPanel {
     if (!pool || y < this.top) return null;
     const column = Math.floor(x / this.cell), row = Math.floor((y - this.top) / this.cell);
     const block = row * this.columns + column;
-    if (column < 0 || column >= this.columns || block >= pool.state.length) return null;
+    if (column < 0 || column >= this.columns || block >= this.shown) return null;
     if (block === 0) return { hover: { block }, lines: ["block 0", "reserved, never handed out"], block };
     const hover = { block }, lines = [`block ${block}: ${STATES[pool.state[block]]}`];
     const owned = pool.state[block] === OWNED, request = owned ? store.requests[pool.owner[block]] : undefined;

@@ -17,18 +17,22 @@ export class PoolHistory {
     this.current = null; // the pool at the step last asked for
     this.column = null;
     this.bounds = [0];
+    this.used = 0; // the highest block that any step has changed
   }
 
   resize(size) {
     this.size = size;
     this.newest = emptyPool(size);
     this.newestStep = -1;
+    this.used = 0;
   }
 
   /** Add a step, whose changes are the entries [begin, end) of the arrays that `column(name)` returns. */
   append(step, column, begin, end) {
     this.column = column;
     this.bounds.push(end);
+    const blocks = column("pool.block");
+    for (let i = begin; i < end; i++) if (blocks[i] > this.used) this.used = blocks[i];
     if (step % KEYFRAME_STEPS === 0) this.keyframes.push(copyPool(this.newest));
     apply(this.newest, column, begin, end, step);
     this.newestStep = step;

@@ -84,17 +84,20 @@ export class StepAxis {
     return { stretches, leftOut: store.idleBetween(this.first, last) };
   }
 
-  /** Round times of the visible stretches, and the beginning of each: time, precision, and distance of round ones. */
+  /**
+   * Round times of the visible stretches, and the beginning of each: time and precision. All labels of an axis have one
+   * format, which follows from its span.
+   */
   timeTicks(count) {
     const { stretches, leftOut } = this.stretches, drawn = this.t1 - this.t0;
-    const values = [];
+    const values = [], span = stretches.at(-1)[1];
     for (const [from, to] of stretches) {
       const round = ticks(from, to, Math.max(1, (count * (to - from)) / drawn)),
         distance = round[1] - round[0] || to - from;
-      if (stretches.length > 1) values.push([from, distance / 100, distance]);
-      for (const value of round) values.push([value, distance, distance]);
+      if (stretches.length > 1) values.push([from, distance / 10]);
+      for (const value of round) values.push([value, distance]);
     }
-    return { values, leftOut };
+    return { values, leftOut, span };
   }
 
   /** The pixel of a time since the start of the trace; null for one that is left out, because nothing ran. */

@@ -242,13 +242,13 @@ export class TimelinePanel extends StepPanel {
 
   drawStepLabels(context, axis, height) {
     const { colours } = this.theme;
-    const { values, leftOut } = axis.byTime ? axis.timeTicks(8) : { values: ticks(axis.from, axis.to, 10, true) };
+    const { values, leftOut, span } = axis.byTime ? axis.timeTicks(8) : { values: ticks(axis.from, axis.to, 10, true) };
     let room = -Infinity;
     for (const value of values) {
-      const [time, precision, distance] = axis.byTime ? value : [],
+      const [time, precision] = axis.byTime ? value : [],
         x = axis.byTime ? axis.xOfMoment(time) : axis.x(value);
       if (x === null || x > axis.x1) continue;
-      const label = axis.byTime ? timeWords(time, distance * 8, precision) : formatNumber(this.store.label(value));
+      const label = axis.byTime ? timeWords(time, span, precision) : formatNumber(this.store.label(value));
       const next = tickLabel(context, label, x, height - 6, colours.muted, this.width, room);
       if (next === room) continue;
       room = next;

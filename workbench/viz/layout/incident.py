@@ -15,7 +15,8 @@ def incident_facts(trace: Trace) -> dict[str, Any]:
 
     Returns:
         ``slow``: for each request its id, the cause of most of its time to first token with the requests behind it, and
-        the share of that part in [0, 1]; ``apart``: sentences; ``stalls``: step and sentence of each.
+        the share of that part in [0, 1]; ``apart``: sentences; ``stalls``: step and sentence of each, and the
+        seconds that its contents do not explain.
     """
     from workbench.analysis.incident import incident
 
@@ -26,5 +27,5 @@ def incident_facts(trace: Trace) -> dict[str, Any]:
     return {
         "slow": [(one.request_id, one.cause, one.share, one.culprits) for one in found.slow],
         "apart": [str(difference) for difference in found.apart],
-        "stalls": [(stall.step, str(stall)) for stall in found.stalls],
+        "stalls": [(stall.step, str(stall), stall.excess) for stall in found.stalls],
     }

@@ -78,7 +78,10 @@ class Playground {
       at("file").value = "";
       if (file) this.openRecording(file);
     });
-    at("request").addEventListener("change", () => this.explain());
+    at("request").addEventListener("change", () => {
+      this.asked = at("request").value;
+      this.explain();
+    });
     at("why").addEventListener("toggle", () => this.explain());
     at("settings").addEventListener("submit", (event) => event.preventDefault());
     addEventListener("dragover", (event) => {
@@ -169,6 +172,7 @@ class Playground {
     this.preset = preset;
     at("text").value = JSON.stringify(presets[preset].workload, null, 1);
     this.showFleet(this.usualReplicas, at("router").value);
+    this.opens = true;
     this.showWorkload({});
     this.changed();
   }
@@ -221,7 +225,11 @@ class Playground {
     this.running = true;
     while (this.stale) {
       this.stale = false;
-      if (!await this.ask(this.command(this.state))) break;
+      const shows = this.opens && at("preset").value ? presets[this.preset].shows : "";
+      this.opens = false;
+      const facts = await this.ask({ ...this.command(this.state), shows });
+      if (!facts) break;
+      if (shows) this.goTo({ step: facts.opens_at });
     }
     this.running = false;
     if (this.stale) this.run();
@@ -267,6 +275,7 @@ class Playground {
     const answer = await this.engine.ask({ command: "numbers" });
     this.busy--;
     if (answer?.facts.summary && facts === this.facts) {
+      this.offer(answer.facts.slowest);
       showNumbers(at("numbers"), { ...answer.facts, end: facts.end, pinned: Boolean(this.pinned) });
     }
   }
@@ -281,9 +290,7 @@ class Playground {
     at("verdict").hidden = !facts.verdict;
     // A change breaks off as a whole, if there is room for it.
     at("verdict").replaceChildren(...facts.verdict.match(/[^;]+(; )?/g)?.map((change) => h("span", {}, change)) ?? []);
-    const before = at("request").value;
-    options(at("request"), facts.requests.slice(0, 1000).map((id) => [id, id]));
-    if (facts.requests.includes(before)) at("request").value = before;
+    if (!facts.requests.includes(at("request").value)) this.offer(facts.requests);
     at("pin").textContent = this.pinned ? "Unpin A" : "Pin this run as A";
     at("pin").setAttribute("aria-pressed", String(Boolean(this.pinned)));
     at("pin").hidden = Boolean(this.recording);
@@ -293,6 +300,14 @@ class Playground {
     this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
     this.showNumbers();
     this.explain();
+  }
+
+  /** Offer requests to be explained, the slowest first; one that a person has chosen stays chosen. */
+  offer(requests) {
+    const before = at("request").value;
+    options(at("request"), requests.slice(0, 1000).map((id) => [id, id]));
+    if (requests.includes(this.asked)) at("request").value = this.asked;
+    if (at("request").value !== before) this.explain();
   }
 
   /** Show the replicas of a fleet as rows, and the choice of the one whose steps are drawn below. */
@@ -459,6 +474,7 @@ class Playground {
       }
     } else if (this.view) await this.ask({ command: "unpin" });
     this.take(state);
+    this.opens = true; // at what the preset is about, unless the link names a step
     this.later = state.at;
     await this.changed();
   }
