@@ -529,7 +529,7 @@ def check_drawer(page, trace, who, facts):
             assert float(style.split(":")[1]) == pytest.approx(part["share"])
             assert kind == ("own" if part["is_own"] else "biggest" if part is avoidable[0] else "other")
             percent = int(100 * part["share"] + 0.5)
-            assert title == f"{part['cause']}: {part['amount']}, {percent} %"
+            assert title == f"{part['cause']}: {part['amount']}, {percent}%"
         listed = [part for part in span["parts"] if part["is_listed"]]
         for part, (long, words) in zip(listed, rows, strict=True):
             names = [name + tokens for name, tokens in zip(part["culprits"], part["tokens"], strict=True)]

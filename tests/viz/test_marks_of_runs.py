@@ -411,7 +411,7 @@ def stretches(facts, begin, end, count):
 
 
 def share(value):
-    return f"{float(f'{100 * value:.2g}'):g} %"
+    return f"{float(f'{100 * value:.2g}'):g}%"
 
 
 WRITE = {
@@ -560,7 +560,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
         "row.children.map((cell) => cell.textContent))"
     )
     assert len(rows) == min(8, len(firsts))
-    named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
+    named = {who: f"61% {cause}: {', '.join(others)}" for who, cause, _, others in slow}
     for row, (who, value) in zip(rows, firsts):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
 

@@ -625,7 +625,7 @@ def metrics(facts):
         return f"{digits(value)} step{'' if value == 1 else 's'}"
 
     def share(unit):
-        return lambda value: f"{math.floor(value * 100 + 0.5)} % {unit}"
+        return lambda value: f"{math.floor(value * 100 + 0.5)}% {unit}"
 
     rates = [("prefill throughput", rate(True), None, 0, speed), ("decode throughput", rate(False), None, 0, speed)]
     return [

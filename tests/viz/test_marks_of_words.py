@@ -451,8 +451,8 @@ def test_the_candidates_of_a_token(deno_page):
             if token.step != record.step:
                 assert not bars
                 continue
-            drawn_ = f'"w{token.id}" 62.5 % sampled drawn with 75.0 %'
-            assert bars == [drawn_, "token 5 25.0 %", "token 6 0.05 % removed by top p"] and how == [f"drew {token.id}"]
+            drawn_ = f'"w{token.id}" 62.5% sampled drawn with 75.0%'
+            assert bars == [drawn_, "token 5 25.0%", "token 6 0.05% removed by top p"] and how == [f"drew {token.id}"]
 
 
 # -- the way of a request ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ function spanOf(view, { name, total, parts }, inspector) {
   return [h("h4", {}, `${name}: ${total}`), bar, h("ul", {}, rows)];
 }
 
-const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round(100 * share)} %`;
+const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round(100 * share)}%`;
 
 function rowOf(view, part, kind, inspector) {
   const culprits = part.culprits.flatMap((id, i) => {

@@ -11,7 +11,7 @@ function time(value, unit) {
 }
 
 const count = (value) => value.toLocaleString("en");
-const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)} %`;
+const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)}%`;
 
 /**
  * Titles of the columns, their value in a summary, and the term that explains the title.
