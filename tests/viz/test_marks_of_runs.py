@@ -473,6 +473,8 @@ def test_incident(drawn, name, width, part):
         found = [r for r in found if r[3] in (across, max(1, across - 1)) or abs(r[3] - across) < 1.01]
         assert [r[0] for r in found] == [r[0] for r in expected], title
         assert all(close(r[1:], e[1:], 2e-3) for r, e in zip(found, expected)), title
+        at = (x0 + 4, top + 3) if width < 620 else (x1 + 16, top + 7)
+        assert any(near(words, title) for _, _, words in marks.texts(*at)), (title, "is named")
         said = [words for _, y, words in marks.texts(x=x0 - 8) if y == top + 3]
         assert near(said[0], write(title, high)), (title, said)
         at = next(i for i, of in enumerate(values) if of[0] > 0)

@@ -123,7 +123,9 @@ def test_texts(drawn, name):
                 for who in facts.order}  # fmt: skip
     for step in steps_of(facts, 6):
         here = [who for who in facts.order if who in facts[step].states]
-        rows = page.table("texts", step)["rows"]
+        table = page.table("texts", step)
+        rows = table["rows"]
+        assert table["caption"] == f"Texts at step {grouped(facts.records[step].step)}"
         tokens = {who: output(facts, who, step) for who in here}
         assert rows == [
             [who, facts[step].states[who], len(tokens[who]), "".join(written(t, has_text[who]) for t in tokens[who])]
