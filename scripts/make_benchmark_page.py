@@ -276,7 +276,7 @@ OTHER_RESULTS: list[tuple[str, str, Callable[[Result], str]]] = [
     (
         "recording",
         "creating and storing the record: share of the CPU time of pure decode steps",
-        lambda result: f"{100 * result['share_of_decode_steps']['median']:.2f} %",
+        lambda result: f"{100 * result['share_of_decode_steps']['median']:.2f}%",
     ),
     (
         "simulation",

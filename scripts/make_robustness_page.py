@@ -55,7 +55,7 @@ def table(report):
         ),
         "resident memory after that, medians of tenths, MiB": join(memory),
         "growth from the first of these tenths to the largest; allowed": (
-            f"{100 * (max(memory) / memory[0] - 1):.1f} %; 3 %"
+            f"{100 * (max(memory) / memory[0] - 1):.1f}%; 3%"
         ),
     }  # fmt: skip
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {join(value, '; ')} |" for name, value in rows.items())])

@@ -470,6 +470,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "behind the last draft there is none to look up",
     ("viz/duel.py", "SIDES[(of_b < of_a)", "of_b <= of_a"): "equal values are a tie",
     ("viz/layout/axis.py", "if high - low < 1e-9", "high - low <= 1e-9 * max(1.0, abs(high))"): "no span is a billionth of its value to the last bit",
+    ("viz/js/texts.js", "again = first !== card.first || count < card.count", "<="):
+        "a card that nobody points at reads the same with an element for each token and without",
+    ("viz/js/compare.js", "if (this.timed || x < LEFT || y > TOP + MIRROR) return null;", "<="): EXACT,
     ("viz/js/end_card.js", "for (let c = 0; c < end; c++) {", "<="): "there is no first token behind the last chunk",
 }  # fmt: skip
 """Faults that change nothing that can be seen: file, a part of the line, the new text, and the reason."""

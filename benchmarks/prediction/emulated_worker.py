@@ -22,7 +22,7 @@ SCALE = float(os.environ.get("WORKBENCH_EMULATED_SCALE", "10"))
 """Times as slow as the accelerator that the formulas describe, so that Python's own time hardly counts."""
 
 DRIFT_SECONDS = 120.0
-"""Time in which the steps of "drift" become 10 % slower."""
+"""Time in which the steps of "drift" become 10% slower."""
 
 
 def step_seconds(
@@ -32,7 +32,7 @@ def step_seconds(
 
     Args:
         kind: "smooth": arithmetic saturates softly and short batches use it badly. "noise": the larger of memory and
-            arithmetic, 10 % noise. "drift": the same without noise, and slower every minute.
+            arithmetic, 10% noise. "drift": the same without noise, and slower every minute.
         num_tokens: Rows of the step.
         num_seqs: Sequences of the step.
         kv: KV positions read.

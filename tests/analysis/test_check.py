@@ -169,7 +169,7 @@ def test_requests_wait_for_an_engine_that_starts_late_under_every_setting(change
 
 
 def test_times_of_the_shipped_recording_are_predicted():
-    """Its three requests arrive 1.54 ms before the first step, 87 % of their time to first token."""
+    """Its three requests arrive 1.54 ms before the first step, 87% of their time to first token."""
     trace = Trace.load(EXAMPLE)
     assert trace[0].time - trace.requests["p0"].arrival_time > 1.5e-3
     check = Predictor(trace, num_draws=1).check

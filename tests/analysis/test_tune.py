@@ -18,7 +18,7 @@ from workbench.trace.readings.compare import compare
 
 
 class Machine:
-    """A roofline with a soft corner and 5 % noise, which is not the model's form."""
+    """A roofline with a soft corner and 5% noise, which is not the model's form."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)

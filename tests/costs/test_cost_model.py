@@ -34,7 +34,7 @@ def workload(seed: int = 0, count: int = 60) -> dict:
 
 
 class Noisy(CostModel):
-    """Steps whose duration differs from the model by about 10 %, at random."""
+    """Steps whose duration differs from the model by about 10%, at random."""
 
     def seconds(self, features):
         return super().seconds(features) * (1 + 0.1 * random.Random(str(features)).gauss(0, 1))

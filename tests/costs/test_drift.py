@@ -15,7 +15,7 @@ TRUE = CostModel(fixed=0.02, per_sequence=5e-4, per_prefill_token=6e-5)
 
 
 class Machine:
-    """TRUE, whose steps become slower with each step, and vary by 5 %."""
+    """TRUE, whose steps become slower with each step, and vary by 5%."""
 
     def __init__(self, slower_per_step: float) -> None:
         self.slower_per_step, self.num_steps, self.rng = slower_per_step, 0, random.Random(1)
@@ -79,12 +79,12 @@ def test_the_factors_of_a_recording_have_mean_one_over_its_time():
 
 
 def independent(rng, count):
-    """Every step is disturbed by itself, by 10 %."""
+    """Every step is disturbed by itself, by 10%."""
     return 1 + 0.1 * rng.standard_normal(count)
 
 
 def correlated(rng, count, memory=30):
-    """Neighbours are slow together: noise of 10 % that lasts for 30 steps, and 3 % on each step."""
+    """Neighbours are slow together: noise of 10% that lasts for 30 steps, and 3% on each step."""
     keep, slow = np.exp(-1 / memory), rng.standard_normal(count)
     for i in range(1, count):
         slow[i] = keep * slow[i - 1] + np.sqrt(1 - keep**2) * slow[i]
@@ -92,7 +92,7 @@ def correlated(rng, count, memory=30):
 
 
 def bursts(rng, count):
-    """Another program comes and goes, and makes about 60 steps up to 30 % slower each time."""
+    """Another program comes and goes, and makes about 60 steps up to 30% slower each time."""
     factors, at = 1 + 0.05 * rng.standard_normal(count), 0
     while at < count:
         at += int(rng.exponential(150))

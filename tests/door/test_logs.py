@@ -52,7 +52,7 @@ NOISE = ["INFO 05-19 10:12:59 [api_server.py:1091] Starting", "Loading shards:  
 CASES = {
     "still": ([vllm(1, 0, 6), vllm(11, 0, 6)],
               ["0 running, 6 waiting", "nothing runs, and the head", "2 lines over 10 s"]),
-    "a space before the sign": (["Running: 6 reqs, Waiting: 6 reqs, GPU KV cache usage: 12 %"],
+    "a space before the sign": (["Running: 6 reqs, Waiting: 6 reqs, GPU KV cache usage: 12" + " %"],
                                 ["6 running, 6 waiting, KV cache use 12%", "most likely for a seat (--max-num-seqs)"]),
     "idle": ([vllm(1, 3, 2), vllm(11, 0, 0)], ["no request is unfinished"]),
     "served": ([vllm(1, 3, 0, output=81.5)], ["requests are served, and none waits"]),

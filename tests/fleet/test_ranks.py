@@ -67,6 +67,38 @@ def test_another_number_of_ranks_can_be_asked(recorded, ranks):
     assert predicted["hit_rate"].value == pytest.approx(truth["hit_rate"], abs=0.02)
 
 
+def started_late(trace, wait):
+    """The trace of a rank that took its first step so late, when its first request had been waiting for it."""
+    late = Trace(trace.meta)
+    for info in trace.requests.values():
+        waited = 0.0 if info.arrival_time <= trace[0].time else wait
+        late.add_request(replace(info, arrival_time=info.arrival_time + waited))
+    for record in trace:
+        late.append(replace(record, time=record.time + wait, end=record.end + wait))
+    for supplement in trace.supplements:
+        late.add_supplement(supplement)
+    return late
+
+
+@pytest.mark.parametrize("offset", [0.0, 2.5])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_requests_wait_for_the_rank_that_started_late_and_for_no_other(recorded, offset, ranks):
+    wait = 4.0
+    first, second = recorded.values()
+    late = started_late(second, wait)
+    late.meta = replace(late.meta, created=late.meta.created + offset)
+    waiting = {name for name, info in second.requests.items() if info.arrival_time <= second[0].time}
+    run = RanksPredictor({"rank 0": first, "rank 1": late}, num_draws=1).simulate_ranks({"data_parallel_size": ranks})
+    found = {name.split("/")[-1]: each.ttft.seconds for name, each in run.metrics().requests.items()}
+    assert waiting and found.keys() == {**first.requests, **late.requests}.keys()
+    for name, seconds in found.items():
+        assert (wait <= seconds < wait + 1) if name in waiting else seconds < wait, name
+    arrivals = {name: info.arrival_time for trace in run.traces for name, info in trace.requests.items()}
+    for trace, later in ((first, 0.0), (late, offset)):
+        for name, info in trace.requests.items():
+            assert arrivals[name] == pytest.approx(info.arrival_time + later), "on the clock of the first rank"
+
+
 def test_prefixes_are_shared_between_ranks_by_their_common_key_alone(recorded):
     apart = dict(recorded)
     apart["rank 1"] = as_other_key(recorded["rank 1"])

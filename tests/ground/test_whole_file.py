@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, whoever writes them."""
+"""Files that appear complete or not at all, of every kind that is written."""
 
 import os
 

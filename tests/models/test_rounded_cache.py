@@ -32,7 +32,7 @@ def test_the_kernel_serves_every_model_with_every_type_of_pool(architecture, kv_
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
 @pytest.mark.parametrize("kv_cache_dtype", SMALL_TYPES)
 def test_a_fault_smaller_than_the_rounding_is_noticed(monkeypatch, architecture, kv_cache_dtype):
-    """The codes of a row have a scale that is 5 % too large, and 8 bits alone change the logits by as much."""
+    """The codes of a row have a scale that is 5% too large, and 8 bits alone change the logits by as much."""
     monkeypatch.setattr(cpu_backend, "to_stored", lambda rows, dtype: to_stored(1.05 * rows, dtype))
     result = preflight(tiny_model(architecture), get_backend("cpu"), kv_cache_dtype)
     assert result.mode == "gather" and "logits differ" in result.reason  # which does not write with the kernel

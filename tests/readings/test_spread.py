@@ -17,7 +17,7 @@ UNCHANGED = "no change beyond the spread of the runs"
 
 
 class Busy:
-    """A machine whose steps vary by 5 %, and are up to 30 % slower while another program runs."""
+    """A machine whose steps vary by 5%, and are up to 30% slower while another program runs."""
 
     def __init__(self, seed):
         self.rng, self.slow = random.Random(seed), 0.0

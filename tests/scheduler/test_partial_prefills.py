@@ -272,7 +272,7 @@ def test_records_say_that_nobody_may_overtake_any_more():
 
 
 def test_overtakers_of_one_step_are_counted_one_by_one():
-    """B may be put off by 7 % of 1440 tokens, which are 100: three prompts of 30 get past it, the fourth does not."""
+    """B may be put off by 7% of 1440 tokens, which are 100: three prompts of 30 get past it, the fourth does not."""
     scheduler = make_scheduler(
         max_num_batched_tokens=100,
         max_num_seqs=50,

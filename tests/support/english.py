@@ -45,6 +45,7 @@ PATTERNS = {
     "anew": r"\banew\b",
     "for_ever": r"\bfor ever\b",
     "is_no_noun": r"(?<![Tt]here )\b(?:is|are) no (?!longer|more|such|need|less|better|worse|one\b)\w+",
+    "space_before_percent": r"(?<=[\d}])[ \u00a0\u202f]%(?!\w| ?[\d}]| \w+\()",
     "therein": r"\b(?:there|where|here)(?:in|of|by|upon|with)\b",
 }
 """Each pattern by the name it is reported with; tests/data/translated_english.json holds sentences that it finds."""

@@ -101,7 +101,7 @@ def test_step_into_shows_the_probabilities_of_drafts(open_page, serve, tiny_llam
             assert row["id"] == draft
             assert row["probability"] == pytest.approx(target)
             assert row["draft_probability"] == pytest.approx(drafts.probabilities[index][draft])
-            shown = re.search(r"model ([\d.]+) %, draft model ([\d.]+) %(.*)", items[index])
+            shown = re.search(r"model ([\d.]+)%, draft model ([\d.]+)%(.*)", items[index])
             assert float(shown[1]) == pytest.approx(100 * target, abs=0.06)
             verified = index < len(sampled)
             accepted = verified and sampled[index].token_id == draft

@@ -1,18 +1,9 @@
 """marimo as the host of a live view: the widget works there as it is."""
 
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from script_server import serving
 
 NOTEBOOK = """
 import marimo
@@ -43,28 +34,9 @@ def marimo_page(tmp_path):
     if importlib.util.find_spec("marimo") is None:
         pytest.skip("marimo is not installed")
     (tmp_path / "notebook.py").write_text(NOTEBOOK)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["run", "notebook.py", "--headless", "--no-token", "--host", "127.0.0.1", "--port", str(port)]
-    paths = [str(ROOT / "tests" / "support"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "MARIMO_SKIP_UPDATE_CHECK": "1"}
-    with (tmp_path / "log").open("w+") as log:
-        command = [sys.executable, "-m", "marimo", *arguments]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, env=environment)
-        try:
-            deadline = time.monotonic() + 120
-            while True:
-                try:
-                    urlopen(f"http://127.0.0.1:{port}/", timeout=30).read()
-                    break
-                except URLError:
-                    assert time.monotonic() < deadline and process.poll() is None, (tmp_path / "log").read_text()
-                    time.sleep(0.3)
-            yield f"http://127.0.0.1:{port}/"
-        finally:
-            process.terminate()
-            process.wait(30)
+    arguments = ["run", "notebook.py", "--headless", "--no-token", "--host", "127.0.0.1", "--port", "PORT"]
+    with serving("marimo", arguments, tmp_path, MARIMO_SKIP_UPDATE_CHECK="1") as address:
+        yield address
 
 
 def test_a_live_engine_runs_in_marimo(browser, marimo_page):

@@ -1,19 +1,9 @@
 """``panel serve`` with the few lines a person would write, driven in a browser."""
 
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from script_server import ROOT, serving
 
 APP = """
 import panel as pn
@@ -56,39 +46,11 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("panel")
     for name, script in SCRIPTS.items():
         (folder / f"{name}.py").write_text(script.replace('as_cached("engine"', f'as_cached("engine of {name}"'))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    files = [f"{name}.py" for name in SCRIPTS]
-    command = [sys.executable, "-m", "panel", "serve", *files, "--port", str(port), "--address", "127.0.0.1"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}",
-        "WORKBENCH_PREFLIGHT": "remembered",
-    }
-    with (folder / "log").open("w+") as log:
-        process = subprocess.Popen(command, cwd=folder, stderr=log, env=environment)
-        try:
-            deadline = time.monotonic() + 120
-            while True:
-                try:
-                    urlopen(f"http://127.0.0.1:{port}/app", timeout=30).read()
-                    break
-                except URLError:
-                    log.seek(0)
-                    assert process.poll() is None and time.monotonic() < deadline, log.read()
-                    time.sleep(0.2)
-            yield {name: f"http://127.0.0.1:{port}/{name}" for name in SCRIPTS}
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        log.seek(0)
-        text = log.read()
-        assert not re.search("Traceback|ERROR", text), text
+    arguments = ["serve", *(f"{name}.py" for name in SCRIPTS), "--port", "PORT", "--address", "127.0.0.1"]
+    with serving("panel", arguments, folder, "app", WORKBENCH_PREFLIGHT="remembered") as address:
+        yield {name: f"{address}{name}" for name in SCRIPTS}
+    text = (folder / "log").read_text()
+    assert not re.search("Traceback|ERROR", text), text
 
 
 @pytest.mark.repeats(of="test_the_example_of_an_own_dashboard")

@@ -404,6 +404,19 @@ def test_comparison(name, same):
     assert (parted and parted["step"]) == step
 
 
+def test_a_run_whose_pool_is_not_known_has_no_number_of_blocks_in_the_comparison():
+    requests = [{"id": "a", "prompt": {"len": 40}, "max_tokens": 4}]
+    first, known = (simulate({"requests": requests, "config": {"max_num_batched_tokens": n}}) for n in (16, 32))
+    second = Trace(replace(known.meta, config={"max_num_batched_tokens": 32}))
+    for info in known.requests.values():
+        second.add_request(info)
+    for record in known:
+        second.append(record)
+    assert (first.num_blocks, second.num_blocks) == (known.num_blocks, None)
+    for pair_ in ((first, second), (second, first)):
+        assert "most KV blocks" not in comparison_facts(*pair_)["verdict"]
+
+
 def test_traces_that_cannot_be_compared_say_so():
     first = simulate({"requests": [{"id": "a", "prompt": {"len": 5}}]})
     other = simulate({"requests": [{"id": "b", "prompt": {"len": 5}}]})
@@ -532,7 +545,7 @@ def check_drawer(page, trace, who, facts):
             assert float(style.split(":")[1]) == pytest.approx(part["share"])
             assert kind == ("own" if part["is_own"] else "biggest" if part is avoidable[0] else "other")
             percent = int(100 * part["share"] + 0.5)
-            assert title == f"{part['cause']}: {part['amount']}, {percent} %"
+            assert title == f"{part['cause']}: {part['amount']}, {percent}%"
         listed = [part for part in span["parts"] if part["is_listed"]]
         for part, (long, words) in zip(listed, rows, strict=True):
             names = [name + tokens for name, tokens in zip(part["culprits"], part["tokens"], strict=True)]

@@ -305,7 +305,7 @@ def test_candidates_are_the_most_likely_tokens_and_samples_those_of_the_record(t
         assert [title for title, _, _ in bars] == [f"token {token}" for token in best] and best[0] == chunk.sampled
         for (_, style, words), token in zip(bars, best):
             assert f"--wb-share:{100 * chances[token]:.2f}%" in style
-            assert float(re.search(r"([\d.]+) %", words)[1]) == pytest.approx(100 * chances[token], abs=0.051)
+            assert float(re.search(r"([\d.]+)%", words)[1]) == pytest.approx(100 * chances[token], abs=0.051)
     shown(deno_page, engine, seen[5][2])
     facts = listed(deno_page, "facts")
     decoded = [engine.tokenizer.decode([chunk.sampled]) for chunk in sampling]
@@ -353,7 +353,7 @@ def test_drafts_are_told_with_their_probabilities_and_their_fate(tiny_llama, den
                 assert deno_page("view.phaseBox.drafts.hidden") == (not expected[name])
                 cells = deno_page("view.phaseBox.track.children.map((cell) => cell.attributes.title)")
                 assert cells[-2:] == ["draft", "record"]
-                pattern = r'(\w+) draft ".*": model ([\d.]+) %, draft model ([\d.]+) %(.*)'
+                pattern = r'(\w+) draft ".*": model ([\d.]+)%, draft model ([\d.]+)%(.*)'
                 for (words, title, mark), (who, draft, *chances, fate) in zip(items, expected[name], strict=True):
                     said = re.fullmatch(pattern, words)
                     assert (said[1], title, said[4]) == (who, f"token {draft}", fate)
@@ -386,14 +386,14 @@ def test_candidates_tell_what_the_sampling_parameters_made_of_them(tiny_llama, d
             assert [title for title, *_ in bars] == [f"token {token}" for token in order[:6]]
             for rank, (token, (_, words, is_sampled, is_removed)) in enumerate(zip(order, bars)):
                 text = engine.tokenizer.decode([token])
-                said = re.fullmatch(r'"(.*)" ([\d.]+) %( sampled)?(.*)', words)
+                said = re.fullmatch(r'"(.*)" ([\d.]+)%( sampled)?(.*)', words)
                 assert said[1] == text and float(said[2]) == pytest.approx(100 * model[token], abs=0.051)
                 assert bool(said[3]) == (token == sampled) == (is_sampled == "true")
                 assert (is_removed == "true") == (rank >= 3)
                 if rank >= 3:
                     assert said[4] == " removed by top k"
                 else:
-                    share = re.fullmatch(r" drawn with ([\d.]+) %", said[4])
+                    share = re.fullmatch(r" drawn with ([\d.]+)%", said[4])
                     assert float(share[1]) == pytest.approx(100 * drawn[token], abs=0.051)
             ranks.add(order.index(sampled))
         assert len(ranks) > 1, "with a temperature, not always the most likely token"

@@ -437,7 +437,7 @@ def stretches(facts, begin, end, count):
 
 
 def share(value):
-    return f"{float(f'{100 * value:.2g}'):g} %"
+    return f"{float(f'{100 * value:.2g}'):g}%"
 
 
 WRITE = {
@@ -499,6 +499,8 @@ def test_incident(drawn, name, width, part):
         found = [r for r in found if r[3] in (across, max(1, across - 1)) or abs(r[3] - across) < 1.01]
         assert [r[0] for r in found] == [r[0] for r in expected], title
         assert all(close(r[1:], e[1:], 2e-3) for r, e in zip(found, expected)), title
+        at = (x0 + 4, top + 3) if width < 620 else (x1 + 16, top + 7)
+        assert any(near(words, title) for _, _, words in marks.texts(*at)), (title, "is named")
         said = [words for _, y, words in marks.texts(x=x0 - 8) if y == top + 3]
         assert near(said[0], write(title, high)), (title, said)
         at = next(i for i, of in enumerate(values) if of[0] > 0)
@@ -586,7 +588,7 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
         "row.children.map((cell) => cell.textContent))"
     )
     assert len(rows) == min(8, len(firsts))
-    named = {who: f"61 % {cause}: {', '.join(others)}" for who, cause, _, others in slow}
+    named = {who: f"61% {cause}: {', '.join(others)}" for who, cause, _, others in slow}
     for row, (who, value) in zip(rows, firsts):
         assert row[0] == who and near(row[1], seconds(value)) and row[2] == named.get(who, "–")
 

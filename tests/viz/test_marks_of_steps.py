@@ -235,7 +235,8 @@ def seconds_of(words):
 
 def check_step_labels(marks, axis, facts):
     labels = [(x, words) for x, _, words in marks.texts(y=144) if axis.x0 <= x <= axis.x1]
-    assert len(labels) > 1
+    ticks = [rect for rect in marks.rects(height=4, colour=LIGHT.hairline) if rect[3] == 1]
+    assert len(ticks) == len(labels) > 1, "each line of the axis has its label"
     notes = [words for x, _, words in marks.texts(y=144) if x > axis.x1]
     assert bool(notes) == bool(axis.timed and axis.left_out > 0.5 and axis.x1 < axis.width - 100), axis.left_out
     for words in notes:
@@ -625,7 +626,7 @@ def metrics(facts):
         return f"{digits(value)} step{'' if value == 1 else 's'}"
 
     def share(unit):
-        return lambda value: f"{math.floor(value * 100 + 0.5)} % {unit}"
+        return lambda value: f"{math.floor(value * 100 + 0.5)}% {unit}"
 
     rates = [("prefill throughput", rate(True), None, 0, speed), ("decode throughput", rate(False), None, 0, speed)]
     return [

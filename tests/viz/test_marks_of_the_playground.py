@@ -39,7 +39,8 @@ def sources(*names):
     text = re.sub(r"^import .*$", "", text, flags=re.MULTILINE)
     exported = re.findall(r"^export (?:function|class|const) (\w+)", text, flags=re.MULTILINE)
     shared = f"const {{ formatSeconds }} = (() => {{\n{shared}\nreturn {{ formatSeconds }};\n}})();"
-    return f"{STUBS}\n{shared}\n{text.replace('export ', '')}\nObject.assign(globalThis.page, {{ {', '.join(exported)} }});"
+    text = text.replace("export ", "")
+    return f"{STUBS}\n{shared}\n{text}\nObject.assign(globalThis.page, {{ {', '.join(exported)} }});"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def numbers_of(facts):
     return [
         time(sum(first) / len(first)), time(percentile(first, 99)), f"{num / took:.1f}" if facts.timed else "–",
         time(sum(gaps) / len(gaps)), time(percentile(gaps, 99)), time(max(gaps)), time(took), grouped(len(records)),
-        f"{100 * sum(uses) / len(uses):.0f} %",
+        f"{100 * sum(uses) / len(uses):.0f}%",
         grouped(sum(c.num_cached_tokens for r in records for c in r.chunks)),
         grouped(sum(len(r.preempted) for r in records)),
         grouped(sum(c.num_recomputed_tokens for r in records for c in r.chunks)),
@@ -123,7 +124,7 @@ def test_the_numbers_of_fleets_have_their_hit_rate_and_the_busiest_replica(page)
         head, *rows = page(show, {"summary": fleet, "other": other, "end": "done", "pinned": True})
         assert head[4:6] == ["hit rate", "busiest replica"]
         shares = sum(cached.values()) / sum(prompts), max(counts) / sum(counts)
-        assert all(row[4:6] == [f"{100 * share:.0f} %" for share in shares] for row in rows)
+        assert all(row[4:6] == [f"{100 * share:.0f}%" for share in shares] for row in rows)
         assert rows[0][head.index("steps")] == grouped(sum(map(len, traces)))
     terms = page("page.terms")
     assert terms["hit rate"] == "hit rate" and terms["preemptions"] == "preemption", "their titles explain them"

@@ -123,7 +123,9 @@ def test_texts(drawn, name):
                 for who in facts.order}  # fmt: skip
     for step in steps_of(facts, 6):
         here = [who for who in facts.order if who in facts[step].states]
-        rows = page.table("texts", step)["rows"]
+        table = page.table("texts", step)
+        rows = table["rows"]
+        assert table["caption"] == f"Texts at step {grouped(facts.records[step].step)}"
         tokens = {who: output(facts, who, step) for who in here}
         assert rows == [
             [who, facts[step].states[who], len(tokens[who]), "".join(written(t, has_text[who]) for t in tokens[who])]
@@ -451,8 +453,8 @@ def test_the_candidates_of_a_token(deno_page):
             if token.step != record.step:
                 assert not bars
                 continue
-            drawn_ = f'"w{token.id}" 62.5 % sampled drawn with 75.0 %'
-            assert bars == [drawn_, "token 5 25.0 %", "token 6 0.05 % removed by top p"] and how == [f"drew {token.id}"]
+            drawn_ = f'"w{token.id}" 62.5% sampled drawn with 75.0%'
+            assert bars == [drawn_, "token 5 25.0%", "token 6 0.05% removed by top p"] and how == [f"drew {token.id}"]
 
 
 # -- the way of a request ----------------------------------------------------------------------------------------------

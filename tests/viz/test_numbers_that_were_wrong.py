@@ -1,6 +1,7 @@
 """Numbers on the screen that once said something else than the record."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from painted import Marks
@@ -203,9 +204,13 @@ def test_panels_name_a_moment_alike_and_say_what_becomes_of_idle_time(deno_page,
         for panel, y in (("incident", 49), ("timeline", 144))
     }
     said = [words for panel in texts.values() for _, words in panel if "idle" in words]
+    hint = deno_page("view.panel('incident').hintElement.textContent")
     if pause < 1:
-        assert not said
+        assert not said and "idle" not in hint
         return
+    idle = max(after.time - before.end for before, after in pairwise(trace))
+    (told,) = re.findall("; the time with (.*) of idle time$", hint)
+    assert seconds_of(told) == pytest.approx(idle, rel=0.006)
     assert said[0] == "with idle time" and said[1].endswith("idle left out") and len(said) == 2
     moments = [seconds_of(words) for _, words in texts["timeline"] if "idle" not in words]
     second = next(record.time for record in trace if "second" in record.arrived)

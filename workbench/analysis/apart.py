@@ -53,7 +53,7 @@ class Difference:
 
 
 def apart(trace: Trace, by: str = "ttft") -> tuple[Difference, ...]:
-    """Properties that set the slowest 1 % of the requests apart, the most telling first.
+    """Properties that set the slowest 1% of the requests apart, the most telling first.
 
     Args:
         trace: A trace; one of few requests shows nothing.

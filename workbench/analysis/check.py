@@ -41,7 +41,7 @@ class Check:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Relative error of each predicted time: 0.1 if the prediction is 10 % too high."""
+        """Relative error of each predicted time: 0.1 if the prediction is 10% too high."""
         return {
             name: self.unchanged[name] / recorded - 1
             for name, recorded in self.recorded.items()

@@ -39,7 +39,7 @@ class Incident:
 
     Attributes:
         slow: Requests, the slowest to a first token first.
-        apart: Properties that set the slowest 1 % apart, the most telling first.
+        apart: Properties that set the slowest 1% apart, the most telling first.
         stalls: Steps that took many times what their contents explain.
     """
 

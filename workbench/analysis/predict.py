@@ -162,7 +162,7 @@ class Predictor:
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """Relative error of each value of the unchanged configuration: 0.1 if the prediction is 10 % too high."""
+        """Relative error of each value of the unchanged configuration: 0.1 if the prediction is 10% too high."""
         return self.check.errors
 
     def predict(self, **changes: Unpack[ConfigChanges]) -> Prediction:

@@ -32,7 +32,7 @@ class _NoBar:
 
 
 class StatusLine:
-    """A line on standard error, which the next one replaces. Where nobody watches, only the last one is written."""
+    """A line on standard error, which the next one replaces. In a pipe or a file only the last one is written."""
 
     def __init__(self) -> None:
         self._last = ""

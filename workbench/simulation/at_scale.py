@@ -1,6 +1,6 @@
 """Simulate millions of requests with the engine's scheduler, in simulated time and in bounded memory.
 
-A step is only added to the summary: sums, histograms of latencies whose bins are 1 % wide, and
+A step is only added to the summary: sums, histograms of latencies whose bins are 1% wide, and
 a time line of at most ``MAX_WINDOWS`` windows. A range of steps can be kept in full, as a Trace that begins with a
 keyframe, so that every view can show the interesting part of a run.
 """
@@ -92,7 +92,7 @@ class TimeLine:
 
 
 class LatencyHistogram:
-    """Counts of latencies in bins that are 1 % wide.
+    """Counts of latencies in bins that are 1% wide.
 
     Attributes:
         count: Number of events.

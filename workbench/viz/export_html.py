@@ -136,6 +136,6 @@ def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None =
 
 
 def _packet_element(name: str, packet: bytes) -> str:
-    # Level 6 takes three times as long and makes the file 4 % smaller.
+    # Level 6 takes three times as long and makes the file 4% smaller.
     data = base64.b64encode(gzip.compress(packet, 4, mtime=0)).decode("ascii")
     return f'<script type="text/plain" id="{name}">{data}</script>'

@@ -142,8 +142,8 @@ class Emitter:
     def ahead(self) -> int:
         """Bytes between the weights in use and those being fetched; 0 leaves all fetching to the processor.
 
-        A processor with AVX-512 (Zen 4) fetches a stream by itself: a row is up to 12 % faster without instructions,
-        4 rows, with more work between two lines, up to 20 % slower.
+        A processor with AVX-512 (Zen 4) fetches a stream by itself: a row is up to 12% faster without instructions,
+        4 rows, with more work between two lines, up to 20% slower.
         """
         return 0 if LANES == 16 and self.rows == 1 else 4096
 

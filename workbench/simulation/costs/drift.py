@@ -27,7 +27,7 @@ STRETCHES = 8
 """Number of stretches of the jackknife; a disturbance much shorter than one of them is not taken for a trend."""
 
 MIN_ERRORS = 4.0
-"""A trend is certain if it is this many times its error, which chance exceeds in 0.5 % of recordings (8 stretches)."""
+"""A trend is certain if it is this many times its error, which chance exceeds in 0.5% of recordings (8 stretches)."""
 
 SLOWEST, FASTEST = 0.2, 5.0
 """Limits of the factor: a trend is a line, and must not lead to steps without duration."""

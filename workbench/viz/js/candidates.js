@@ -2,7 +2,7 @@
 
 import { h, plain } from "./dom.js";
 
-const percent = (share) => `${(share * 100).toFixed(share < 0.001 ? 2 : 1)} %`;
+const percent = (share) => `${(share * 100).toFixed(share < 0.001 ? 2 : 1)}%`;
 
 /** The effect of the sampling parameters on a candidate. */
 function fate({ drawn, probability, removed_by: removed }) {

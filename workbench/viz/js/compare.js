@@ -138,7 +138,7 @@ export class ComparePanel extends CanvasPanel {
     let clock = unit === "s" ? "" : "Times are in steps, because one of the runs has no clock.";
     if (fork?.no_times) clock = `Times are in steps: ${plain(fork.no_times.split(". ")[0], 200)}.`;
     if (fork?.error !== undefined) {
-      const percent = `${(fork.error * 100).toFixed(fork.error < 0.0995 ? 1 : 0)} %`;
+      const percent = `${(fork.error * 100).toFixed(fork.error < 0.0995 ? 1 : 0)}%`;
       clock =
         `Its times are predicted from this run's own step costs, which give this run's duration to within ${percent}.`;
       if (fork.loops) clock += ` ${plain(fork.loops, 400)}.`;

@@ -29,7 +29,7 @@ function spanOf(view, { name, total, parts }, inspector) {
   return [h("h4", {}, `${name}: ${total}`), bar, h("ul", {}, rows)];
 }
 
-const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round(100 * share)} %`;
+const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round(100 * share)}%`;
 
 function rowOf(view, part, mark, inspector) {
   const culprits = part.culprits.flatMap((id, i) => {

@@ -40,7 +40,7 @@ const CLICK = 4;
 /** Growth of the run after which the host is asked again. */
 const GROWTH = 1.05;
 
-const share = (value) => `${formatNumber(Number((100 * value).toPrecision(2)))} %`;
+const share = (value) => `${formatNumber(Number((100 * value).toPrecision(2)))}%`;
 
 /**
  * The rows: `values` of a stretch, `write` for them, and `of(whole)`, which is 0 in a run that has nothing to show.
@@ -92,7 +92,7 @@ export class IncidentPanel extends CanvasPanel {
     this.holder.before(this.numbers);
     this.apart = h("ul", { class: "wb-apart" });
     this.slow = h("div", { class: "wb-slow" });
-    this.apartTitle = h("h3", {}, "What sets the slowest 1 % apart");
+    this.apartTitle = h("h3", {}, "What sets the slowest 1% apart");
     const apart = h("section", {}, this.apartTitle, this.apart), slow = h("section", {}, this.slow);
     this.body.append(h("div", { class: "wb-incident" }, slow, apart));
     this.asked = 0; // number of steps when the host was asked last

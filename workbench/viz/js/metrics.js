@@ -20,7 +20,7 @@ function metricsOf(store) {
   const rate = (name) => (step) => (store.duration(step) > 0 ? store.value(name, step) / store.duration(step) : NaN);
   const time = (v) => (store.timed() ? formatSeconds(v) : counted(v, "step"));
   const tokensPerSecond = (v) => `${formatNumber(v)} tok/s`;
-  const share = (unit) => (v) => (Number.isFinite(v) ? `${(v * 100).toFixed(0)} % ${unit}` : "–");
+  const share = (unit) => (v) => (Number.isFinite(v) ? `${(v * 100).toFixed(0)}% ${unit}` : "–");
   const throughput = [
     { name: "prefill throughput", of: rate("prefill_tokens"), write: tokensPerSecond },
     { name: "decode throughput", of: rate("decode_tokens"), write: tokensPerSecond },

@@ -70,7 +70,7 @@ export class PhaseBox {
   /** The drafts that the step verifies, each with the model's probability and, if it was drawn, the proposer's. */
   fillDrafts(drafts) {
     this.drafts.hidden = !drafts.length;
-    const percent = (share) => `${(share * 100).toFixed(1)} %`;
+    const percent = (share) => `${(share * 100).toFixed(1)}%`;
     const item = ({ request, id, text, probability, draft_probability: drawn, accepted }) => {
       const proposed = drawn === null ? "" : `, draft model ${percent(drawn)}`;
       const verdict = accepted === null ? "" : accepted ? ": accepted" : ": rejected";

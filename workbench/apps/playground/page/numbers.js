@@ -11,7 +11,7 @@ function time(value, unit) {
 }
 
 const count = (value) => value.toLocaleString("en");
-const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)} %`;
+const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)}%`;
 
 /** Output tokens per second without idle time, as *Compare* below has them. */
 function rate({ unit, num_output_tokens: count, duration, clock }) {
