@@ -108,7 +108,7 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     teacher.frame()
     assert "2 of 2 followers answered" in lesson.text_content()
     assert lesson.locator("dt").all_text_contents() == ["r1", "r2", "nobody"]
-    assert lesson.locator("dd").all_text_contents() == ["0 (0 %)", "1 (50 %)", "1 (50 %)"]
+    assert lesson.locator("dd").all_text_contents() == ["0 (0%)", "1 (50%)", "1 (50%)"]
     lesson.get_by_role("button", name="Show the picture").click()
     followers[0].wait("!view.status.class.question")
     lesson.get_by_label("Question").fill("How many steps?")
@@ -202,7 +202,7 @@ def test_two_routers_duel_over_the_requests_of_the_run(open_page, serve, tiny_ll
         follower.frame()
         told = box.text_content()
         bars = box.locator(".wb-spread")
-        assert bars.locator("dd").all_text_contents() == ["1 (100 %)", "0 (0 %)", "0 (0 %)"]
+        assert bars.locator("dd").all_text_contents() == ["1 (100%)", "0 (0%)", "0 (0%)"]
         widths = [bar.bounding_box()["width"] for bar in bars.locator("i").all()]
         assert widths[0] > 60 and widths[1:] == [0, 0], "a bar for the one vote"
         assert "Both sides are simulated" in told and "You bet on A: " in told and "A 33.3%" in told

@@ -61,7 +61,7 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
         parts.append(text(8, top + 24, row.name))
         parts.append(text(8, top + 40, counted(row.num_requests, "request")))
         parts += [text(LEFT - 6, top + 10, f"{marks.most}", "end"), text(LEFT - 6, top + ROW, "0", "end")]
-        parts += [text(width - RIGHT + 6, top + 10, "100 %"), text(width - RIGHT + 6, top + ROW, "0 %")]
+        parts += [text(width - RIGHT + 6, top + 10, "100%"), text(width - RIGHT + 6, top + ROW, "0%")]
         for colour, counts in (
             (WAITING, [part.running + part.waiting for part in row.parts]),
             (RUNNING, [part.running for part in row.parts]),

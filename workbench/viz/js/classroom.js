@@ -211,7 +211,7 @@ function barsOf(spread) {
       "dd",
       {},
       h("i", { style: `width:${(70 * n) / Math.max(1, ...counts)}%` }),
-      h("span", {}, `${n} (${Math.round((100 * n) / all)} %)`),
+      h("span", {}, `${n} (${Math.round((100 * n) / all)}%)`),
     ),
   ];
   return h("dl", { class: "wb-spread" }, spread.map(row));

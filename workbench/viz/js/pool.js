@@ -1,6 +1,6 @@
 // The KV pool: one cell per physical block, always at the same place, and above it the number of blocks in each state.
 
-import { counted, formatNumber, formatRange, plain, setText } from "./dom.js";
+import { counted, formatNumber, formatRange, setText } from "./dom.js";
 import { hatch, polygon, SMALL, text, textWidth } from "./drawing.js";
 import { poolColumns } from "./geometry.js";
 import { CanvasPanel } from "./panel.js";
