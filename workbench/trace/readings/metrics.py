@@ -345,7 +345,7 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 
 
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
-    """What is said above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
+    """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
     unit = summary.unit
     return [
         f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
@@ -380,7 +380,7 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
 
 
 def open_note(summary: Summary) -> str:
-    """What lower bounds among the latencies mean; "" without any."""
+    """The meaning of lower bounds among the latencies; "" without any."""
     count = summary.ttft.num_open
     return f"{still_without(count)}; {AT_LEAST} marks what is at least that" if count else ""
 
