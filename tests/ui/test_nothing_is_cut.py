@@ -22,7 +22,7 @@ CUT = """([root, edge]) => {
     if (box.right > edge + 1 || box.left < -1) found.add(`${what} is beyond the window`);
   };
   const seen = (e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true }) &&
-    !e.closest(".wb-announce, .wb-skip, .wb-phases");  // labels of phases have a test of their own
+    !e.closest(".wb-announce, .wb-skip, .wb-phases");  // test_labels_and_search.py has the labels of phases
   const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode, element = text.parentElement;
@@ -50,7 +50,7 @@ each_width = pytest.mark.parametrize("width", [390, 1100])
 
 
 def cut(page, where):
-    """What is cut now, each with the place."""
+    """The faults of a page as it is now, each with the place."""
     for _ in range(3):  # one that lays out, one that notices new widths, one that draws
         page.frame()
     root = page.root.element_handle()
@@ -58,7 +58,7 @@ def cut(page, where):
 
 
 def cut_in_every_view(page):
-    """What is cut in the pictures and the tables of every view that the page has, and in the cards."""
+    """The faults of every view that the page has, in pictures and tables, and of the cards."""
     found = []
     for view in page.view(
         "view.controls.views.filter((tab) => !tab.hidden).map((tab) => tab.textContent.toLowerCase())"

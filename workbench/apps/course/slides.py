@@ -55,7 +55,7 @@ const slides = [...document.querySelectorAll("section")];
 const WHOLE = "p, ul, ol, dl, pre, table, img, svg, details, blockquote, h1, h2, h3, h4, h5";
 const HEADING = "h1, h2, h3, h4, h5";
 
-/** What a part is made of: texts, code, tables and pictures, none of which is divided. */
+/** The texts, code, tables and pictures of a part, none of which is divided. */
 function blocksOf(element) {{
   const children = [...element.children].filter((child) => !child.matches("style, script"));
   const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
@@ -75,7 +75,7 @@ function grouped(blocks) {{
   return groups.filter((group) => group.length);
 }}
 
-/** What shows each screen of a slide: a part joins the screen before it if there is room, or begins another. */
+/** A function for each screen of a slide, which shows it: a part joins the last screen, or begins another. */
 function screensOf(slide) {{
   const parts = [...slide.children].map((part) => [part, blocksOf(part)]), all = parts.flatMap(([, blocks]) => blocks);
   const place = (shown) => {{

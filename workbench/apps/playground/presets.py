@@ -19,7 +19,7 @@ class Preset(NamedTuple):
         title: Its name in the list.
         hint: A sentence about the thing to look for.
         workload: The workload, in the format of ``workbench.simulation.workload``.
-        shows: What it is about, of `workbench.apps.playground.run.MOMENTS`: the page opens at the first such step.
+        shows: Its subject, of `workbench.apps.playground.run.MOMENTS`: the page opens at the first such step.
         replicas: Number of replicas that serve it; a router sends the requests to several.
     """
 

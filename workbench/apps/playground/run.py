@@ -27,7 +27,7 @@ MOMENTS: Mapping[str, Callable[[StepRecord], object]] = {
     "a preemption": lambda step: step.preempted,
     "a hit in the prefix cache": lambda step: any(chunk.num_cached_tokens for chunk in step.chunks),
 }
-"""What a step shows, each with whether a step does."""
+"""The subjects of steps, each with a function that says whether a step shows it."""
 
 
 def first_step(trace: Trace, shows: str) -> int | None:

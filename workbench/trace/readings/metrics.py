@@ -351,7 +351,7 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 
 
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
-    """What is said above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
+    """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
     unit = summary.unit
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
@@ -405,7 +405,7 @@ def _without_idle(summary: Summary) -> str:
 
 
 def open_note(summary: Summary) -> str:
-    """What lower bounds among the latencies mean; "" without any."""
+    """The meaning of lower bounds among the latencies; "" without any."""
     count = summary.ttft.num_open
     return f"{still_without(count)}; {AT_LEAST} marks what is at least that" if count else ""
 
