@@ -25,8 +25,9 @@ const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((
 /**
  * Load, latencies and blocks from one time to another, in seconds since the start of the trace.
  * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
- *   largest `kv` and `waiting` (those that wait for step 0 included), `preemptions`, and of the prompts of requests that
- *   are admitted for the first time the tokens `queried` and those `hit` in the prefix cache; `whole` is one for all.
+ *   largest `kv` and `waiting` (those that wait for step 0 included), `preemptions`, and of the prompts of requests
+ *   that are admitted for the first time the tokens `queried` and those `hit` in the prefix cache; `whole` is one for
+ *   all of them.
  */
 export function binned(store, from, to, count) {
   const width = (to - from) / count, bins = Array.from({ length: count }, empty), whole = empty();
