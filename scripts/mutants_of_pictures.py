@@ -38,6 +38,9 @@ PER_PANEL = 10
 TABLE = Path(__file__).with_suffix(".csv")
 """Panel, language, fault, and the test that found it."""
 
+NO_TEST = "status "
+"""Beginning of what is said of tests that ended without one that failed, as on a machine that is too busy."""
+
 Edit = tuple[int, int, str]
 """From and to in a source, and the new text."""
 
@@ -543,7 +546,7 @@ class Finder:
         if status == 0:
             return ""
         lines = said.splitlines()
-        return next((line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))), f"status {status}")
+        return next((line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))), f"{NO_TEST}{status}")
 
     def find(self, fault: Fault, panel: Panel) -> str:
         """The first test that fails with a fault; "" if none does."""
@@ -599,9 +602,11 @@ def run(chosen: Sequence[Panel], each: int, table: Table) -> int:
                     if not is_checked and (failing := finder.tests_fail(panel.tests)):
                         raise SystemExit(f"{failing} fails without a fault")
                     is_checked = True
-                    if found := finder.find(fault, panel):
+                    found = finder.find(fault, panel)
+                    if found and not found.startswith(NO_TEST):
                         table.add(key, found)
                 verdict = "found" if found else "equivalent" if why else "lost"
+                verdict = "undecided" if found.startswith(NO_TEST) else verdict
                 counts[panel][verdict] += 1
                 print(f"{verdict:10} {panel.name}: {words}  {found or why}", flush=True)
         if finder:
