@@ -77,7 +77,7 @@ def asked(feed, request_id):
 
 
 def test_an_answer_about_a_request_that_has_ended_stays_as_it_was():
-    """The fit of the costs of steps changes as the run goes on, and with it the parts."""
+    """The fit of the costs of steps changes with every step of a run, and with it the parts."""
     requests = [
         {"id": f"r{i}", "prompt": {"len": 40 + 97 * i % 300}, "max_tokens": 9 + i % 7, "arrival_time": i / 40}
         for i in range(60)

@@ -340,9 +340,9 @@ class Explanation:
 
     @property
     def division(self) -> str:
-        """How a step that several requests share is divided; "" with a cost model that was given, and for few steps.
+        """The rule by which shared steps are divided, in a sentence part; "" with a cost model that was given, and for few steps.
 
-        The fit of a run that goes on changes, and with it the parts of requests that have ended.
+        The fit of a running engine changes, and with it the parts of requests that have ended.
         """
         if self.fit is not None:
             steps, error = self.fit.num_fitted + self.fit.num_held_out, self.fit.median_error
