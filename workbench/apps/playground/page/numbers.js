@@ -21,7 +21,7 @@ function rate({ unit, num_output_tokens: count, duration, clock }) {
 
 const OF_CACHED = "Tokens that were found in the prefix cache, also by requests that come back after a preemption.";
 
-/** What is added to a title if a run has idle time. */
+/** Ends of titles of a run that has idle time. */
 const OF_IDLE = { "output tokens/s": " without idle time", duration: " with idle time" };
 
 /**
