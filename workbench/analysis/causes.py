@@ -340,7 +340,7 @@ class Explanation:
 
     @property
     def division(self) -> str:
-        """The rule by which shared steps are divided, in a sentence part; "" with a cost model that was given, and for few steps.
+        """The rule by which shared steps are divided, a sentence part; "" with a given cost model, and for few steps.
 
         The fit of a running engine changes, and with it the parts of requests that have ended.
         """
