@@ -69,6 +69,8 @@ def test_a_wrong_word_gets_a_suggestion(words, meant, capsys):
 def test_a_word_like_no_command_gets_none(capsys):
     with pytest.raises(SystemExit):
         main(["xyzzy"])
+    with pytest.raises(SystemExit):
+        main(["simulate", "workload.json", "--bogus"])
     assert "did you mean" not in capsys.readouterr().err
 
 

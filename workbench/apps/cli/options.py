@@ -66,8 +66,9 @@ class Parser(argparse.ArgumentParser):
 
     def _suggested(self, unknown: Sequence[str]) -> str:
         for word in unknown:
-            if similar := get_close_matches(word.partition("=")[0], self._option_string_actions, n=1):
-                return f" (did you mean {similar[0]}?)"
+            names = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
+            if similar := get_close_matches(word.removeprefix("--").partition("=")[0], names, n=1):
+                return f" (did you mean --{similar[0]}?)"
         return ""
 
 
