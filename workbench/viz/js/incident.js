@@ -351,9 +351,10 @@ export class IncidentPanel extends CanvasPanel {
 
   /** The length of the visible part; of one that begins with the first arrival also that from step 0 on. */
   lengthWords(from, to) {
-    const whole = timeWords(to - from, to - from), first = this.store.value("time", 0), before = first - from;
-    if (before <= 0) return whole;
-    return `${whole} from the first arrival on, ${timeWords(to - first, to - from)} from step 0 on`;
+    const whole = timeWords(to - from, to - from), first = this.store.value("time", 0);
+    const sinceStep = timeWords(to - first, to - from);
+    if (first <= from || sinceStep === whole) return whole;
+    return `${whole} from the first arrival on, ${sinceStep} from step 0 on`;
   }
 
   /** The requests of the visible part that waited longest for their first token. */
