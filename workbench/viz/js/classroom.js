@@ -232,7 +232,7 @@ function scoreOf(score, pictures) {
   const told = `${own}${right} of ${counted(bets, "bet")} ${bets === 1 || right === 1 ? "was" : "were"} right.`;
   return [
     h("p", { class: "wb-asked" }, sentence),
-    h("p", {}, told),
+    h("p", {}, bets > 0 ? told : "Nobody bet."),
     bets > 0 && barsOf(spread),
     rows.length > 0 && h("div", { class: "wb-fleets" }, pictures),
     rows.length > 0 && table(["measure", "A", "B"], rows),
