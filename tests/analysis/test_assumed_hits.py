@@ -32,7 +32,7 @@ def test_a_log_is_predicted_with_the_hit_rate_of_the_recording(files, capsys):
     hits = AssumedHits.of(trace)
     assert hits.rate > 0.6 and hits.low < hits.rate < hits.high and str(hits) in said
     predicted = next(line for line in said.splitlines() if line.startswith("hit_rate")).split()
-    assert float(predicted[3].rstrip("%")) == pytest.approx(100 * hits.rate, abs=4)
+    assert float(predicted[2].rstrip("%")) == pytest.approx(100 * hits.rate, abs=4)
     assert main(["trace", "whatif", str(log), "--cost-from", str(recording), "--hit-rate", "0.2"]) == 0
     said = capsys.readouterr().out
     assert "a hit rate of 20.0% is assumed, as given" in said

@@ -45,6 +45,7 @@ NOT_RUN = {
     r"why http": "it needs a running server; tests of analysis/why_metrics run one",
     r"kernel check$": "it takes minutes; tests/attention checks these kernels",
     r"fleet compare measured": "it simulates nine fleets, half a minute; tests/fleet compares them",
+    r"fleet split": "it simulates prompts of 10,000 tokens in ten fleets; tests/fleet finds a crossover",
     r"course grade": "it runs the notebooks of a class; tests/course grades copies",
 }
 """Examples that are only parsed, by their beginnings, and why."""

