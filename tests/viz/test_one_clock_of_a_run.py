@@ -39,8 +39,10 @@ def paused(seed, scale=1.0):
     breaks = dict.fromkeys(rng.sample(range(4, len(run)), 3), 0.0)
     breaks = {step: scale * rng.uniform(4.0, 20.0) for step in breaks}
     trace = Trace(run.meta)
+    order = rng.sample(range(waiting), waiting)  # the engine sees requests of several clients in another order
     for n, info in enumerate(run.requests.values()):
-        trace.add_request(replace(info, arrival_time=before * n / 9 if n < waiting else before + 0.01 * scale))
+        arrival = before * order[n] / 9 if n < waiting else before + 0.01 * scale
+        trace.add_request(replace(info, arrival_time=arrival))
     late = before
     for record in run:
         late += breaks.get(record.step, 0.0)
@@ -137,7 +139,7 @@ def test_requests_that_wait_for_step_0_are_waiting_requests(deno_page, count):
     assert not any(record.waiting for record in run)
     trace = Trace(run.meta)
     for n, info in enumerate(run.requests.values()):
-        trace.add_request(replace(info, arrival_time=0.1 * n))
+        trace.add_request(replace(info, arrival_time=0.1 * ((n + 1) % count)))
     for record in run:
         trace.append(replace(record, time=record.time + 1.0, end=record.end + 1.0))
     deno_page.open(trace, status={"live": False, "incident": {"slow": [], "apart": [], "stalls": []}}, width=1200)

@@ -59,12 +59,10 @@ export function binned(store, from, to, count) {
 function addWaitingForStep0(store, from, to, at, bins, whole) {
   const first = Math.min(to, store.value("time", 0));
   if (store.label(0) || from >= first) return;
-  let waiting = 0;
   for (const { arrival_time: arrival } of store.requests) {
     if (!(arrival < first)) continue;
-    waiting++;
-    for (let i = at(Math.max(from, arrival)); i <= at(first); i++) bins[i].waiting = waiting;
-    whole.waiting = waiting;
+    for (let i = at(Math.max(from, arrival)); i <= at(first); i++) bins[i].waiting = (bins[i].waiting || 0) + 1;
+    whole.waiting = (whole.waiting || 0) + 1;
   }
 }
 

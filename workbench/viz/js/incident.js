@@ -122,7 +122,7 @@ export class IncidentPanel extends CanvasPanel {
   /** Seconds since the start of the trace: [from, to] of the whole run, or of its visible steps. */
   time(visible) {
     const { store } = this, [first, last] = this.steps(visible);
-    const begin = first ? store.value("time", first) : Math.min(store.value("time", 0), this.firstArrival());
+    const begin = first ? store.value("time", first) : Math.min(store.value("time", 0), this.store.firstArrival());
     return [begin, Math.max(begin + 1e-6, store.value("end", last))];
   }
 
@@ -137,11 +137,6 @@ export class IncidentPanel extends CanvasPanel {
   idle() {
     const [first, last] = this.steps(true);
     return this.store.idleBetween(first, last);
-  }
-
-  firstArrival() {
-    const time = this.store.requests[0]?.arrival_time ?? Infinity;
-    return this.store.label(0) ? Infinity : time;
   }
 
   /** The scale of a row of the picture: that of the whole run at the top, that of the visible part below it. */
@@ -266,7 +261,7 @@ export class IncidentPanel extends CanvasPanel {
   /** The requests that wait for the first step, from the arrival of the first of them; "" without such a time. */
   noStepYet() {
     const { store } = this, first = store.value("time", 0);
-    if (store.label(0) || this.firstArrival() >= first) return "";
+    if (store.firstArrival() >= first) return "";
     const waiting = store.requests.filter((request) => request.arrival_time < first).length;
     return `no step yet: ${counted(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for step 0`;
   }

@@ -278,8 +278,14 @@ export class Store {
   get clock() {
     if (!this.numSteps) return { duration: 0, idle: 0, atWork: 0, before: 0 };
     const begin = this.value("time", 0), duration = this.value("end", this.numSteps - 1) - begin;
-    const idle = this.idleBetween(0, this.numSteps - 1), arrival = this.requests[0]?.arrival_time ?? begin;
-    return { duration, idle, atWork: duration - idle, before: this.label(0) ? 0 : Math.max(0, begin - arrival) };
+    const idle = this.idleBetween(0, this.numSteps - 1), before = Math.max(0, begin - this.firstArrival());
+    return { duration, idle, atWork: duration - idle, before };
+  }
+
+  /** The first arrival, of any request: the engine may see them in another order; Infinity if step 0 is not here. */
+  firstArrival() {
+    if (this.label(0)) return Infinity;
+    return this.requests.reduce((first, { arrival_time: time }) => Math.min(first, time ?? Infinity), Infinity);
   }
 
   /** Seconds of idle time between two steps. */
