@@ -4,11 +4,13 @@ import io
 from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from workbench import simulate
 from workbench.analysis.sweep import sweep
+from workbench.apps.course.pictures import bars, matrix
 from workbench.trace.formats.live_scrapes import Moment
 from workbench.viz import fleet_rows, lines, reprs, svg
 from workbench.viz.image import image
@@ -31,6 +33,9 @@ def pictures():
     yield "mask", image(svg.mask(record, focus))
     yield "block tables", image(svg.block_tables(record, focus))
     yield "timeline", image(svg.timeline(list(trace)))
+    yield "pool", image(svg.pool(trace.pool_state(2), focus))
+    yield "bars", image(bars({"a": 1.0, "b": 3.0}, "bars").svg)
+    yield "matrix", image(matrix(np.array([[0.0, 1.0], [2.0, 3.0]]), "matrix").svg)
     rows = sweep(WORKLOAD, {"max_num_batched_tokens": [16, 32, 64]})
     yield "Pareto plot", image_of(pareto_svg(rows, ["max_num_batched_tokens"]))
     yield "lines", image_of(lines.lines_svg([1, 2, 3], {"a": [1, 3, 2]}, ("x", "y"), 2.5))
@@ -61,14 +66,14 @@ def shots(browser):
 
 
 def shades(picture):
-    """The luminance of the background, in its corner, and of the pixel that differs most from it."""
+    """The luminance of the background, at the left edge, and of the pixel that differs most from it."""
     each = [luminance("#" + bytes(colour).hex()) for _, colour in picture.getcolors(1 << 24)]
-    paper = luminance("#" + bytes(picture.getpixel((2, 2))).hex())
+    paper = luminance("#" + bytes(picture.getpixel((0, picture.height // 2))).hex())
     return paper, max(each, key=lambda shade: abs(shade - paper))
 
 
 def test_a_picture_has_the_background_of_its_theme_and_ink_that_stands_out(shots):
-    assert len(shots) == 16
+    assert len(shots) == 22
     for (name, theme), picture in shots.items():
         paper, ink = shades(picture)
         assert (paper < 0.02) if theme == "dark" else (paper > 0.98), (name, theme)

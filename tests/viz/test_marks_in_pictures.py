@@ -379,13 +379,27 @@ def test_pool(name):
         assert drawing.root.get("aria-label") == label
 
 
-def test_a_large_pool_has_more_columns():
-    trace = simulate({"config": {"num_blocks": 5000}, "requests": [{"id": "a", "prompt": {"len": 900}}]})
+@pytest.mark.parametrize(
+    ("num_blocks", "num_tokens", "shown", "columns"),
+    [
+        (5000, 900, 256, 32),
+        (5000, 40_000, 4096, 64),
+        (5000, 70_000, 5000, 128),
+        (2048, 900, 256, 32),
+        (2047, 900, 2047, 64),
+    ],
+)
+def test_a_large_pool_ends_behind_its_used_blocks(num_blocks, num_tokens, shown, columns):
+    config = {"num_blocks": num_blocks, "max_num_batched_tokens": num_tokens, "max_model_len": num_tokens + 1}
+    trace = simulate({"config": config, "requests": [{"id": "a", "prompt": {"len": num_tokens}, "max_tokens": 1}]})
     drawing = Drawing(svg.pool(trace.pool_state(0), {"a": 0}))
-    rows = {round(place[1], 1) for place, *_ in drawing.rects}
-    assert len(rows) == math.ceil(5000 / 128)
-    hued = [title for _, classes, title in drawing.rects if classes == "prefill hue0"]
-    assert hued == ["blocks 1 to 32"]
+    assert len({round(place[1], 1) for place, *_ in drawing.rects}) == math.ceil(shown / columns)
+    ids = [[int(word) for word in title.split() if word.isdigit()] for _, _, title in drawing.rects]
+    assert [n for pair in ids for n in range(pair[0], pair[-1] + 1)] == list(range(shown))
+    hued = [pair for (_, classes, _), pair in zip(drawing.rects, ids) if classes == "prefill hue0"]
+    assert sum(pair[-1] - pair[0] + 1 for pair in hued) == math.ceil(num_tokens / 16)
+    left_out = f"blocks {shown:,} to {num_blocks - 1:,} are free, and left out"
+    assert (left_out in [words for *_, words in drawing.texts]) == (shown < num_blocks)
 
 
 # -- tables --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import StepRecord
 from workbench.viz.layout.mask import mask_bands
 from workbench.viz.layout.packed_batch import PackedRow, packed_rows, readable_scale
-from workbench.viz.layout.pool import TAIL, block_table_rows, pool_columns, pool_spans
+from workbench.viz.layout.pool import TAIL, block_table_rows, num_shown, pool_columns, pool_spans
 from workbench.viz.layout.timeline import timeline_marks
 from workbench.viz.palette import EVENT_MARKS
 from workbench.viz.words import limit_of, role_of
@@ -245,14 +245,19 @@ def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mappi
 
 
 def pool(state: PoolState, focus: Focus) -> str:
-    """One cell per block at its fixed place; equal neighbours share a rectangle."""
-    slots = sorted(focus, key=lambda request_id: focus[request_id])
-    spans = pool_spans(state, slots)
-    cell = min(14.0, (WIDTH - 4) / pool_columns(state.num_blocks))
+    """One cell per block at its fixed place, of a large pool up to the last used one; equal neighbours are joined."""
+    slots, size = sorted(focus, key=lambda request_id: focus[request_id]), num_shown(state)
+    spans = pool_spans(state, slots, size)
+    cell = min(14.0, (WIDTH - 4) / pool_columns(size))
     parts = []
     for row, column, first, last, kind, slot in spans:
         classes = kind if slot < 0 else f"prefill hue{focus[slots[slot]]}"
         ids = f"blocks {first} to {last}" if last > first else f"block {first}"
         parts.append(_rect(2 + column * cell, 2 + row * cell, (last - first + 1) * cell - 1, cell - 1, classes, ids))
     label = f"KV pool: {state.num_owned} in use, {state.num_cached_free} cached, of {state.num_blocks - 1} blocks"
-    return drawing((spans[-1].row + 1) * cell + 4, label, parts)
+    height = (spans[-1].row + 1) * cell + 4
+    if size < state.num_blocks:
+        left_out = f"blocks {size:,} to {state.num_blocks - 1:,} are free, and left out"
+        parts.append(text(2, height + 11, left_out, "muted"))
+        height += 18
+    return drawing(height, label, parts)

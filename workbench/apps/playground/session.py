@@ -291,11 +291,11 @@ class _Notes(logging.Handler):
 
 
 def _summary(*traces: Trace) -> dict[str, Any]:
-    """The numbers of a run that the page shows; of a fleet those of all replicas."""
+    """The numbers of a run that the page shows; of a fleet those of all replicas. ``at_work`` leaves out idle time."""
     found = [metrics(trace) for trace in traces]
     whole = found[0] if len(found) == 1 else merge_metrics({str(i): (each, 0.0) for i, each in enumerate(found)})
-    of_fleet = {"replicas": len(traces), "busiest": busiest(traces)}
-    return asdict(whole.summary) | of_fleet
+    more = {"replicas": len(traces), "busiest": busiest(traces), "at_work": whole.summary.clock.at_work}
+    return asdict(whole.summary) | more
 
 
 def check_fleet(replicas: int = 1, router: str = "round_robin", policy: str = "") -> None:

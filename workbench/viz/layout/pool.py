@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.base.on_demand import np
-from workbench.trace.readings.pool_state import OWNED, PoolState
+from workbench.trace.readings.pool_state import FREE, OWNED, PoolState
 from workbench.trace.records import StepRecord
 
 FIRST_FOCUS = 4
@@ -23,20 +23,38 @@ def pool_columns(num_blocks: int) -> int:
     return columns
 
 
-def pool_image(state: PoolState, focus: Sequence[str] = ()) -> np.ndarray:
+LARGE, LEAST_SHOWN = 2048, 256
+"""Blocks from which a pool is large, and the least of its blocks that a picture shows."""
+
+
+def num_shown(state: PoolState) -> int:
+    """Number of blocks in a picture of one moment: of a large pool those up to the last that is not free.
+
+    The dashboard counts the used blocks of the whole run instead, because its picture keeps its size.
+    """
+    if state.num_blocks < LARGE:
+        return state.num_blocks
+    used, shown = int(np.flatnonzero(state.state != FREE).max(initial=0)), LEAST_SHOWN
+    while shown <= used:
+        shown *= 2
+    return min(shown, state.num_blocks)
+
+
+def pool_image(state: PoolState, focus: Sequence[str] = (), size: int | None = None) -> np.ndarray:
     """State of every block, row-major by block id, uint8 [rows, columns].
 
     Args:
         state: The pool.
         focus: Request ids that are drawn in colour, by slot.
+        size: Number of blocks from the first; None for all.
 
     Returns:
         RESERVED, FREE, CACHED, OWNED or FIRST_FOCUS + slot; cells beyond the last block are RESERVED (0).
     """
-    cells = state.state.copy()
+    cells = state.state[:size].copy()
     index = {request_id: i for i, request_id in enumerate(state.request_ids)}
     for slot, request_id in enumerate(focus):
-        cells[(state.state == OWNED) & (state.owner == index.get(request_id, -2))] = FIRST_FOCUS + slot
+        cells[(cells == OWNED) & (state.owner[:size] == index.get(request_id, -2))] = FIRST_FOCUS + slot
     columns = pool_columns(len(cells))
     image = np.zeros(-(-len(cells) // columns) * columns, np.uint8)
     image[: len(cells)] = cells
@@ -67,16 +85,16 @@ KINDS = ("reserved", "free", "cached", "owned")
 """The states of a block, by their value in the image."""
 
 
-def pool_spans(state: PoolState, focus: Sequence[str] = ()) -> list[Span]:
-    """The blocks of the pool as spans, row by row; ``focus`` as in `pool_image`."""
-    image = pool_image(state, focus)
-    columns = image.shape[1]
+def pool_spans(state: PoolState, focus: Sequence[str] = (), size: int | None = None) -> list[Span]:
+    """The blocks of the pool as spans, row by row; arguments as in `pool_image`."""
+    image = pool_image(state, focus, size)
+    columns, num_blocks = image.shape[1], state.num_blocks if size is None else size
     spans = []
     for y, row in enumerate(image):
         edges = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), columns]
         for start, stop in pairwise(edges):
-            first, last = y * columns + start, min(y * columns + stop, state.num_blocks) - 1
-            if first >= state.num_blocks:
+            first, last = y * columns + start, min(y * columns + stop, num_blocks) - 1
+            if first >= num_blocks:
                 continue
             value = int(row[start])
             kind = KINDS[value] if value < FIRST_FOCUS else "focus"

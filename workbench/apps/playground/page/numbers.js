@@ -14,8 +14,7 @@ const count = (value) => value.toLocaleString("en");
 const percent = (value) => value === null ? "–" : `${(100 * value).toFixed(0)}%`;
 
 /** Output tokens per second without idle time, as *Compare* below has them. */
-function rate({ unit, num_output_tokens: count, duration, clock }) {
-  const atWork = duration - clock.idle;
+function rate({ unit, num_output_tokens: count, at_work: atWork }) {
   return unit === "s" && atWork > 0 ? (count / atWork).toFixed(1) : "–";
 }
 
