@@ -135,6 +135,18 @@ def test_a_duel_is_settled_by_the_measured_runs():
     assert "measure" in ask(session, "settle", measure="luck")[0]["error"]
 
 
+@pytest.mark.parametrize("unit", ["s", "steps"])
+def test_a_duel_names_its_unit_with_the_question(unit):
+    session, workload = Session(), dict(PRESETS["chunked"].workload)
+    if unit == "steps":
+        del workload["cost_model"]
+    ask(session, "run", workload=json.dumps(workload), config={}, policy="")
+    assert ask(session, "pin")[0]["unit"] == unit
+    ask(session, "run", workload=json.dumps(workload), config={"max_num_batched_tokens": 16}, policy="")
+    told = ask(session, "settle", measure="mean time to first token")[0]["told"]
+    assert ("steps" in told) == (unit == "steps"), told
+
+
 def run_fleet(session, router, replicas=4, **values):
     workload = json.dumps(PRESETS["fleet"].workload)
     return ask(session, "run", workload=workload, replicas=replicas, router=router, **values)

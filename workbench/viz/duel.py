@@ -166,7 +166,7 @@ def outcome(a: Side, b: Side, measure: str, clock: str = "", unit: str = "") -> 
             time to first token before any token.
     """
     better, value, words = MEASURES[choice("measure", measure, tuple(MEASURES))]
-    known = _unit(a, b)
+    known = unit_of(a, b)
     unit = "steps" if unit == "steps" else known
     of_a, of_b = value(a, unit), value(b, unit)
     if of_a is None or of_b is None:
@@ -207,7 +207,7 @@ def measures_of_fleets(a: Side, b: Side, clock: str = "") -> list[tuple[str, str
     Raises:
         ValueError: The sides have different requests.
     """
-    unit = _unit(a, b)
+    unit = unit_of(a, b)
     first = ("mean time to first token", "P99 of the time to first token", "throughput of output tokens")
     rows = []
     for name in (*first, "hit rate of prompt tokens", FLEET_ONLY):
@@ -224,7 +224,7 @@ def _differ(one: RequestInfo, other: RequestInfo) -> bool:
     return all(tokens) and tokens[0] != tokens[1]
 
 
-def _unit(a: Side, b: Side) -> str:
+def unit_of(a: Side, b: Side) -> str:
     """The unit in which both sides can be measured.
 
     Raises:

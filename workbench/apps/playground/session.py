@@ -33,7 +33,7 @@ from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
-from workbench.viz.duel import busiest, changes_of_fleets, measure_words, outcome
+from workbench.viz.duel import busiest, changes_of_fleets, measure_words, outcome, unit_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -174,7 +174,8 @@ class Session:
     def _do_pin(self) -> Answer:
         """Keep the newest run: later ones are compared with it."""
         self._pinned = self._newest
-        return self._answer(measures=measure_words(len(self._pinned.traces) if self._pinned else 1))
+        sides = self._pinned.traces if self._pinned else ()
+        return self._answer(measures=measure_words(len(sides) or 1), unit=unit_of(sides, sides))
 
     def _do_unpin(self) -> Answer:
         """Show the newest run alone."""

@@ -297,6 +297,7 @@ class Playground {
     at("duel").hidden = !this.pinned;
     if (!this.pinned) this.offerBets(false);
     if (facts.measures) options(at("measure"), facts.measures);
+    if (facts.unit) at("in-steps").hidden = facts.unit === "s";
     this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
     this.showNumbers();
     this.explain();
