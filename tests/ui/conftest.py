@@ -106,9 +106,9 @@ def open_page(browser):
     contexts, pages = [], []
 
     def open_(origin, *, dark=False, width=1280, height=800):
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
-        )
+        options = {"viewport": {"width": width, "height": height}, "color_scheme": "dark" if dark else "light"}
+        # A phone shows a page that names no viewport in miniature.
+        context = browser.new_context(**options, is_mobile=width < 500)
         context.set_default_timeout(60_000)
         contexts.append(context)
         page = WatchedPage(context.new_page(), origin)

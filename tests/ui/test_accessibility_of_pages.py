@@ -41,10 +41,12 @@ def open_plain(browser):
 
         def open_(address, dark, width=1440):
             scheme = "dark" if dark else "light"
-            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            size = {"width": width, "height": 900}
+            context = browser.new_context(viewport=size, color_scheme=scheme, is_mobile=width < 500)
             stack.callback(context.close)
             page = context.new_page()
             page.goto(address)
+            assert page.evaluate("innerWidth") == width
             return page
 
         yield open_

@@ -35,7 +35,7 @@ FIND = '''() => {
 }'''
 with sync_playwright() as driver:
     browser = driver.chromium.launch(executable_path=chromium, args=arguments)
-    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page = browser.new_page(viewport={"width": 390, "height": 844}, is_mobile=True)
     outside = []
     local = (address, "data:", "blob:")
     page.on("request", lambda request: request.url.startswith(local) or outside.append(request.url))
@@ -45,6 +45,7 @@ with sync_playwright() as driver:
     page.evaluate("view.send('pause', {})")
     page.wait_for_function("view.status.message", timeout=60_000)
     print("told", page.evaluate("view.status.message"))
+    print("wide", page.evaluate("innerWidth"))
     print("outside", outside)
 """
 
@@ -101,10 +102,10 @@ def test_a_phone_follows_the_demo_and_cannot_control_it(two_machines, smollm2):
                 check=False,
             )
             assert done.returncode == 0, done.stderr[-2000:]
-            follows, told, outside = done.stdout.splitlines()
+            follows, told, wide, outside = done.stdout.splitlines()
             assert follows == "follows follower True"
             assert told == "told only the teacher controls the engine: a page of the class reads"
-            assert outside == "outside []"
+            assert (wide, outside) == ("wide 390", "outside []")
         finally:
             demo.send_signal(signal.SIGINT)
             demo.stdout.read()

@@ -13,6 +13,7 @@ from typing import Any
 import panel as pn
 import param
 from panel.custom import AnyWidgetComponent
+from panel.io.resources import parse_template
 from panel.io.state import set_curdoc
 from panel.io.threads import StoppableThread
 from tornado.ioloop import IOLoop
@@ -27,6 +28,11 @@ from workbench.viz.host_guard import HostGuard
 from workbench.viz.pace import Pace, processor_seconds
 
 log = logging.getLogger("workbench")
+
+_TEMPLATE = """{% extends "base.html" %}
+{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">{% endblock %}
+"""
+"""Panel's page. It names no viewport, and a phone shows such a page as a desktop of 980 pixels in miniature."""
 
 
 class TracePage(AnyWidgetComponent):
@@ -104,11 +110,18 @@ def make_app(
     room = room or Classroom()
 
     def session() -> Any:
+        fit_phones()
         page = TracePage(Feed(source, other, room), options={"page": True}, sizing_mode="stretch_width")
         keep_fresh(page, on_seen)
         return page
 
     return session
+
+
+def fit_phones() -> None:
+    """Let the page of the present session be as wide as the window."""
+    if pn.state.curdoc is not None:
+        pn.state.curdoc.template = parse_template(_TEMPLATE)
 
 
 def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> None:

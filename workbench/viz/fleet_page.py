@@ -14,7 +14,7 @@ from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import Summary, number, percent
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
-from workbench.viz.app import TracePage, keep_fresh
+from workbench.viz.app import TracePage, fit_phones, keep_fresh
 from workbench.viz.cursor import Cursor
 from workbench.viz.feed import Feed
 from workbench.viz.fleet_rows import fleet_svg
@@ -75,6 +75,7 @@ def make_fleet_app(fleet: Fleet) -> Callable[[], Any]:
     """
 
     def session() -> Any:
+        fit_phones()
         traces = dict(fleet.traces)
         asked, request_id = (
             b"".join(pn.state.session_args.get(name, [])[:1]).decode(errors="replace") for name in ("rank", "request")
