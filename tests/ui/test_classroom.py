@@ -107,10 +107,18 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     teacher.wait("view.status.class.spread.reduce((sum, [, n]) => sum + n, 0) === 2")
     teacher.frame()
     assert "2 of 2 followers answered" in lesson.text_content()
-    assert lesson.locator("dt").all_text_contents() == ["r1", "r2", "nobody"]
-    assert lesson.locator("dd").all_text_contents() == ["0 (0%)", "1 (50%)", "1 (50%)"]
+    assert lesson.locator("dd").count() == 0, "the projector does not show the first answers to the others"
     lesson.get_by_role("button", name="Show the picture").click()
     followers[0].wait("!view.status.class.question")
+    box = followers[0].root.get_by_role("region", name="Class")
+    for shown in (lesson, box):  # the prediction stays beside the picture
+        shown.get_by_text("Who waits in step 12?").wait_for()
+        assert shown.locator("dt").all_text_contents() == ["r1", "r2", "nobody"]
+        assert shown.locator("dd").all_text_contents() == ["0 (0%)", "1 (50%)", "1 (50%)"]
+    assert "You answered r2." in box.text_content() and "You answered" not in lesson.text_content()
+    assert teacher.root.locator("[data-panel=timeline]").is_visible()
+    lesson.get_by_role("button", name="Close").click()
+    box.get_by_text("Who waits in step 12?").wait_for(state="detached")
     lesson.get_by_label("Question").fill("How many steps?")
     lesson.get_by_label("Choices").fill("")
     lesson.get_by_role("button", name="Ask the class").click()
@@ -119,6 +127,36 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     box.fill("42")
     box.press("Enter")
     teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '42'")
+
+
+def test_the_role_of_a_page_outlives_a_reload(open_page, address):
+    url, room = address
+    teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
+    teacher.wait("view.status.class?.role === 'teacher'")
+    follower.wait("view.status.class?.role === 'follower'")
+    for page, role in ((teacher, "teacher"), (follower, "follower")):
+        page.page.reload()
+        page.wait(f"view.status.class?.role === '{role}'")
+        assert page.view("location.hash") == "#story", "the key is not for the projector"
+    follower.root.get_by_role("button", name="Leave").click()
+    follower.wait("view.status.class.role === 'visitor'")
+    follower.page.reload()
+    follower.wait("view.status.class?.role === 'visitor'")
+    room.key = "that of another server"
+    teacher.page.reload()
+    teacher.wait("view.status.message.includes('not the teacher')")
+    teacher.frame()
+    assert teacher.view("sessionStorage.getItem('workbench-class')") is None
+
+
+def test_a_follower_has_the_teachers_place_and_no_button_to_another(open_page, address):
+    url, room = address
+    teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
+    follower.wait("view.status.class?.role === 'follower'")
+    teacher.view("view.cursor.seek(3)")
+    follower.wait("view.cursor.step === 3")
+    follower.frame()
+    assert not follower.root.locator(".wb-live").is_visible() and teacher.root.locator(".wb-live").is_visible()
 
 
 @pytest.mark.repeats(of="test_a_follower_goes_where_the_teacher_is_and_leaves_again")
@@ -149,6 +187,9 @@ def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_l
         teacher = open_page(f"{url}/#teach={room.key}")
         follower = open_page(f"{url}/#follow")
         teacher.wait("view.status.class?.followers === 1 && view.status.state === 'idle'")
+        teacher.view("view.show('kernel')")
+        teacher.root.locator("[data-panel=weights]").get_by_text("Choose a layer").wait_for()
+        assert not follower.root.locator("[data-panel=weights]").is_visible(), "a page that may not capture"
         teacher.root.get_by_role("button", name="What if").click()
         teacher.root.get_by_role("spinbutton", name="max_num_batched_tokens").fill("16")
         teacher.root.get_by_role("button", name="Let the class bet").click()
@@ -157,12 +198,19 @@ def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_l
         teacher.frame()
         for page in (teacher, follower):
             assert not page.root.locator("[data-panel=timeline]").is_visible(), "no picture before the bets"
+        for name in ("What if", "Which setting?", "Compare"):
+            assert not follower.root.get_by_role("button", name=name, exact=True).is_visible(), "nor its answer"
         follower.root.get_by_role("region", name="Class").get_by_role("button", name="A", exact=True).click()
         teacher.wait("view.status.class.spread[0][1] === 1")
         lesson = teacher.root.get_by_role("region", name="Class")
         lesson.get_by_role("button", name="Settle the duel").click()
         follower.wait("view.status.class.score")
         follower.frame()
+        for page in (teacher, follower):
+            page.wait("view.comparing")
+            page.frame()
+            score = page.root.locator(".wb-predict .wb-asked").bounding_box()
+            assert 0 <= score["y"] < 700, "the score is what the class waits for"
         told = follower.root.get_by_role("region", name="Class").text_content()
         score = follower.view("view.status.class.score")
         assert score["sentence"] in told and f"You bet on A: {'right' if score['winner'] == 'A' else 'wrong'}." in told
@@ -216,7 +264,7 @@ def test_two_routers_duel_over_the_requests_of_the_run(open_page, serve, tiny_ll
             page.wait(drawn)
         # Sixteen busy replicas are 300 KB each, more than a browser takes as arguments of one call.
         many = "<svg xmlns='http://www.w3.org/2000/svg' width='200' height='9'>${'<g/>'.repeat(75000)}</svg>"
-        kept = f"view.classroom.keep({{ pictures: [['A: é', `{many}`]], score: {{ number: 0 }} }})"
+        kept = f"view.classroom.keepPictures({{ pictures: [['A: é', `{many}`]], score: {{ number: 0 }} }})"
         image = "view.classroom.pictures[0].querySelector('img')"
         assert teacher.view(f"({kept}, {image}.decode().then(() => true))")
         size = float(teacher.root.locator(".wb-asked").evaluate("(e) => parseFloat(getComputedStyle(e).fontSize)"))

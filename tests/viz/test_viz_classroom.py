@@ -260,6 +260,20 @@ def test_the_teacher_controls_the_engine(taught, command):
     assert command in engine.done
 
 
+@pytest.mark.parametrize("command", ["fork", "tune"])
+def test_a_follower_cannot_look_up_what_the_class_predicts(taught, command):
+    _, (teacher, _, follower, *_) = taught
+    ask = {"name": "class", "args": {"what": "ask", "text": "Who waits?"}}
+    for feed, during in ((follower, True), (teacher, False)):
+        teacher.handle(ask)
+        feed.handle({"name": command, "args": {}})
+        assert ("the class predicts" in feed._message) == during
+        assert follower.status()["refused"]["foresee"] and not teacher.status()["refused"]["foresee"]
+        teacher.handle({"name": "class", "args": {"what": "end"}})
+        feed.handle({"name": command, "args": {}})
+        assert "the class predicts" not in feed._message and not follower.status()["refused"]["foresee"]
+
+
 def test_the_class_asks_when_the_teacher_lets_it(taught):
     engine, (teacher, visitor, follower, *_) = taught
 
@@ -267,11 +281,11 @@ def test_the_class_asks_when_the_teacher_lets_it(taught):
         feed.handle({"name": "add_request", "args": {"prompt": "hello"}})
         return "add_request" in engine.done
 
-    assert follower.status()["refused"] == {"control": True, "ask": True} and not ask(follower)
+    assert follower.status()["refused"] == {"control": True, "ask": True, "foresee": False} and not ask(follower)
     follower.handle({"name": "class", "args": {"what": "questions", "allowed": True}})
     assert not ask(follower), "a follower cannot open questions"
     teacher.handle({"name": "class", "args": {"what": "questions", "allowed": True}})
-    assert follower.status()["refused"] == {"control": True, "ask": False}
+    assert follower.status()["refused"] == {"control": True, "ask": False, "foresee": False}
     assert not ask(visitor) and ask(follower)
     engine.done.clear()
     teacher.handle({"name": "class", "args": {"what": "questions", "allowed": False}})

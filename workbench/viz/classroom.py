@@ -36,6 +36,9 @@ _ASKING = ("class", "resend", "explain", "look", "tune", "end_tuning", "fork")
 READING = frozenset((*_ASKING, "link", "save_html", "forget_capture", "show_weights"))
 """Commands of a view whose results only its page sees. Every other one, a new one too, needs the right to control."""
 
+FORESEEING = frozenset(("fork", "tune"))
+"""Commands that answer what a class is asked to predict: followers have them while no question is open."""
+
 VIEWS = ("story", "scheduler", "kernel", "all")
 
 MAX_TEXT = 240
@@ -66,7 +69,7 @@ class Visitor:
     Attributes:
         role: One of ROLES.
         answer: The answer to the question that is open: a number, a choice, or None.
-        bet: The bet on the duel that was settled last; None for none.
+        bet: The answer to the question, or the bet on the duel, that has ended last; None for none.
         seen: The number of the duel whose pictures the page has: they are long, and are sent once.
         code: Rows of the QR code of the followers' link, "1" for a dark module; empty while it is not shown.
     """
@@ -122,6 +125,8 @@ class Classroom:
         """The reason why a page may not give a command of a view; "" if it may."""
         visitor = self._visitors.get(page)
         role = visitor.role if visitor is not None else "visitor"
+        if command in FORESEEING and role == "follower" and self._question is not None:
+            return "the class predicts: what would happen is shown after the bets"
         if command in READING or self._controls(role) or (command == "add_request" and self._asks(role)):
             return ""
         if command == "add_request":
@@ -129,7 +134,7 @@ class Classroom:
         return "only the teacher controls the engine: a page of the class reads"
 
     def take(self, page: Any, what: str, **values: Any) -> None:
-        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet, seen or end.
+        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet, seen, end or close.
 
         Raises:
             ValueError: The page may not do this, or a value is out of range.
@@ -144,6 +149,7 @@ class Classroom:
             "bet": self._bet,
             "seen": self._see,
             "end": self._end,
+            "close": self._close,
         }
         commands[choice("what", what, tuple(commands))](self._visitors[page], **values)
         self._tell()
@@ -263,20 +269,11 @@ class Classroom:
         if self.duel is None:
             return
         self.comparison = comparison
-        bets = [visitor.answer for visitor in self._followers if visitor.answer is not None]
-        for visitor in self._followers:
-            visitor.bet = visitor.answer
-        spread = self._spread(self._followers)
-        self._question = None
+        ended = self._end_question()
+        bets = [visitor.bet for visitor in self._followers if visitor.bet is not None]
         told = {name: value for name, value in score._asdict().items() if name != "pictures"}
-        counts = {
-            "number": self._number,
-            "compares": comparison is not None,
-            "right": bets.count(score.winner),
-            "bets": len(bets),
-            "spread": spread,
-        }
-        self._score, self._pictures = told | counts, score.pictures
+        counts = {"compares": comparison is not None, "right": bets.count(score.winner), "bets": len(bets)}
+        self._score, self._pictures = ended | told | counts, score.pictures
         self._tell()
 
     def _see(self, visitor: Visitor, number: int) -> None:
@@ -293,8 +290,26 @@ class Classroom:
             visitor.answer = number_field("the answer", value, -MAX_ANSWER, MAX_ANSWER)
 
     def _end(self, visitor: Visitor) -> None:
+        """End a question: its answers stay beside the picture until the next one, or until the teacher closes them."""
         self._teacher(visitor)
+        if self._question is None:
+            return
+        asked, is_duel = self._question["text"], self.duel is not None
+        ended = self._end_question()
+        self._score, self._pictures = None if is_duel else ended | {"asked": asked}, ()
+
+    def _close(self, visitor: Visitor) -> None:
+        """Take away the answers, or the score, of what has ended last."""
+        self._teacher(visitor)
+        self._score = None
+
+    def _end_question(self) -> dict[str, Any]:
+        """Keep the answers, and end the question; returns its number and the spread of the answers."""
+        ended = {"number": self._number, "spread": self._spread(self._followers)}
+        for visitor in self._followers:
+            visitor.bet = visitor.answer
         self._question = None
+        return ended
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ log = logging.getLogger("workbench")
 ABILITIES = ("breakpoints", "step_into", "fork", "capture", "shadow", "kernel_run")
 """Optional attributes of a controller."""
 
-RIGHTS = {"control": "start", "ask": "add_request"}
+RIGHTS = {"control": "start", "ask": "add_request", "foresee": "fork"}
 """Rights of a page, each by a command that it allows; a class may refuse them."""
 
 MAX_ASKED = 32

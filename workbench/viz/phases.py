@@ -189,7 +189,7 @@ def _describe_layer(name: str, capture: Any) -> dict[str, Any]:
     facts.append(
         ("reads", f"{window} of {counted(len(capture.seqused_k), 'sequence')}, KV lengths {_values(capture.seqused_k)}")
     )
-    facts.append(("pictures", "the norm of each head (down) of each packed row (across); darker is larger"))
+    facts.append(("pictures", "the norm of each head (down) of each packed row (across); a stronger colour is larger"))
     return {
         "name": name,
         "what": "attention has written the keys and values of this step and read the context; the rest of the layer "

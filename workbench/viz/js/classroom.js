@@ -4,15 +4,19 @@
 
 import { counted, h, plain, replace, setText, table } from "./dom.js";
 import { form, submitButton } from "./popovers.js";
+import { keep, kept } from "./tab.js";
 
 /** Milliseconds between two places that a teacher's page tells. */
 const LEAD_MS = 100;
+
+/** The tab keeps the role of its page, which outlives a reload. */
+const KEPT = "workbench-class";
 
 /** The role that an address asks for: #teach=KEY or #follow. */
 function roleOf(hash) {
   const [, teach, key] = /^#(?:(teach)=(.+)|follow)$/.exec(hash) || [];
   if (teach) return { role: "teacher", key: decodeURIComponent(key) };
-  return hash === "#follow" ? { role: "follower" } : null;
+  return hash === "#follow" ? { role: "follower" } : kept(KEPT);
 }
 
 export class Classroom {
@@ -43,6 +47,7 @@ export class Classroom {
     this.choices = h("input", { type: "text", placeholder: choices, "aria-label": "Choices", size: 34 });
     this.form = form({ class: "wb-form" }, () => this.ask(), this.prompt, this.choices, submitButton("Ask the class"));
     this.question = h("div", { class: "wb-predict", role: "status" });
+    this.close = button("Close", "Take the answers away", () => this.view.send("class", { what: "close" }), "wb-quiet");
     const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy, this.show, this.open);
     this.element = h(
       "section",
@@ -60,6 +65,7 @@ export class Classroom {
   }
 
   join(role, key = "") {
+    keep(KEPT, role === "visitor" ? null : { role, key });
     this.view.send("class", { what: "join", role, key });
   }
 
@@ -100,7 +106,8 @@ export class Classroom {
 
   update() {
     const { role, taught, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
-    this.keep(this.facts);
+    this.keepPictures(this.facts);
+    if (role === "visitor" && this.view.status.message) keep(KEPT, null); // such as the key of a server before
     const teaches = role === "teacher", follows = role === "follower";
     this.element.hidden = !teaches && !follows && !taught;
     this.view.root.toggleAttribute("data-predicting", Boolean(question && (teaches || (follows && !answered))));
@@ -127,21 +134,27 @@ export class Classroom {
     replace(
       this.question,
       question
-        ? teaches ? this.spreadOf(question, spread, followers) : this.boxOf(question, answered)
-        : scoreOf(score, this.pictures),
+        ? teaches ? this.progressOf(question, spread, followers) : this.boxOf(question, answered)
+        : score && [scoreOf(score, this.pictures), teaches && this.close],
     );
+    if (score && !question && score.number !== this.scored) this.showScore(score);
+  }
+
+  /** Bring the end of a question or a duel into sight, once. */
+  showScore({ number }) {
+    this.scored = number;
+    this.view.scrollTo(this.element);
   }
 
   /** Show the comparison of a duel that was settled, once: it may be here already, and closed. */
   compare(score) {
     if (!score?.compares || score.number === this.compared || !this.view.other) return;
     this.compared = score.number;
-    this.view.scrolls = true;
     this.view.showComparison(true);
   }
 
   /** Keep the pictures of a duel, which are sent until the host knows that they are here. */
-  keep({ pictures, score }) {
+  keepPictures({ pictures, score }) {
     if (!pictures || this.kept === score.number) return;
     this.kept = score.number;
     this.pictures = pictures.map(([caption, drawing]) => {
@@ -168,30 +181,24 @@ export class Classroom {
     replace(this.code, rows.length > 0 && [canvas, h("p", {}, this.link)]);
   }
 
-  /** The answers so far, and the button that shows the picture to everybody. */
-  spreadOf({ text, duel, sides }, spread, followers) {
+  /** How many have answered, and the button that shows the answers and the picture to everybody. */
+  progressOf({ text, duel, sides }, spread, followers) {
     const given = spread.reduce((sum, [, n]) => sum + n, 0);
-    const end = () => duel ? this.settle(duel) : this.view.send("class", { what: "end" });
+    const end = () => duel ? this.view.send("settle") : this.view.send("class", { what: "end" });
     const words = duel ? "Settle the duel" : "Show the picture";
     return [
       h("p", { class: "wb-asked" }, plain(text, 240)),
       sidesOf(sides),
       h("p", {}, `${given} of ${counted(followers, "follower")} answered.`),
-      barsOf(spread),
       h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, words),
     ];
   }
 
-  /** Simulate the other side of the duel; a comparison with the run comes into sight when it is there. */
-  settle({ routers }) {
-    this.view.scrolls = !routers;
-    this.view.send("settle");
-  }
-
   /** The question to a follower, who sees the pictures after answering. */
-  boxOf({ number, text, choices, sides }, answered) {
+  boxOf({ number, text, choices, sides, duel }, answered) {
     const title = [h("p", { class: "wb-asked" }, plain(text, 240)), sidesOf(sides)];
-    if (answered) return [title, h("p", {}, "Your answer is with the teacher. Now look at the picture.")];
+    const next = duel ? "The score comes when the teacher settles the duel." : "Now look at the picture.";
+    if (answered) return [title, h("p", {}, `Your answer is with the teacher. ${next}`)];
     const answer = (value) => this.view.send("class", { what: "answer", number, value });
     const button = (words) => h("button", { class: "wb-button", type: "button", onclick: () => answer(words) }, words);
     const field = h("input", { type: "number", step: "any", required: true, "aria-label": "Your prediction" });
@@ -224,9 +231,13 @@ function sidesOf(sides) {
   return h("dl", { class: "wb-sides" }, sides.map(row));
 }
 
-/** The end of a duel: the winner, how many bet on it, and both sides as pictures and numbers. */
+/** The end of a question: all answers. The end of a duel: the winner, how many bet on it, and both sides. */
 function scoreOf(score, pictures) {
-  if (!score) return null;
+  if (score.asked) {
+    const own = score.mine !== null && h("p", {}, `You answered ${plain(String(score.mine), 60)}.`);
+    const all = score.spread.some(([, n]) => n) ? barsOf(score.spread) : h("p", {}, "Nobody answered.");
+    return [h("p", { class: "wb-asked" }, plain(score.asked, 240)), own, all];
+  }
   const { sentence, winner, mine, right, bets, notes, rows, spread } = score;
   const own = mine ? `You bet on ${mine}: ${mine === winner ? "right" : "wrong"}. ` : "";
   const told = `${own}${right} of ${counted(bets, "bet")} ${bets === 1 || right === 1 ? "was" : "were"} right.`;

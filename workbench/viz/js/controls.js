@@ -185,8 +185,8 @@ export class Controls {
     this.into.hidden = !view.can("step_into");
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
-    this.tune.hidden = !status.explains || !store.timed();
-    this.compare.hidden = !view.other;
+    this.tune.hidden = !status.explains || !store.timed() || view.predicts;
+    this.compare.hidden = !view.other || view.predicts;
     this.compare.setAttribute("aria-pressed", String(view.comparing));
     this.views.forEach((element, i) => {
       element.setAttribute("aria-pressed", String(VIEWS[i][0] === view.shown));
@@ -209,7 +209,8 @@ export class Controls {
     this.numbers.hidden = !view.exact || !store.numSteps;
     if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
     this.phases.update();
-    this.follow.hidden = cursor.follow || !store.numSteps;
+    // A follower's place is the teacher's, until they leave.
+    this.follow.hidden = cursor.follow || !store.numSteps || status.class?.role === "follower";
     setText(this.follow, live ? "Follow" : "Go to end");
     this.message.hidden = !status.message;
     this.message.dataset.kind = status.kind || "problem";

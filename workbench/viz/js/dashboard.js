@@ -163,6 +163,11 @@ class View {
     return this.live && !this.status.refused?.[right];
   }
 
+  /** Whether the class predicts what *What if* and *Which setting?* would tell this page. */
+  get predicts() {
+    return Boolean(this.status.refused?.foresee);
+  }
+
   /** The host has lost the engine: nothing will answer any more. */
   lose() {
     this.gone = true;
@@ -197,6 +202,7 @@ class View {
 
   can(ability) {
     const own = ability === "fork" || ability === "save_html";
+    if (ability === "fork" && this.predicts) return false;
     return (own || this.may("control")) && (this.status.can || []).includes(ability);
   }
 
@@ -477,9 +483,14 @@ class View {
     this.changed("status");
     if (!shown || !panel || !this.scrolls) return;
     this.scrolls = false; // the answer has come: a phone has it below its screen, or above
+    this.scrollTo(panel.element);
+  }
+
+  /** Bring an element to the top of the window, below the bars that stay there. */
+  scrollTo(element) {
     const bars = this.controls.element, covered = getComputedStyle(bars).position === "sticky" ? bars.offsetHeight : 0;
-    panel.element.style.scrollMarginTop = `${covered}px`;
-    requestAnimationFrame(() => panel.element.scrollIntoView({ block: "start" }));
+    element.style.scrollMarginTop = `${covered}px`;
+    requestAnimationFrame(() => element.scrollIntoView({ block: "start" }));
   }
 
   /** Close what is open: a dialog, the search, the drawer; when nothing is, follow the newest step. */

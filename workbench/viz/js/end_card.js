@@ -27,12 +27,13 @@ export class EndCard {
       over = live && status.state === "idle" && store.numSteps > 1;
     const hidden = !over || !whole || cursor.playing || comparing || this.dismissed === store.numSteps;
     this.element.hidden = hidden;
+    this.ask.hidden = !this.view.may("ask");
+    this.budget.hidden = !this.view.can("fork") || store.label(0) > 0;
     if (hidden || this.shown === store.numSteps) return;
     this.shown = store.numSteps;
     setText(this.totals, this.words());
     this.smaller = Math.min(SMALL_BUDGET, Math.floor(store.facts.config.max_num_batched_tokens / 2) || 1);
     setText(this.budget, `Try a budget of ${formatNumber(this.smaller)}`);
-    this.budget.hidden = !this.view.can("fork") || store.label(0) > 0;
     this.save.hidden = !this.view.can("save_html");
   }
 

@@ -1,12 +1,14 @@
 // The questions of this page, which outlive a reload: the host knows them by its session, the browser's tab keeps them
 // for the run they were asked in.
 
+import { keep, kept } from "./tab.js";
+
 const KEY = "workbench-questions";
 
 export class OwnQuestions {
   constructor(view) {
     this.view = view;
-    this.kept = view.options.page ? read() : null;
+    this.kept = view.options.page ? kept(KEY) : null;
   }
 
   /** The questions as [id, prompt], in the order in which they were asked. */
@@ -21,22 +23,10 @@ export class OwnQuestions {
   keep() {
     const { created } = this.view.store.facts, questions = this.all;
     if (!this.view.options.page || !created || !questions.length) return;
-    const kept = { created, questions }, written = JSON.stringify(kept);
+    const now = { created, questions }, written = JSON.stringify(now);
     if (written === this.written) return;
     this.written = written;
-    this.kept = kept;
-    try {
-      sessionStorage.setItem(KEY, written);
-    } catch {
-      // A browser that lets this page keep nothing: the questions end with the page.
-    }
-  }
-}
-
-function read() {
-  try {
-    return JSON.parse(sessionStorage.getItem(KEY) ?? "null");
-  } catch {
-    return null;
+    this.kept = now;
+    keep(KEY, now);
   }
 }

@@ -104,7 +104,7 @@ export class PhaseBox {
     replace(this.track, names.map(cell));
   }
 
-  /** Norms of every head (down) of every packed row (across): darker is larger. */
+  /** Norms of every head (down) of every packed row (across): a stronger colour is larger. */
   picture(name, norms, facts, sequences) {
     const { heads, num_rows: numRows, least, most } = norms;
     const ratio = globalThis.devicePixelRatio || 1;

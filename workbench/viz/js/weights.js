@@ -9,7 +9,7 @@ export class WeightsPanel extends Panel {
     super(view, {
       id: "weights",
       title: "Attention weights",
-      hint: "darker means more attention (square-root scale)",
+      hint: "a stronger colour means more attention (square-root scale)",
     });
     this.layer = h("input", { type: "number", min: 0, value: 0, class: "wb-number-input", "aria-label": "Layer" });
     const capture = () => view.send("capture", { layer: Number(this.layer.value) });
@@ -30,10 +30,13 @@ export class WeightsPanel extends Panel {
     super.redraw();
   }
 
+  frame() {
+    this.element.hidden = !this.view.can("capture"); // what is hidden is not in sight, and would not render to appear
+    super.frame();
+  }
+
   render() {
     const { capture, weights } = this.view.status;
-    this.element.hidden = !this.view.can("capture");
-    if (this.element.hidden) return;
     this.row.hidden = this.head.hidden = !capture || capture.step < 0;
     this.forget.hidden = !capture;
     if (!weights) setText(this.summary, this.whatNext(capture));
@@ -73,8 +76,8 @@ export class WeightsPanel extends Panel {
     const values = this.values(weights), most = Math.max(...values, 1e-12);
     replace(this.text, weights.tokens.map((text, position) => this.token(text, position, values[position], most)));
     const query = `${plain(weights.request)}, position ${formatNumber(weights.position)}`;
-    const darkest = `The darkest token has weight ${most.toFixed(3)}.`;
-    setText(this.summary, `${query}: layer ${layer} of step ${step}, row ${row}. ${darkest}`);
+    const largest = `The strongest token has weight ${most.toFixed(3)}.`;
+    setText(this.summary, `${query}: layer ${layer} of step ${step}, row ${row}. ${largest}`);
   }
 
   token(text, position, value, most) {
