@@ -398,7 +398,7 @@ def dashboard() -> Iterator[tuple[Engine, str]]:
     """The engine of ``workbench demo`` after its run, and the address of its dashboard."""
     port = browsers.free_port()
     with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine, contextlib.redirect_stdout(io.StringIO()):
-        Arrivals(engine)
+        Arrivals(engine).begin()
         engine.run(progress=False)
         running = app.serve(engine, port=port, threaded=True)
         try:

@@ -67,7 +67,7 @@ def take(browser: Browser, wanted: set[str]) -> None:
         return not wanted or name in wanted
 
     with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine, tempfile.TemporaryDirectory() as folder:
-        Arrivals(engine)
+        Arrivals(engine).begin()
         engine.run(progress=False)
         one, two = Path(folder) / "one.html", Path(folder) / "two.html"
         to_html(engine.trace, one)
@@ -98,7 +98,7 @@ def take_live(browser: Browser) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with Engine("smollm2", CONFIG, wait_for_compiled=True) as engine:
-        Arrivals(engine)
+        Arrivals(engine).begin()
         for _ in range(14):
             engine.step()
         server = app.serve(engine, port=port, threaded=True)

@@ -296,7 +296,7 @@ def test_the_demo_of_a_class_prints_its_links_and_gives_control_to_the_teacher(
     found = []
     monkeypatch.setattr("workbench.viz.app.serve", serve)
     monkeypatch.setattr("workbench.viz.app.check_port_is_free", lambda port, address: None)
-    monkeypatch.setattr("workbench.apps.demo.Arrivals", lambda engine: None)
+    monkeypatch.setattr("workbench.apps.demo.Arrivals", lambda engine: MagicMock())
     monkeypatch.setattr("workbench.apps.cli.demo.own_addresses", lambda: ["192.0.2.7", "192.0.2.9"])
     assert _run_served(host, 5006, allowed, False, lambda config: MagicMock()) == 0
     printed = capsys.readouterr().out

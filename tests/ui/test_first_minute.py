@@ -384,6 +384,22 @@ def test_texts_name_their_end_and_show_whole_prompts(page_of, smollm2):
     assert cells[-1] == "The capital of France is Paris."
 
 
+def test_a_view_whose_host_has_gone_offers_nothing_that_the_host_would_answer(open_page, serve, engine):
+    engine.step()
+    page = open_page(serve(engine))
+    page.wait("view.store.numSteps === 1 && view.status.can?.includes('fork')")
+    page.frame()
+    page.root.get_by_role("button", name="What if").first.click()
+    dialog = page.root.get_by_role("dialog", name="What if")
+    dialog.wait_for()
+    page.view("(view.lose(), null)")
+    page.frame()
+    assert not dialog.is_visible(), "its answer would never come"
+    for name in ("What if", "Which setting?", "Copy link", "Save HTML", "Run: "):
+        assert page.root.get_by_role("button", name=name).count() == 0, name
+    assert page.root.get_by_role("button", name="Explain this step").count() == 1, "what the page knows stays"
+
+
 def test_the_toolbar_stays_on_a_narrow_screen(open_page, serve, engine):
     engine.step()
     page = open_page(serve(engine), width=390, height=844)

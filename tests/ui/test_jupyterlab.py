@@ -252,12 +252,15 @@ def test_a_view_stays_in_a_saved_notebook(browser, lab):
         while f"{end} steps" not in (folder / "kept.ipynb").read_text():
             assert time.monotonic() < deadline, "the saved notebook does not have the run's end"
             time.sleep(0.2)
+        hidden = f"(({{ fork, tune, link }}) => [fork, tune, link].map((e) => e.hidden))({ROOTS}[0].controls)"
+        assert not all(page.evaluate(hidden))
         page.get_by_role("menuitem", name="Kernel", exact=True).click()
         page.locator(".lm-Menu-item[data-command='kernelmenu:restart']").click()
         page.locator(".jp-Dialog .jp-mod-accept").click()
         page.wait_for_function(f"() => {ROOTS}[0].gone", timeout=30_000)
         page.get_by_text("kernel ended").wait_for()
         assert page.get_by_role("group", name="Engine").count() == 0, "buttons of an engine that is gone"
+        assert page.evaluate(hidden) == [True, True, True], "their host is gone too"
         # A browser that opens the notebook later.
         page.reload()
         page.wait_for_function(f"() => {STILL} && getComputedStyle({STILL}).display !== 'none'", timeout=60_000)

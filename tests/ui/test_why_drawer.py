@@ -57,16 +57,19 @@ def test_the_drawer_names_the_adapter_of_a_request(page_of):
         assert ("adapter\n<b>french" in page.root.locator(".wb-drawer").inner_text()) == said
 
 
-def test_each_cause_has_a_mark_of_its_own(page_of, long_trace):
+def test_each_cause_has_a_mark_of_its_own_in_all_bars(page_of, long_trace):
     page = page_of(long_trace)
     parts = [
-        {"cause": name, "amount": "1 s", "share": 0.2, "is_own": own, "is_listed": True, "culprits": [], "tokens": [],
+        {"cause": name, "kind": name, "amount": "1 s", "share": 0.2, "is_own": own, "is_listed": True, "culprits": [], "tokens": [],
          "more": 0, "first": 0, "last": 0}
         for name, own in (("a", True), ("b", False), ("c", False), ("d", True), ("e", False), ("f", False))
     ]  # fmt: skip
     answer = {
         "request": page.view("view.store.requests[0].id"),
-        "spans": [{"name": "s", "total": "1 s", "parts": parts}],
+        "spans": [
+            {"name": "whole", "total": "1 s", "parts": parts},
+            {"name": "first token", "total": "1 s", "parts": parts[::-1]},
+        ],
     }
     page.view("(view.status = {...view.status, explanations: {[argument.request]: argument}}, null)", answer)
     page.view("view.inspector.pin({ kind: 'request', request: 0 })")
@@ -74,4 +77,5 @@ def test_each_cause_has_a_mark_of_its_own(page_of, long_trace):
     looks = "(all) => all.map((e) => { const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage; })"
     for marks in (".wb-bar-of-parts i", ".wb-part"):
         found = page.root.locator(f".wb-why {marks}").evaluate_all(looks)
-        assert len(found) == len(set(found)) == 6, marks
+        assert len(found) == 12 and len(set(found)) == 6, marks
+        assert found[:6] == found[:5:-1], f"{marks}: a cause looks the same in both"

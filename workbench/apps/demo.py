@@ -60,13 +60,19 @@ def document(engine: Engine, max_tokens: int) -> str:
 
 
 class Arrivals:
-    """Adds the demo's requests to an engine when their steps come, and prints a line for every step."""
+    """Adds the demo's requests to an engine when their steps come, and prints a line for every step.
+
+    The first of them arrive with `begin`: those that wait for a browser would be slow for a reason of no engine.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pending = deque(demo_requests(engine))
-        self._add_due(0)
         engine.on_step(self._after_step)
+
+    def begin(self) -> None:
+        """Add the requests that arrive before the first step."""
+        self._add_due(0)
 
     def _add_due(self, step: int) -> None:
         while self._pending and self._pending[0][0] <= step:

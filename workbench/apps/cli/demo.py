@@ -72,7 +72,7 @@ def _run_headless(make_engine: MakeEngine) -> int:
 
     with make_engine(CONFIG) as engine:
         print(engine, flush=True)
-        Arrivals(engine)
+        Arrivals(engine).begin()
         engine.run(progress=False)
         outputs = engine.outputs.values()
         for output in outputs:
@@ -101,8 +101,7 @@ def _run_served(
     address = f"http://{names[0] if ':' not in names[0] else f'[{names[0]}]'}:{port}"
     with make_engine(CONFIG) as engine:
         print(engine, flush=True)
-        Arrivals(engine)
-        seen = threading.Event()
+        arrivals, seen = Arrivals(engine), threading.Event()
 
         def begin() -> None:
             """Print the address and start the run; where a browser opens, not before it shows the page."""
@@ -116,10 +115,14 @@ def _run_served(
                 print(f"waiting for the browser, at most {BROWSER_SECONDS} s", flush=True)
                 threading.Thread(target=start_when_seen, name="workbench-demo", daemon=True).start()
             else:
-                engine.start()
+                start()
 
         def start_when_seen() -> None:
             seen.wait(BROWSER_SECONDS)
+            start()
+
+        def start() -> None:
+            arrivals.begin()
             engine.start()
 
         with contextlib.suppress(KeyboardInterrupt):

@@ -185,7 +185,7 @@ export class Controls {
     this.into.hidden = !view.can("step_into");
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
-    this.tune.hidden = !status.explains || !store.timed() || view.predicts;
+    this.tune.hidden = !status.explains || !store.timed() || view.predicts || view.gone;
     this.compare.hidden = !view.other || view.predicts;
     this.compare.setAttribute("aria-pressed", String(view.comparing));
     this.views.forEach((element, i) => {
@@ -193,7 +193,7 @@ export class Controls {
       element.hidden = VIEWS[i][0] === "incident" && !view.isIncident;
     });
     this.tabs.hidden = !view.whole;
-    this.link.hidden = !status.explains || !store.numSteps;
+    this.link.hidden = !status.explains || !store.numSteps || view.gone;
     this.axis.hidden = !store.timed();
     setText(this.axis, cursor.byTime ? "x: time" : "x: step");
     setText(this.play, cursor.playing ? "❚❚" : "▶");

@@ -172,6 +172,7 @@ class View {
   lose() {
     this.gone = true;
     this.cursor.live = false;
+    this.popovers.forEach(close);
     clearTimeout(this.waiting);
     this.say(GONE, "problem");
     this.changed("data");
@@ -202,7 +203,7 @@ class View {
 
   can(ability) {
     const own = ability === "fork" || ability === "save_html";
-    if (ability === "fork" && this.predicts) return false;
+    if (this.gone || (ability === "fork" && this.predicts)) return false;
     return (own || this.may("control")) && (this.status.can || []).includes(ability);
   }
 

@@ -10,22 +10,33 @@ import { formatNumber, h, plain } from "./dom.js";
  */
 export function explanation(view, facts, inspector) {
   const said = facts.confirmation && h("p", { class: "wb-confirmation" }, facts.confirmation);
-  const spans = facts.spans.map((span) => spanOf(view, span, inspector));
+  const marks = marksOf(facts.spans), spans = facts.spans.map((span) => spanOf(view, span, marks, inspector));
   return h("section", { class: "wb-why" }, said, spans, facts.division && h("p", { class: "wb-hint" }, facts.division));
 }
 
-function spanOf(view, { name, total, parts }, inspector) {
-  const biggest = parts.findIndex((part) => !part.is_own);
-  const kindOf = (part, i) => part.is_own ? "own" : i === biggest ? "biggest" : "other";
-  // Parts of a kind share its grey, so each has a pattern.
-  const patternOf = (i) => parts.slice(0, i).filter((part, j) => kindOf(part, j) === kindOf(parts[i], i)).length % 5;
-  const marked = (part, i) => ({ "data-kind": kindOf(part, i), "data-pattern": patternOf(i) });
+/**
+ * The colour and the pattern of each cause, the same in all bars of the card: red for the biggest avoidable part of the
+ * whole time; the others share a grey, so each has a pattern.
+ * @returns {Map<string, Record<string, string | number>>}
+ */
+function marksOf(spans) {
+  const marks = new Map(), biggest = spans[0]?.parts.find((part) => !part.is_own)?.kind, used = { own: 0, other: 0 };
+  for (const { kind, is_own: isOwn } of spans.flatMap(({ parts }) => parts)) {
+    if (marks.has(kind)) continue;
+    const colour = isOwn ? "own" : kind === biggest ? "biggest" : "other";
+    marks.set(kind, { "data-kind": colour, "data-pattern": colour === "biggest" ? 0 : used[colour]++ % 5 });
+  }
+  return marks;
+}
+
+function spanOf(view, { name, total, parts }, marks, inspector) {
+  const widths = parts.map((part) => ({ style: `flex-grow: ${part.share}`, title: wordsOf(part) }));
   const bar = h(
     "div",
     { class: "wb-bar-of-parts", role: "img", "aria-label": parts.map(wordsOf).join("; ") },
-    parts.map((part, i) => h("i", { ...marked(part, i), style: `flex-grow: ${part.share}`, title: wordsOf(part) })),
+    parts.map((part, i) => h("i", { ...marks.get(part.kind), ...widths[i] })),
   );
-  const rows = parts.map((part, i) => part.is_listed && rowOf(view, part, marked(part, i), inspector));
+  const rows = parts.map((part) => part.is_listed && rowOf(view, part, marks.get(part.kind), inspector));
   return [h("h4", {}, `${name}: ${total}`), bar, h("ul", {}, rows)];
 }
 

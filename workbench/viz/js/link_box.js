@@ -45,7 +45,7 @@ export class LinkBox {
     setText(
       this.words,
       `${copied ? COPIED : SELECTED}: ${formatNumber(link.length)} characters, which hold the whole run. It opens in ` +
-        `the playground at ${where}; nothing is uploaded.`,
+        `the playground at ${where}, once “workbench playground” runs there; nothing is uploaded.`,
     );
     place(this.element);
   }
