@@ -192,6 +192,8 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
             assert names == [name, f"{len(facts[name].order)} request{'s' * (len(facts[name].order) != 1)}"]
             scale = [words for x, y, words in texts if abs(x - 104) < 0.1 and y in (top + 10, top + 56)]
             assert scale == [str(most), "0"]
+            percents = [(x, y, words) for x, y, words in texts if words.endswith("0%") and top < y <= top + 56]
+            assert percents == [(860, top + 10, "100%"), (860, top + 56, "0%")]
             areas = {fill: d for d, fill, _ in paths if fill in (RUNNING, WAITING) and f" {top + 56}V" in d}
             heights = {fill: [float(y) for y in re.findall(r"V([\d.]+)H", d)] for fill, d in areas.items()}
             widths = [float(x) for x in re.findall(r"H([\d.]+)", areas[RUNNING])]
@@ -480,8 +482,8 @@ def said(tokens):
     return f" ({tokens:,} token{'' if tokens == 1 else 's'})"
 
 
-def parts_lasting(*lengths):
-    """The facts of an explanation whose parts have these lengths."""
+def span_lasting(*lengths, is_open=False):
+    """The facts of the whole time of an explanation whose parts have these lengths."""
     parts = [
         SimpleNamespace(
             cause=f"part of {long}",
@@ -502,13 +504,22 @@ def parts_lasting(*lengths):
             total=sum(lengths),
             parts=parts,
             span=lambda by: None,
-            is_open=False,
+            is_open=is_open,
             gaps=(none,),
             confirmation=None,
             division="",
         )
     )["spans"]
-    return whole["parts"]
+    return whole
+
+
+def parts_lasting(*lengths):
+    return span_lasting(*lengths)["parts"]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_the_time_of_a_request_that_has_not_ended_is_up_to_the_end_of_the_trace(is_open):
+    assert span_lasting(1.0, is_open=is_open)["name"].endswith(" of the trace") is is_open
 
 
 def test_a_part_of_no_length_is_left_out():
@@ -539,11 +550,11 @@ def check_drawer(page, trace, who, facts):
         "line.querySelectorAll('button').map((button) => (button.click(), [view.cursor.step, "
         "view.inspector.pinned.request]))))"
     )
+    biggest = next((part["kind"] for part in facts["spans"][0]["parts"] if not part["is_own"]), None)
     for span, bar, rows, lists in zip(facts["spans"], bars, lines, links, strict=True):
-        avoidable = [part for part in span["parts"] if not part["is_own"]]
         for part, (style, kind, title) in zip(span["parts"], bar, strict=True):
             assert float(style.split(":")[1]) == pytest.approx(part["share"])
-            assert kind == ("own" if part["is_own"] else "biggest" if part is avoidable[0] else "other")
+            assert kind == ("own" if part["is_own"] else "biggest" if part["kind"] == biggest else "other")
             percent = int(100 * part["share"] + 0.5)
             assert title == f"{part['cause']}: {part['amount']}, {percent}%"
         listed = [part for part in span["parts"] if part["is_listed"]]
@@ -577,3 +588,14 @@ def test_a_run_without_steps_holds_no_block():
 
     empty = Trace(simulate({"requests": [{"id": "a", "prompt": {"len": 4}, "max_tokens": 1}]}).meta)
     assert empty.num_blocks and _most_blocks(empty) == 0
+
+
+def test_a_page_that_explains_a_few_names_the_command_for_the_others(deno_page):
+    trace = simulate({"requests": [{"id": "r 0", "prompt": {"len": 9}}, {"id": "r1", "prompt": {"len": 9}}]})
+    page = deno_page
+    page.open(trace, status={"live": False, "explanations": {}})
+    said = "view.inspector.pin(argument), page.frame(), view.inspector.why.textContent"
+    for index, name in enumerate(trace.requests):
+        words = page(said, {"kind": "request", "request": index})
+        assert words == f"Why so long? This page does not say. Run: workbench trace explain TRACE {name}"
+    assert page(said, {"kind": "step", "step": 0}) == ""

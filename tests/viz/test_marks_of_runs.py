@@ -343,6 +343,7 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
         assert [rect[1] for rect in marked] == (
             [pytest.approx(LEFT + difference / most * SPACE - 1)] if difference >= 0 else []
         )
+        assert all(rect[3:] == [1.5, 18] for rect in marked), "a line through both runs"
 
 
 @pytest.mark.parametrize("name", [*PAIRS, "late 0"])

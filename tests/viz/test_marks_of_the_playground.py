@@ -150,6 +150,19 @@ def test_a_duration_changes_its_unit_at_one_second(page, seconds, words):
     assert page(show, {"summary": summary, "other": None, "end": "done", "pinned": False})[:2] == [words, words]
 
 
+def test_a_run_with_idle_time_says_what_counts_it(page):
+    summary = json.loads(json.dumps(session._summary(pair("timed 3")[0])))
+    read = "element.querySelectorAll('tr').map((row) => row.children.map((cell) => cell.textContent))"
+    show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
+    given = {"summary": summary, "other": None, "end": "done", "pinned": False}
+    for idle in (0, 2.5):
+        summary["clock"]["idle"] = idle
+        head, row = page(show, given)
+        assert ("output tokens/s without idle time" in head) == ("duration with idle time" in head) == (idle > 0)
+    summary["at_work"] = 0
+    assert page(show, given)[1][3] == "–", "a rate over no time"
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 SLIDERS = (
