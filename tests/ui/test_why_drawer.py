@@ -60,8 +60,8 @@ def test_the_drawer_names_the_adapter_of_a_request(page_of):
 def test_each_cause_has_a_mark_of_its_own_in_all_bars(page_of, long_trace):
     page = page_of(long_trace)
     parts = [
-        {"cause": name, "kind": name, "amount": "1 s", "share": 0.2, "is_own": own, "is_listed": True, "culprits": [], "tokens": [],
-         "more": 0, "first": 0, "last": 0}
+        {"cause": name, "kind": name, "amount": "1 s", "share": 0.2, "is_own": own, "is_listed": True,
+         "culprits": [], "tokens": [], "more": 0, "first": 0, "last": 0}
         for name, own in (("a", True), ("b", False), ("c", False), ("d", True), ("e", False), ("f", False))
     ]  # fmt: skip
     answer = {

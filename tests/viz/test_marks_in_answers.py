@@ -598,4 +598,4 @@ def test_a_page_that_explains_a_few_names_the_command_for_the_others(deno_page):
     for index, name in enumerate(trace.requests):
         words = page(said, {"kind": "request", "request": index})
         assert words == f"Why so long? This page does not say. Run: workbench trace explain TRACE {name}"
-    assert page(said, {"kind": "step", "step": 0}) == ""
+    assert page(said, {"kind": "block", "block": 1}) == ""

@@ -157,7 +157,7 @@ def test_a_run_with_idle_time_says_what_counts_it(page):
     given = {"summary": summary, "other": None, "end": "done", "pinned": False}
     for idle in (0, 2.5):
         summary["clock"]["idle"] = idle
-        head, row = page(show, given)
+        head, _ = page(show, given)
         assert ("output tokens/s without idle time" in head) == ("duration with idle time" in head) == (idle > 0)
     summary["at_work"] = 0
     assert page(show, given)[1][3] == "–", "a rate over no time"
