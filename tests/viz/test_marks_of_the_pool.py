@@ -247,6 +247,11 @@ def test_the_blocks_of_the_request_at_the_pointer_are_framed(drawn, name):
         (frame,) = Marks(page.painted("pool")["over"]).frames(LIGHT.cursor)
         assert close(frame[1:3], [value - 1 for value in picture.xy(2)])
         page("view.cursor.setHover({})")
+        assert not Marks(page.painted("pool")["over"]).frames(LIGHT.cursor)
+        page("view.inspector.pin({ kind: 'block', block: 3 })")
+        (frame,) = Marks(page.painted("pool")["over"]).frames(LIGHT.cursor)
+        assert close(frame[1:3], [value - 1 for value in picture.xy(3)]), "the block whose card is open"
+        page("view.inspector.pin(null)")
 
 
 def test_stepping_back_and_forth_shows_the_same_pool(drawn):

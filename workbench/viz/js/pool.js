@@ -234,7 +234,24 @@ export class PoolPanel extends CanvasPanel {
         for (const block of store.blockTable(request, step, group)) if (block) outline(block, colours.outline, 1);
       });
     }
-    if (hover.block > 0) outline(hover.block, colours.cursor, 2);
+    for (const block of new Set([hover.block, this.pinned])) if (block > 0) outline(block, colours.cursor, 2);
+  }
+
+  /** The block whose card is open. */
+  get pinned() {
+    return this.view.inspector?.pinned?.kind === "block" ? this.view.inspector.pinned.block : undefined;
+  }
+
+  needs(what) {
+    return what === "pin" || super.needs(what);
+  }
+
+  changesPicture(what) {
+    return what !== "pin" && super.changesPicture(what);
+  }
+
+  showsOverlay() {
+    return this.pinned > 0 || super.showsOverlay();
   }
 
   // -- words -----------------------------------------------------------------------------------------------------
