@@ -343,7 +343,15 @@ def test_attention_mask(drawn, name, selecting):
         check_mask_hits(page, record, rows, one, facts, across, down)
         check_mask_table(page, record, rows, one)
         check_mask_title(page, record, rows, one, shape)
+        legend = page(
+            "(({ element }) => [element.hidden, element.getContext('2d').marks])(view.panel('rectangle').legend)"
+        )
+        assert legend[0] == (one is None), "cells of all sequences explain themselves"
         if one is not None:
+            key = Marks(legend[1])
+            assert key.words() == ["attends", "computed and masked", "tile skipped"]
+            assert key.rects()[0][0] == colours.prefill(rows[one][0].request_id)
+            assert {rect[0] for rect in marks.rects()} <= {rect[0] for rect in key.rects()} | {LIGHT.background}
             chunk, *_, end = rows[one]
             hover = {"request": facts.order.index(chunk.request_id), "kv": [end // 2, end + 2]}
             page("view.cursor.setHover(argument)", hover)

@@ -58,10 +58,10 @@ export class LegendLines {
     this.element = h("canvas", { class: "wb-legend", "aria-hidden": "true", hidden: true });
   }
 
-  /** Draw the entries, in as many lines as they need, or hide the legend if there are none. */
+  /** Draw the entries, in as many lines as they need, or hide it if there are none. A mark that changes has a `key`. */
   show(entries, width, colour) {
     this.element.hidden = !entries.length;
-    const signature = JSON.stringify([entries.map(({ name }) => name), width, colour, globalThis.devicePixelRatio]);
+    const signature = JSON.stringify([entries.map(({ name, key }) => [name, key]), width, colour, globalThis.devicePixelRatio]);
     if (signature === this.signature) return;
     this.signature = signature; // also while it is hidden: WebKit may forget what a hidden canvas showed
     if (!entries.length) return;

@@ -5,6 +5,7 @@ import { counted, formatNumber } from "./dom.js";
 import { fitting, FONT, MONO, SMALL, text, textWidth, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { askForKernelRun } from "./kernel_page.js";
+import { box, LegendLines } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf } from "./request.js";
 import { mix } from "./theme.js";
@@ -29,6 +30,9 @@ function maskOf(chunk, window) {
   });
 }
 
+/** The colour of what a tile computes and the mask takes away. */
+const masked = (fill, colours) => mix(fill, colours.background, 0.45);
+
 export class RectanglePanel extends CanvasPanel {
   constructor(view) {
     super(view, {
@@ -37,6 +41,8 @@ export class RectanglePanel extends CanvasPanel {
       hint: "query tokens against KV positions; click a sequence of the packed batch for its own",
       height: 60,
     });
+    this.legend = new LegendLines();
+    this.body.prepend(this.legend.element);
   }
 
   layout() {
@@ -76,6 +82,7 @@ export class RectanglePanel extends CanvasPanel {
 
   draw(context, _width, height) {
     const { muted } = this.theme.colours;
+    this.legend.show(this.mode === "one" ? this.legendEntries() : [], this.width, muted);
     if (this.mode === "hint") {
       const why = this.store.numSteps ? "Nothing was scheduled in this step." : "No steps yet.";
       return text(context, why, LEFT, 14, muted);
@@ -84,6 +91,16 @@ export class RectanglePanel extends CanvasPanel {
     else this.drawBatch(context);
     tickLabels(context, ticks(0, this.shape[1], 8, true), (k) => LEFT + k * this.dx, height - 12, muted);
     text(context, "KV column", LEFT - 8, height - 12, muted, SMALL, "right");
+  }
+
+  /** The marks of a sequence's tiles, as `drawItem` and `fillTile` draw them. */
+  legendEntries() {
+    const { colours } = this.theme, fill = this.theme.prefill(this.chunk.request.index);
+    return [
+      { name: "attends", mark: box(fill, 12, 10), key: fill },
+      { name: "computed and masked", mark: box(masked(fill, colours), 12, 10) },
+      { name: "tile skipped", mark: (context, x) => box(colours.muted, 2, 2)(context, x + 5) },
+    ];
   }
 
   /** Fill the cells of rows [q0, q1) and columns [k0, k1). */
@@ -137,7 +154,7 @@ export class RectanglePanel extends CanvasPanel {
       if (kind === "skipped") {
         if (item.split === 0) counts.skipped++;
         if (!edges || dx * block <= 5 || dy * item.num_rows <= 5) continue;
-        context.fillStyle = colours.hairline;
+        context.fillStyle = colours.muted;
         context.fillRect(LEFT + ((k0 + k1) / 2) * dx - 1, TOP + ((q0 + q1) / 2) * dy - 1, 2, 2);
         continue;
       }
@@ -156,7 +173,7 @@ export class RectanglePanel extends CanvasPanel {
   /** Fill a tile; of a partly masked one, the masked part is lighter. */
   fillTile(context, kind, q0, q1, k0, k1) {
     const { theme, chunk, dx, dy } = this, fill = theme.prefill(chunk.request.index);
-    context.fillStyle = kind === "full" ? fill : mix(fill, theme.colours.background, 0.45);
+    context.fillStyle = kind === "full" ? fill : masked(fill, theme.colours);
     this.fillCells(context, q0, q1, k0, k1);
     if (kind === "full") return;
     context.fillStyle = fill;
