@@ -348,7 +348,7 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
 @pytest.mark.parametrize("rows", ["chunks", "tokens"])
 def test_no_token_differs_where_no_tokens_were_recorded(deno_page, rows):
     """A recorder without token ids leaves placeholders, and those of the two runs are not the same."""
-    first, second, *facts = pair("plain 1")
+    first, second, *_ = pair("plain 1")
     nameless = Trace(replace(first.meta, config={**first.meta.config, "token_ids_recorded": False}))
     for info in first.requests.values():
         nameless.add_request(info)

@@ -33,6 +33,7 @@ from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.trace.run_zero import clock_starts
 from workbench.viz.duel import busiest, changes_of_fleets, measure_words, outcome, unit_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
@@ -265,17 +266,21 @@ class Session:
         facts["concentration"] = newest.concentration
         self._shown = newest.traces[replica]
         facts |= self._opening(self._shown)
-        return Answer(json.dumps(facts), self._packet(self._shown))
+        start = clock_starts(dict(enumerate(newest.traces)))[replica]
+        return Answer(json.dumps(facts), self._packet(self._shown, zero=-start))
 
     def _opening(self, trace: Trace) -> dict[str, Any]:
         """The step at which the page opens a trace, once after a run that said what to show."""
         shows, self._shows = self._shows, ""
         return {"opens_at": first_step(trace, shows)} if shows else {}
 
-    def _packet(self, trace: Trace, **extra: Any) -> bytes:
-        """The packet of a run, which has a number that no earlier one had."""
+    def _packet(self, trace: Trace, zero: float | None = None, **extra: Any) -> bytes:
+        """The packet of a run, which has a number that no earlier one had; a replica has the zero of its fleet."""
         self._run += 1
-        return encode_packet(columns_of(trace), extra={"facts": trace_facts(trace) | {"run": self._run}, **extra})
+        facts = trace_facts(trace) | {"run": self._run}
+        if zero is not None:
+            facts["zero"] = zero
+        return encode_packet(columns_of(trace), extra={"facts": facts, **extra})
 
 
 class _Notes(logging.Handler):
