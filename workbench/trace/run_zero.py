@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
+
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 def run_zero(trace: Trace) -> float:
@@ -28,7 +31,7 @@ def run_zero(trace: Trace) -> float:
     return min([whole[0].time, *arrivals])
 
 
-def clock_starts(traces: Mapping[str, Trace]) -> dict[str, float]:
+def clock_starts(traces: Mapping[Name, Trace]) -> dict[Name, float]:
     """When the clock of each of several engines began, in seconds since the zero that they share.
 
     A time of a record plus this number is a moment of the run. The zero is the earliest of the engines' zeros.
