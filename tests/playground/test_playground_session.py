@@ -371,6 +371,25 @@ def test_a_recording_is_opened_forked_explained_and_closed(tmp_path, ending):
     assert run(session)[0]["summary"]["num_steps"] == len(simulate(PRESETS["chunked"].workload))
 
 
+def test_the_numbers_of_two_runs_have_one_unit():
+    """A recording in seconds and its fork, whose times cannot be predicted: both are in steps."""
+    recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
+    session = Session()
+    facts, _ = ask(session, "open", recording.read_bytes(), name=recording.name)
+    assert ask(session, "numbers")[0]["summary"]["unit"] == "s"
+    facts, _ = run(session, config={**facts["config"], "max_num_seqs": 16})
+    assert facts["summary"]["unit"] == facts["other"]["unit"] == "steps"
+    trace = Trace.load(recording)
+    first = {}
+    for record in trace:
+        for chunk in record.chunks:
+            if chunk.sampled is not None:
+                first.setdefault(chunk.request_id, record.step + 1)
+    waits = [step - trace.requests[name].arrival_step for name, step in first.items()]
+    assert facts["summary"]["ttft"]["mean"] == pytest.approx(sum(waits) / len(waits))
+    assert facts["summary"]["duration"] == len(trace)
+
+
 def test_a_recording_is_explained_with_a_fit_of_its_steps():
     recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
     session = Session()

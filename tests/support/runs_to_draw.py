@@ -103,6 +103,9 @@ def run(name: str) -> tuple[Trace, Facts]:
     elif kind == "long":
         requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_step": 12 * i} for i in range(50)]
         trace = simulate({"config": {"block_size": 4, "num_blocks": 60}, "requests": requests})
+    elif kind == "pool":
+        requests = [{"id": f"r{i}", "prompt": {"len": 9 + i}, "max_tokens": 6} for i in range(4)]
+        trace = simulate({"config": {"block_size": 4, "num_blocks": int(seed)}, "requests": requests})
     elif kind == "slow_end":
         trace = _slow_end(run(f"timed {seed}")[0])
     elif kind == "timed":

@@ -22,10 +22,10 @@ def trace():
 
 
 def test_random_windows_have_the_steps_and_the_requests_of_their_time(trace):
-    random = Random(5)
+    random, zero = Random(5), min(info.arrival_time for info in trace.requests.values())
     for _ in range(200):
-        begin, end = sorted(random.uniform(0, trace[-1].end) for _ in range(2))
-        inside = [record for record in trace if record.end > begin and record.time < end]
+        begin, end = sorted(random.uniform(0, trace[-1].end - zero) for _ in range(2))
+        inside = [record for record in trace if record.end > begin + zero and record.time < end + zero]
         if not inside:
             continue
         part = window(trace, begin=begin, end=end)

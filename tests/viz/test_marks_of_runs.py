@@ -346,6 +346,36 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
         assert all(rect[3:] == [1.5, 18] for rect in marked), "a line through both runs"
 
 
+@pytest.mark.parametrize("rows", ["chunks", "tokens"])
+def test_no_token_differs_where_no_tokens_were_recorded(deno_page, rows):
+    """A recorder without token ids leaves placeholders, and those of the two runs are not the same."""
+    first, second, *_ = pair("plain 1")
+    nameless = Trace(replace(first.meta, config={**first.meta.config, "token_ids_recorded": False}))
+    for info in first.requests.values():
+        nameless.add_request(info)
+    for record in first:
+        nameless.append(record)
+    marked = {}
+    for known, one in ((True, first), (False, nameless)):
+        deno_page.open(one, second)
+        deno_page("view.panel('compare').rowsOf.value = argument", rows)
+        marks = Marks(deno_page.painted("compare")["marks"])
+        order, table = shown_order(deno_page), deno_page.table("compare")
+        lines = [
+            deno_page.hit("compare", 40 if rows == "chunks" else LEFT + 1, 150 + i * 24) for i in range(len(order))
+        ]
+        hint = deno_page("view.panel('compare').hintElement.textContent")
+        marked[known] = len(marks.rects(colour=LIGHT.bad)) + len([c for c, _ in marks.stroked() if c == LIGHT.bad])
+        assert ("first different token" in hint) == known
+        if not known:
+            assert table["caption"] == "no tokens to compare"
+            assert [row[-1] for row in table["rows"]] == ["not known"] * len(order)
+            words = "no tokens to compare" if rows == "chunks" else "not recorded in both runs"
+            assert all(words in " ".join(said) and "differen" not in " ".join(said) for said in lines)
+            assert LIGHT.kv not in {rect[0] for rect in marks.rects() if rect[2] > 140}
+    assert marked[True] and not marked[False]
+
+
 @pytest.mark.parametrize("name", [*PAIRS, "late 0"])
 def test_a_timeline_shows_the_other_run_as_outlines(deno_page, name):
     page, (first, second, *facts) = deno_page, pair(name)

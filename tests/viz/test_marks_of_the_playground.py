@@ -60,7 +60,7 @@ def numbers_of(facts):
         if value is None or value != value:
             return "–"
         if not facts.timed:
-            return f"{round(value, 1):,g}"
+            return f"{round(value, 1):,g} step{'' if round(value, 1) == 1 else 's'}"
         return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
     latencies = [facts.latencies(step) for step in range(len(facts))]

@@ -40,6 +40,7 @@ class Picture:
             self.columns *= 2
         self.rows = -(-facts.num_blocks // self.columns)
         self.cell = max(1, min(16, (width - 2) / self.columns))
+        self.blocks_of_rows = [min(self.columns, facts.num_blocks - row * self.columns) for row in range(self.rows)]
         lines = -(-len(facts.groups) // max(1, width // 240))
         self.legend_ends = 28 if width > 400 else 46  # "changed in this step" is on a second line
         self.top = self.legend_ends + 18 + (18 * lines if len(facts.groups) > 1 else 0)
@@ -49,7 +50,8 @@ class Picture:
 
 
 CASES = [(name, width) for name in RUNS for width in (1200, 390)] + [
-    ("plain 1", 200), ("hybrid_window 30", 200), ("hybrid_window 30", 120), ("hybrid_mamba 27", 120)
+    ("plain 1", 200), ("hybrid_window 30", 200), ("hybrid_window 30", 120), ("hybrid_mamba 27", 120),
+    ("pool 11", 1200), ("pool 11", 390), ("pool 32", 1200), ("pool 33", 1200), ("pool 40", 390), ("pool 64", 1200),
 ]  # fmt: skip
 
 
@@ -107,10 +109,16 @@ def check_counts(page, marks, facts, moment, width):
 def check_image(marks, facts, moment, picture, colours):
     x, y, wide, high, pixels = marks.image()
     assert close([x, y, wide, high], [0, picture.top, picture.columns * picture.cell, picture.rows * picture.cell])
-    assert any(close(frame[1:], [0.5, picture.top - 0.5, wide, high + 1]) for frame in marks.frames(LIGHT.hairline))
+    check_frame(marks, picture)
     grid = [rect[1:] for rect in marks.rects(colour=LIGHT.hairline) if 1 in rect[3:]]
-    lines = [[i * picture.cell - 0.5, picture.top, 1, high] for i in range(1, picture.columns)]
-    lines += [[0, picture.top + i * picture.cell - 0.5, wide, 1] for i in range(1, picture.rows)]
+    rows = picture.blocks_of_rows
+    lines = [
+        [i * picture.cell - 0.5, picture.top, 1, sum(blocks > i for blocks in rows) * picture.cell]
+        for i in range(1, rows[0])
+        if any(blocks > i for blocks in rows)
+    ]
+    # A column that ends with the last block of the last row has its line in the rows above; the frame ends the row.
+    lines += [[0, picture.top + i * picture.cell - 0.5, rows[i] * picture.cell, 1] for i in range(1, len(rows))]
     assert grid == ([pytest.approx(line) for line in lines] if picture.cell >= 5 else [])
     for block in range(facts.num_blocks):
         state = moment.pool_state(block)
@@ -120,6 +128,24 @@ def check_image(marks, facts, moment, picture, colours):
         elif state == "owned":
             colour = colours.held(moment.holders[block][0])
         assert pixels[4 * block : 4 * block + 4] == channels(colour), (block, state)
+    assert not any(pixels[4 * facts.num_blocks :]), "cells without a block have a colour"
+
+
+def check_frame(marks, picture):
+    """The frame goes around the cells that have a block: its area is theirs, and its corners are corners of cells."""
+    ((_, corners),) = [
+        (colour, path)
+        for colour, path in marks.stroked()
+        if colour == LIGHT.hairline and path[0][1] > picture.legend_ends
+    ]
+    first, last, cell = picture.blocks_of_rows[0], picture.blocks_of_rows[-1], picture.cell
+    right, end, bottom = first * cell, last * cell, len(picture.blocks_of_rows) * cell
+    expected = {(0, 0), (right, 0), (end, bottom), (0, bottom)}
+    expected |= {(right, bottom - cell), (end, bottom - cell)} if last < first else set()
+    found = [(x - 0.5, y - picture.top) for x, y in corners]
+    assert len(found) == len(expected)
+    for corner in expected:
+        assert any(close(each, corner, 1.001) for each in found), (corner, found)
 
 
 def check_cells(marks, facts, moment, picture):

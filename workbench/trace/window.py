@@ -10,6 +10,7 @@ from operator import attrgetter
 from workbench.trace.clock import is_time_of_day, seconds_at
 from workbench.trace.errors import TraceError
 from workbench.trace.find_request import find_request
+from workbench.trace.run_zero import clock_starts
 from workbench.trace.trace import Requests, Trace
 
 AROUND = 30.0
@@ -39,7 +40,7 @@ def read_time(name: str, text: str) -> float:
 
 
 def read_moment(name: str, text: str, traces: Mapping[str, Trace]) -> float:
-    """Seconds since the start of the run, from a text such as "90s" or from a time of day such as "12:08:03".
+    """Seconds since the zero of the run (`run_zero`), from a text such as "90s" or a time of day such as "12:08:03".
 
     Args:
         name: Name of the value, for messages.
@@ -51,9 +52,11 @@ def read_moment(name: str, text: str, traces: Mapping[str, Trace]) -> float:
     """
     if not is_time_of_day(text):
         return read_time(name, text)
-    start = min((trace.meta.created for trace in traces.values()), default=0.0)
-    ends = [trace[-1].end + trace.meta.created - start for trace in traces.values() if len(trace)]
-    return seconds_at(name, text, start, max(ends, default=0.0))
+    starts = clock_starts(traces)
+    dated = all(trace.meta.created for trace in traces.values())
+    zero = next((trace.meta.created - starts[rank] for rank, trace in traces.items() if dated), 0.0)
+    ends = [trace[-1].end + starts[rank] for rank, trace in traces.items() if len(trace)]
+    return seconds_at(name, text, zero, max(ends, default=0.0))
 
 
 def window(
@@ -68,8 +71,8 @@ def window(
 
     Args:
         trace: A trace with a clock.
-        begin: Seconds since the start of the run; None for the beginning.
-        end: Seconds since the start of the run; None for the end.
+        begin: Seconds since the zero of the run, its first arrival (`run_zero`); None for the beginning.
+        end: Seconds since the same; None for the end.
         last: Seconds before the end of the trace instead.
         around: A request, or the beginning of its id, instead: its time, and half as much before it and after it.
 
@@ -91,7 +94,7 @@ def windows(
     last: float | None = None,
     around: str | None = None,
 ) -> dict[str, Trace]:
-    """The same stretch of time of several ranks, whose times count from the start of the first one.
+    """The same stretch of time of several ranks, whose times count from the first arrival at any of them.
 
     Args:
         traces: The traces by rank.
@@ -115,8 +118,7 @@ def windows(
         return dict(traces)
     if any(trace[-1].end <= 0 for trace in with_steps.values()):
         raise TraceError("a window needs times, and the trace has no clock")
-    start = min(trace.meta.created for trace in with_steps.values())
-    late = {name: trace.meta.created - start for name, trace in with_steps.items()}
+    late = clock_starts(with_steps)
     whole_end = max(trace[-1].end + late[name] for name, trace in with_steps.items())
     if around is not None and is_time_of_day(around):
         moment = read_moment("--around", around, with_steps)

@@ -87,6 +87,8 @@ def html_page(
     if other is not None:
         packets["other"] = encode_other(trace, other, fork)
     name = trace.meta.model.get("name") or trace.meta.source
+    if len(trace) < len(trace.whole):
+        name = f"{name}, {trace.steps_in_words} of {len(trace.whole):,}"
     return offline_page(title=title or f"Workbench: {name}", summary=repr(trace), packets=packets, module=bundle())
 
 

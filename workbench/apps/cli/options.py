@@ -235,7 +235,7 @@ def add_hit_rate_option(parser: argparse.ArgumentParser) -> None:
 def add_window_options(parser: argparse.ArgumentParser, effect: str | None = None) -> None:
     """Add ``--from``, ``--to``, ``--last`` and ``--around``, by which `load_trace` takes a part of a trace."""
     group = parser.add_argument_group("part of the trace", effect)
-    since = "since the start of the run, such as 90s, 10m or 1h, or of day, such as 12:08"
+    since = "since the first arrival, such as 90s, 10m or 1h, or of day, such as 12:08"
     group.add_argument("--from", dest="begin", metavar="TIME", help=f"steps from this time on, {since}")
     group.add_argument("--to", dest="end", metavar="TIME", help=f"steps up to this time, {since}")
     group.add_argument("--last", metavar="TIME", help="steps of this time before the end")

@@ -32,7 +32,8 @@ from workbench.simulation.simulate import next_token, simulate, simulate_request
 from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
-from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.trace.readings.metrics_collector import merge_metrics, metrics, summary_in_steps
+from workbench.trace.run_zero import clock_starts
 from workbench.viz.duel import busiest, changes_of_fleets, measure_words, outcome, unit_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
@@ -200,8 +201,11 @@ class Session:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs."""
         first, other = self._on_display()
         newest = first if other is None else other
-        facts = {"summary": _summary(*first.traces), "other": other and _summary(*other.traces)}
-        return Answer(json.dumps(facts | {"slowest": newest.slowest}))
+        sides = {"summary": first} if other is None else {"summary": first, "other": other}
+        facts = {name: _summary(*side.traces) for name, side in sides.items()}
+        if len({summary["unit"] for summary in facts.values()}) > 1:
+            facts = {name: _summary(*side.traces, in_steps=True) for name, side in sides.items()}
+        return Answer(json.dumps({"other": None, **facts, "slowest": newest.slowest}))
 
     def _do_explain(self, request: str) -> Answer:
         """Say why a request of the newest run took as long as it did."""
@@ -265,17 +269,21 @@ class Session:
         facts["concentration"] = newest.concentration
         self._shown = newest.traces[replica]
         facts |= self._opening(self._shown)
-        return Answer(json.dumps(facts), self._packet(self._shown))
+        start = clock_starts(dict(enumerate(newest.traces)))[replica]
+        return Answer(json.dumps(facts), self._packet(self._shown, zero=-start))
 
     def _opening(self, trace: Trace) -> dict[str, Any]:
         """The step at which the page opens a trace, once after a run that said what to show."""
         shows, self._shows = self._shows, ""
         return {"opens_at": first_step(trace, shows)} if shows else {}
 
-    def _packet(self, trace: Trace, **extra: Any) -> bytes:
-        """The packet of a run, which has a number that no earlier one had."""
+    def _packet(self, trace: Trace, zero: float | None = None, **extra: Any) -> bytes:
+        """The packet of a run, which has a number that no earlier one had; a replica has the zero of its fleet."""
         self._run += 1
-        return encode_packet(columns_of(trace), extra={"facts": trace_facts(trace) | {"run": self._run}, **extra})
+        facts = trace_facts(trace) | {"run": self._run}
+        if zero is not None:
+            facts["zero"] = zero
+        return encode_packet(columns_of(trace), extra={"facts": facts, **extra})
 
 
 class _Notes(logging.Handler):
@@ -291,12 +299,13 @@ class _Notes(logging.Handler):
         self.texts.append(f"{record.getMessage()}{f' ({why})' if why else ''}")
 
 
-def _summary(*traces: Trace) -> dict[str, Any]:
+def _summary(*traces: Trace, in_steps: bool = False) -> dict[str, Any]:
     """The numbers of a run that the page shows; of a fleet those of all replicas. ``at_work`` leaves out idle time."""
     found = [metrics(trace) for trace in traces]
     whole = found[0] if len(found) == 1 else merge_metrics({str(i): (each, 0.0) for i, each in enumerate(found)})
-    more = {"replicas": len(traces), "busiest": busiest(traces), "at_work": whole.summary.clock.at_work}
-    return asdict(whole.summary) | more
+    summary = summary_in_steps(whole) if in_steps else whole.summary
+    more = {"replicas": len(traces), "busiest": busiest(traces), "at_work": summary.clock.at_work}
+    return asdict(summary) | more
 
 
 def check_fleet(replicas: int = 1, router: str = "round_robin", policy: str = "") -> None:

@@ -275,6 +275,11 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
     return TraceMetrics(_summarise(requests, columns, timed), requests, columns, block_size, speculation)
 
 
+def summary_in_steps(found: TraceMetrics) -> Summary:
+    """The summary of a run in steps, also of one with a clock: beside a run without a clock."""
+    return _summarise(dict(found.requests), found.columns, timed=False)
+
+
 def _summarise(
     requests: dict[str, RequestMetrics],
     steps: Mapping[str, array[Any]],

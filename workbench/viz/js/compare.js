@@ -80,6 +80,16 @@ export class ComparePanel extends CanvasPanel {
     return what !== "status" && what !== "pin";
   }
 
+  /** Whether both runs have the ids of their tokens; some recorders leave them out, and then nothing can differ. */
+  get hasTokens() {
+    return typeof this.findings.same_tokens === "boolean";
+  }
+
+  /** Index of the first different token of a request's two runs; -1 for none, or if it is not known. */
+  differenceOf(a, b) {
+    return this.hasTokens ? firstDifference(a.tokens, b.tokens) : -1;
+  }
+
   /** Whether both runs have times. */
   get bothTimed() {
     return this.stores.every((store) => store.timed());
@@ -97,7 +107,7 @@ export class ComparePanel extends CanvasPanel {
     const { findings } = this;
     this.rows = findings.rows.slice(0, MAX_ROWS).map(([id]) => this.stores.map((store) => store.byId.get(id)));
     const inSeconds = findings.unit === "s";
-    this.tokens = this.rowsOf.value === "tokens" ? new TokenLanes(this.rows, this.stores, inSeconds) : null;
+    this.tokens = this.rowsOf.value === "tokens" ? new TokenLanes(this, inSeconds) : null;
     const byTime = this.align.querySelector("[value=time]");
     byTime.hidden = byTime.disabled = !this.bothTimed;
     // Times or steps, as all other panels have them.
@@ -115,9 +125,9 @@ export class ComparePanel extends CanvasPanel {
       : "cells: chunks, lines: waiting";
     setText(
       this.hintElement,
-      `${
-        findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: a. Bottom: b"
-      }; ${rows}; × marks the first different token`,
+      `${findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: a. Bottom: b"}; ${rows}${
+        this.hasTokens ? "; × marks the first different token" : ""
+      }`,
     );
     this.fillGains();
   }
@@ -271,7 +281,7 @@ export class ComparePanel extends CanvasPanel {
   }
 
   drawChunks(context, [a, b], middle) {
-    const { theme } = this, { colours } = theme, difference = firstDifference(a.tokens, b.tokens);
+    const { theme } = this, { colours } = theme, difference = this.differenceOf(a, b);
     const own = this.drawn([a, b]).index;
     [a, b].forEach((request, run) => {
       const store = this.stores[run], origin = this.align.value === "arrival" ? request.arrival_step : 0;
@@ -315,11 +325,13 @@ export class ComparePanel extends CanvasPanel {
     const [a, b] = pair, request = this.drawn(pair), hover = { request: request.index };
     const token = this.tokens && x >= LEFT ? this.tokens.describe(row, this.tokens.at(x, this.width)) : null;
     if (token) return { hover, request, ...token };
-    const difference = firstDifference(a.tokens, b.tokens);
+    const difference = this.differenceOf(a, b);
     const end = ({ tokens, chunkSteps }) =>
       `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
-    const same = difference < 0 ? "the same tokens" : `the first difference is token ${difference + 1}`;
-    return { hover, request, lines: [nameOf(a), `a: ${end(a)}`, `b: ${end(b)}`, same] };
+    const lines = [nameOf(a), `a: ${end(a)}`, `b: ${end(b)}`];
+    if (difference >= 0) lines.push(`the first difference is token ${difference + 1}`);
+    else lines.push(this.hasTokens ? "the same tokens" : "no tokens to compare");
+    return { hover, request, lines };
   }
 
   mirrorHit(x, y) {
@@ -339,9 +351,10 @@ export class ComparePanel extends CanvasPanel {
 
   tableData() {
     const cells = ([id, ...values]) => {
-      const [a, b] = this.stores.map((store) => store.byId.get(id).tokens), difference = firstDifference(a, b);
+      const [a, b] = this.stores.map((store) => store.byId.get(id)), difference = this.differenceOf(a, b);
+      const none = this.hasTokens ? "none" : "not known";
       const written = values.map((value, i) => (i < 4 ? this.write(value) : value));
-      return [this.nameOf(id), ...written, difference < 0 ? "none" : difference + 1];
+      return [this.nameOf(id), ...written, difference < 0 ? none : difference + 1];
     };
     const gains = ["TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"];
     return {

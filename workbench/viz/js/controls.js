@@ -1,7 +1,7 @@
 // Controls of the engine (run, pause, step, ask) and, apart from them, of the cursor that moves through its steps;
 // below them the sentence that tells the step at the cursor.
 
-import { formatNumber, h, plain, replace, select, setText } from "./dom.js";
+import { counted, formatNumber, h, plain, replace, select, setText, timeWords } from "./dom.js";
 import { PhaseStrip } from "./phase_strip.js";
 import { SearchBox } from "./search.js";
 import { withTerms } from "./terms.js";
@@ -227,10 +227,20 @@ export class Controls {
   badgeText() {
     const { store, cursor, status, live } = this.view;
     if (this.view.gone) return "kernel ended";
-    if (!live) return `${plain(store.facts.source || "recording", 30)} · recording`;
+    if (!live) return `${plain(store.facts.source || "recording", 30)} · ${this.partWords() || "recording"}`;
     const [step, condition] = status.stopped_by || [];
     const stopped = status.state === "paused" && step === store.label(cursor.last);
     return `live · ${status.state || "recording"}${stopped ? `: ${plain(condition, 40)}` : ""}`;
+  }
+
+  /** The place of a part in its recording; "" for a whole one. */
+  partWords() {
+    const { store, cursor } = this.view, { part } = store.facts;
+    if (!part) return "";
+    const { begin, end } = part, moment = (time) => timeWords(time, end - begin, (end - begin) / 10);
+    const labels = [0, cursor.last].map((step) => formatNumber(store.label(step)));
+    const [from, to] = store.timed() ? [moment(begin), moment(end)] : [`steps ${labels[0]}`, labels[1]];
+    return `${from} to ${to} of a recording of ${counted(part.num_steps, "step")}`;
   }
 
   positionText() {
@@ -238,7 +248,8 @@ export class Controls {
     if (!store.numSteps) return "no steps yet";
     const step = formatNumber(store.label(cursor.step)), last = formatNumber(store.label(cursor.last));
     if (!cursor.scrubbed) return `step ${step}`;
-    return live ? `viewing ${step}, engine at ${last}` : `step ${step} of ${last}`;
+    if (live) return `viewing ${step}, engine at ${last}`;
+    return `step ${step} of ${store.isPart ? `${formatNumber(store.label(0))}–${last}` : last}`;
   }
 
   /** The local time of day at which the step at the cursor began, of a run that knows it: an alert says 12:08. */

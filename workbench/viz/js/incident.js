@@ -230,7 +230,7 @@ export class IncidentPanel extends CanvasPanel {
     });
     context.fillStyle = colours.hairline;
     context.fillRect(axis.x0, base, axis.x1 - axis.x0, 1);
-    text(context, "whole run", axis.x0 - 8, base - 8, colours.muted, SMALL, "right");
+    text(context, this.store.isPart ? "this part" : "whole run", axis.x0 - 8, base - 8, colours.muted, SMALL, "right");
     this.drawStalls(context, axis, top, base);
     if (this.view.stalls.length && hasRoomAtRight(this.width)) {
       const stall = { name: "stall", mark: box(this.theme.event("stall").colour, 2, 10) };
@@ -244,14 +244,15 @@ export class IncidentPanel extends CanvasPanel {
 
   drawTimes(context, axis, y) {
     const { colours } = this.theme, width = axis.to - axis.from;
-    const unit = inMinutes(axis.to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
-    const values = ticks(axis.from / unit, axis.to / unit, count).map((value) => value * unit);
+    const { zero } = this.store, [from, to] = [axis.from - zero, axis.to - zero];
+    const unit = inMinutes(to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
+    const values = ticks(from / unit, to / unit, count).map((value) => value * unit);
     let room = -Infinity;
     for (const tick of values) {
       const label = timeWords(tick, width, values[1] - values[0]);
-      room = tickLabel(context, label, axis.x(tick), y, colours.muted, this.width, room);
+      room = tickLabel(context, label, axis.x(tick + zero), y, colours.muted, this.width, room);
       context.fillStyle = colours.hairline;
-      context.fillRect(axis.x(tick), y + 6, 1, this.height - y - 6);
+      context.fillRect(axis.x(tick + zero), y + 6, 1, this.height - y - 6);
     }
     text(context, "time", axis.x0 - 8, y, colours.muted, SMALL, "right");
     if (!this.idle() || !hasRoomAtRight(this.width)) return;
@@ -412,7 +413,9 @@ export class IncidentPanel extends CanvasPanel {
     if (!this.shown) return null;
     const axis = this.scale(y >= WHOLE);
     if (x < axis.x0 || x > axis.x1) return null;
-    const time = axis.timeAt(x), step = this.stepAt(time), lines = [timeWords(time, axis.to - axis.from)];
+    const time = axis.timeAt(x),
+      step = this.stepAt(time),
+      lines = [timeWords(time - this.store.zero, axis.to - axis.from)];
     const near = this.view.stalls.find((stall) => Math.abs(axis.x(stall.time) - x) <= 4);
     if (near) lines.push(`stall: ${near.words}`);
     if (time < this.store.value("time", 0) && this.noStepYet()) lines.push(this.noStepYet());
@@ -444,7 +447,10 @@ export class IncidentPanel extends CanvasPanel {
       rows: bins.map((
         bin,
         i,
-      ) => [timeWords(from + i * width, to - from, width), ...this.rows.map((row) => write(row, bin))]),
+      ) => [
+        timeWords(from - this.store.zero + i * width, to - from, width),
+        ...this.rows.map((row) => write(row, bin)),
+      ]),
     };
   }
 }

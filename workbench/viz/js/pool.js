@@ -88,14 +88,29 @@ export class PoolPanel extends CanvasPanel {
     context.imageSmoothingEnabled = false;
     const wide = this.columns * cell, high = this.rows * cell;
     context.drawImage(this.image, 0, this.top, wide, high);
-    if (cell >= 5) this.drawGrid(context, wide, high);
+    if (cell >= 5) this.drawGrid(context);
     this.drawCells(context);
     if (this.byGroup && cell >= 5) this.drawGroupMarks(context);
     this.drawChanged(context);
     this.nextEvicted = nextEvicted(this.pool);
     if (this.nextEvicted > 0 && cell >= 5) this.drawNextEvicted(context);
-    context.strokeStyle = colours.hairline;
-    context.strokeRect(0.5, this.top - 0.5, wide, high + 1);
+    this.drawFrame(context);
+  }
+
+  /** Number of blocks in a row of the picture: the last may have fewer than the others. */
+  inRow(row) {
+    return Math.min(this.columns, this.shown - row * this.columns);
+  }
+
+  /** A line around all blocks, and around nothing else. */
+  drawFrame(context) {
+    const left = 0.5, top = this.top - 0.5, { rows, cell } = this, bottom = top + rows * cell + 1;
+    const right = left + this.inRow(0) * cell, end = left + this.inRow(rows - 1) * cell;
+    const step = end < right ? [[right, bottom - 1 - cell], [end, bottom - 1 - cell]] : [];
+    context.strokeStyle = this.theme.colours.hairline;
+    context.lineWidth = 1;
+    polygon(context, [[left, top], [right, top], ...step, [end, bottom], [left, bottom]]);
+    context.stroke();
   }
 
   /** A bar of all blocks by state, and below it its legend with the numbers. */
@@ -177,10 +192,14 @@ export class PoolPanel extends CanvasPanel {
     context.putImageData(this.pixels, 0, 0);
   }
 
-  drawGrid(context, wide, high) {
+  /** The lines between neighbouring blocks. */
+  drawGrid(context) {
+    const { cell, top, rows } = this, last = this.inRow(rows - 1);
     context.fillStyle = this.theme.colours.hairline;
-    for (let i = 1; i < this.columns; i++) context.fillRect(i * this.cell - 0.5, this.top, 1, high);
-    for (let i = 1; i < this.rows; i++) context.fillRect(0, this.top + i * this.cell - 0.5, wide, 1);
+    for (let i = 1; i < this.inRow(0); i++) {
+      context.fillRect(i * cell - 0.5, top, 1, (i < last ? rows : rows - 1) * cell);
+    }
+    for (let i = 1; i < rows; i++) context.fillRect(0, top + i * cell - 0.5, this.inRow(i) * cell, 1);
   }
 
   /** Hatch the evictable blocks, and mark those that several requests share. */

@@ -72,12 +72,12 @@ export class StepAxis {
     return this.x0 + ((time - this.t0) / (this.t1 - this.t0)) * (this.x1 - this.x0);
   }
 
-  /** The visible steps between pauses, as times since the start of the trace, and the seconds of the pauses. */
+  /** The visible steps between pauses, as times since the zero of the run, and the seconds of the pauses. */
   get stretches() {
-    const { store } = this, stretches = [], last = Math.max(this.first, this.last - 1);
+    const { store } = this, { zero } = store, stretches = [], last = Math.max(this.first, this.last - 1);
     let from = this.first;
     for (const step of [...store.afterPause.filter((step) => step > this.first && step <= last), last + 1]) {
-      stretches.push([store.value("time", from), store.value("end", step - 1)]);
+      stretches.push([store.value("time", from) - zero, store.value("end", step - 1) - zero]);
       from = step;
     }
     stretches.at(-1)[1] += Math.max(0, this.t1 - store.clockEnd.data[last]);
@@ -100,9 +100,10 @@ export class StepAxis {
     return { values, leftOut, span };
   }
 
-  /** The pixel of a time since the start of the trace; null for one that is left out, because nothing ran. */
-  xOfMoment(time) {
+  /** The pixel of a time since the zero of the run; null for one that is left out, because nothing ran. */
+  xOfMoment(moment) {
     const { store } = this, n = store.numSteps, times = store.column("time").subarray(0, n);
+    const time = moment + store.zero;
     const step = Math.max(0, upperBound(times, time) - 1), end = store.value("end", step);
     const start = store.clockStart.data[step], after = store.clockEnd.data[step];
     if (time <= end) return this.xOfTime(start + Math.min(time - times[step], after - start));

@@ -39,8 +39,10 @@ export class Store {
     this.reset();
   }
 
-  reset() {
+  /** @param {number} [zero] That of the steps that are forgotten, for those that follow them. */
+  reset(zero) {
     this.numSteps = 0;
+    this.keptZero = zero;
     this.hasDrafts = false; // whether any chunk has drafts
     this.facts = { config: {}, model: {}, codes: null, source: "" };
     this.requests = []; // one object per request, in order of arrival
@@ -72,7 +74,8 @@ export class Store {
       // A run that forgets its oldest steps continues in another trace, which begins later.
       // A host that shows one run after another numbers them.
       const { first_step, run } = header.facts;
-      if (this.numSteps && (first_step !== this.facts.first_step || run !== this.facts.run)) this.reset();
+      const isOther = run !== this.facts.run, zero = isOther ? undefined : this.zero;
+      if (this.numSteps && (first_step !== this.facts.first_step || isOther)) this.reset(zero);
       this.facts = header.facts;
       this.comparison = header.comparison;
       if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
@@ -280,6 +283,20 @@ export class Store {
     const begin = this.value("time", 0), duration = this.value("end", this.numSteps - 1) - begin;
     const idle = this.idleBetween(0, this.numSteps - 1), before = Math.max(0, begin - this.firstArrival());
     return { duration, idle, atWork: duration - idle, before };
+  }
+
+  /**
+   * The moment from which times are stated, of all that are in the run's record: its first arrival, or its first step
+   * if no arrival before that is known (workbench/trace/run_zero.py). Of a part, the host knows that of the whole.
+   */
+  get zero() {
+    if (!this.numSteps) return 0;
+    return this.facts.zero ?? this.keptZero ?? Math.min(this.value("time", 0), this.firstArrival());
+  }
+
+  /** Whether steps of the run are missing here: it is a part of a longer recording, or begins later. */
+  get isPart() {
+    return Boolean(this.facts.part) || this.label(0) > 0;
   }
 
   /** The first arrival, of any request: the engine may see them in another order; Infinity if step 0 is not here. */

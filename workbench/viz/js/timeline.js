@@ -18,6 +18,9 @@ const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
 /** Pixels: outlines of narrower bars are joined. */
 const NARROW = 12;
 
+/** Share of the visible time from which on the wait before it is stated. */
+const WORTH_SAYING = 0.01;
+
 export class TimelinePanel extends StepPanel {
   constructor(view) {
     super(view, {
@@ -73,8 +76,17 @@ export class TimelinePanel extends StepPanel {
   }
 
   layout() {
-    const idle = this.cursor.byTime && this.axis().stretches.leftOut;
-    setText(this.hintElement, idle ? `${HINT}; the time without ${formatSeconds(idle)} of idle time` : HINT);
+    setText(this.hintElement, [HINT, ...(this.cursor.byTime ? this.timeHints() : [])].join("; "));
+  }
+
+  /** What the axis of time leaves out, and why it may begin after 0, the first arrival. */
+  timeHints() {
+    const axis = this.axis(), idle = axis.stretches.leftOut, { before } = this.store.clock, hints = [];
+    if (idle) hints.push(`the time without ${formatSeconds(idle)} of idle time`);
+    if (!axis.first && before > WORTH_SAYING * (axis.t1 - axis.t0)) {
+      hints.push(`step 0 began ${formatSeconds(before)} after the first arrival, which is 0`);
+    }
+    return hints;
   }
 
   draw(context, axis, from) {

@@ -18,15 +18,15 @@ export function firstDifference(a, b) {
 
 export class TokenLanes {
   /**
-   * @param pairs The two requests of each lane: [[request of a, request of b], ...].
-   * @param stores The stores of the two runs.
+   * @param panel The comparison, with its `rows`, the two requests of each lane, and the `stores` of the two runs.
    * @param inSeconds Whether latencies are times; else they are steps, because one of the runs has no clock.
    */
-  constructor(pairs, stores, inSeconds) {
-    this.pairs = pairs;
-    this.stores = stores;
+  constructor(panel, inSeconds) {
+    const pairs = this.pairs = panel.rows;
+    this.stores = panel.stores;
+    this.hasTokens = panel.hasTokens;
     this.inSeconds = inSeconds;
-    this.differences = pairs.map(([a, b]) => firstDifference(a.tokens, b.tokens));
+    this.differences = pairs.map(([a, b]) => panel.differenceOf(a, b));
     this.most = Math.max(8, ...pairs.flat().map((request) => request.tokens.length));
     this.longest = this.longestLatency() || 1;
   }
@@ -94,6 +94,7 @@ export class TokenLanes {
 
   verdict(row, i) {
     const difference = this.differences[row];
+    if (!this.hasTokens) return "not recorded in both runs";
     if (difference < 0 || i < difference) return "the same token";
     return i === difference ? "the first difference" : `after the first difference, at token ${difference + 1}`;
   }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from workbench.trace import Trace
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.run_zero import clock_starts
 from workbench.viz.layout.axis import Axis
 
 BINS = 360
@@ -58,7 +59,7 @@ class FleetRows:
     """All replicas on one axis.
 
     Attributes:
-        end: End of the last step, in seconds since the first replica began.
+        end: End of the last step, in seconds since the first arrival at any replica.
         most: The most requests of a part, running and waiting; at least 1.
         rows: The replicas.
     """
@@ -77,14 +78,13 @@ def fleet_rows(traces: Mapping[str, Trace], request_id: str = "") -> FleetRows:
     """The rows of replicas.
 
     Args:
-        traces: Runs by name. The clock of the one that began first is the axis.
+        traces: Runs by name. The axis begins with the first arrival at any of them.
         request_id: A request whose way is wanted; "" for none.
 
     Raises:
         ValueError: No trace has a step that took time, or the request is in none.
     """
-    first = min((trace.meta.created for trace in traces.values()), default=0.0)
-    starts = {name: trace.meta.created - first for name, trace in traces.items()}
+    starts = clock_starts(traces)
     ends = [starts[name] + trace[-1].end for name, trace in traces.items() if len(trace) and trace[-1].end]
     if not (end := max(ends, default=0.0)):
         raise ValueError("nothing to draw: no replica has a step that took time")

@@ -16,6 +16,7 @@ import msgspec
 from workbench.base.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.run_zero import run_zero
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
     EVENT_KINDS,
@@ -112,6 +113,8 @@ def trace_facts(trace: Any) -> dict[str, Any]:
         "layout_group": layout.group or 0,
         "num_blocks": trace.num_blocks or 0,
         "first_step": trace[0].step if len(trace) else 0,
+        "zero": None if trace.whole is trace else run_zero(trace),
+        "part": _part(trace),
         "start": _start(trace),
         "end": trace.end,
         "incident": trace.meta.is_of_server,
@@ -123,6 +126,14 @@ def trace_facts(trace: Any) -> dict[str, Any]:
             "limit_shift": LIMIT_SHIFT,
         },
     }
+
+
+def _part(trace: Any) -> dict[str, Any] | None:
+    """Of a part of a longer recording: the steps of the whole, and its first and last moment since the run's zero."""
+    if len(trace) == len(trace.whole) or not len(trace):
+        return None
+    zero = run_zero(trace)
+    return {"num_steps": len(trace.whole), "begin": trace[0].time - zero, "end": trace[-1].end - zero}
 
 
 def _start(trace: Any) -> dict[str, Any] | None:

@@ -6,8 +6,9 @@ import { explained } from "./terms.js";
 
 function time(value, unit) {
   if (value === null || value === undefined) return "–";
-  if (unit !== "s") return value.toLocaleString("en", { maximumFractionDigits: 1 });
-  return formatSeconds(value);
+  if (unit === "s") return formatSeconds(value);
+  const steps = value.toLocaleString("en", { maximumFractionDigits: 1 });
+  return `${steps} ${steps === "1" ? "step" : "steps"}`;
 }
 
 const count = (value) => value.toLocaleString("en");
@@ -48,7 +49,7 @@ const OF_FLEETS = [
   ["busiest replica", (s) => percent(s.busiest)],
 ];
 
-/** Fill an element with the table of one run or two. */
+/** Fill an element with the table of one run or two, which have one unit of time. */
 export function showNumbers(element, { summary, other, end, pinned }) {
   const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);

@@ -1,0 +1,45 @@
+"""The moment from which pages, commands and sentences count the times of a run: its first arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from workbench.trace.trace import Trace
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def run_zero(trace: Trace) -> float:
+    """The first arrival of a run, in seconds since the start of the trace.
+
+    It is the first step if no arrival before it is known, or if earlier steps are missing. A part of a trace has the
+    zero of the whole.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": name, "prompt": {"len": 9}, "arrival_time": at} for name, at in (("a", 3.0), ("b", 2.0))]
+        >>> run_zero(simulate({"requests": requests, "cost_model": {"fixed": 0.5}}))
+        2.0
+    """
+    whole = trace.whole
+    if not len(whole) or whole[-1].end <= 0:
+        return 0.0
+    arrivals = [] if whole[0].step else [info.arrival_time for info in whole.requests.values()]
+    return min([whole[0].time, *arrivals])
+
+
+def clock_starts(traces: Mapping[Name, Trace]) -> dict[Name, float]:
+    """When the clock of each of several engines began, in seconds since the zero that they share.
+
+    A time of a record plus this number is a moment of the run. The zero is the earliest of the engines' zeros.
+
+    Args:
+        traces: The traces by name.
+    """
+    first = min((trace.meta.created for trace in traces.values()), default=0.0)
+    late = {name: trace.meta.created - first for name, trace in traces.items()}
+    zero = min((late[name] + run_zero(trace) for name, trace in traces.items() if len(trace)), default=0.0)
+    return {name: seconds - zero for name, seconds in late.items()}
