@@ -106,6 +106,16 @@ def test_nonsense_from_a_browser_does_not_move_the_cursor(trace, sent):
         Cursor().step = -1
 
 
+def test_a_text_names_one_panel_or_several_with_commas(trace):
+    for panels in ("chunks", ["chunks"], ("Chunks",)):
+        assert watch(trace, panels=panels).options["panels"] == ["gantt"]
+    assert watch(trace, panels="chunks, KV pool").options["panels"] == ["gantt", "pool"]
+    with pytest.raises(ValueError, match=r"panels: unknown 'chunkz'; known are .* \(did you mean chunks\?\)"):
+        watch(trace, panels="chunkz")
+    with pytest.raises(ValueError, match="panels: unknown ''"):
+        watch(trace, panels="")
+
+
 def test_unknown_names_are_refused(trace):
     with pytest.raises(ValueError, match="panels: unknown"):
         trace.view("pols")
