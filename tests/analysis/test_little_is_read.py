@@ -97,7 +97,7 @@ def test_a_prediction_keeps_one_run_and_no_metrics(trace, monkeypatch):
     monkeypatch.setattr(predict, "spread_out", spread_out)
     predictor = Predictor(bare, num_draws=1)
     prediction = predictor.predict(num_blocks=600)
-    assert predict.UNKNOWN_SHARING in prediction.notes
+    assert predict.unknown_sharing("its engine evicted blocks") in prediction.notes
     (one, one_apart), (most, most_apart) = runs
     assert isinstance(most, RecordedRun) and most is not one and (one_apart, most_apart) == (False, True)
     assert seen == [one, None], "the first run is given up before the second is made"
@@ -122,5 +122,5 @@ def test_equal_gaps_are_kept_once(trace):
 def test_a_policy_in_python_is_predicted_where_prefixes_are_unknown(trace):
     bare = without_tokens(trace, hashes=False)
     prediction = Predictor(bare, num_draws=1).predict(policy=DecodeFirst(), num_blocks=600)
-    assert predict.UNKNOWN_SHARING in prediction.notes
+    assert predict.unknown_sharing("its engine evicted blocks") in prediction.notes
     assert prediction["hit_rate"].low < prediction["hit_rate"].high

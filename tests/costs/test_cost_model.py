@@ -4,14 +4,15 @@ import math
 import random
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from workbench import simulate
+from workbench import Predictor, simulate
 from workbench.simulation.costs import coefficients
 from workbench.simulation.costs.coefficients import Regression
-from workbench.simulation.costs.cost_model import CostModel, step_features
+from workbench.simulation.costs.cost_model import STRETCHES, CostModel, step_costs, step_features
 from workbench.simulation.costs.step_model import StepCosts
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
 from workbench.trace.readings.durations import measured_steps
@@ -81,6 +82,26 @@ def test_a_fit_that_does_not_hold_is_refused_with_the_step_that_shows_it():
         assert word not in str(refused.value)
     with pytest.raises(ValueError, match=r"of recording [12] shows"):
         CostModel.fit(trace, trace)
+
+
+def test_no_draw_of_a_bootstrap_makes_prompts_free():
+    """All prompts come in the first twentieth of this run: a third of the draws have none of its steps."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 300}, "max_tokens": 190} for i in range(3)]
+    steps = step_costs(simulate({"requests": requests, "config": {"max_num_batched_tokens": 200}}, cost_model=TRUE))
+    assert max(place for place, one in enumerate(steps.features) if one[1]) < len(steps) / STRETCHES
+    for model in CostModel.bootstrap(steps, 30):
+        cost = model.step_seconds([Chunk("a", 0, 200, True, "intermediate", None, "token_budget")])
+        assert cost == pytest.approx(TRUE.fixed + 3e-5 + 200 * 6e-5 + 20100 * 2e-10 + 200 * 4e-8, rel=0.3)
+
+
+def test_every_draw_of_a_recording_is_near_what_was_recorded():
+    """Its six steps with large prompts lie in a tenth of it."""
+    recording = Trace.load(Path(__file__).parents[2] / "docs" / "data" / "run.jsonl.gz")
+    predicted = Predictor(recording).unchanged
+    for name in ("ttft_p50", "ttft_mean", "e2e_mean"):
+        low, high = predicted[name].low, predicted[name].high
+        recorded = Predictor(recording).recorded[name]
+        assert recorded * 0.8 < low <= high < recorded * 1.2
 
 
 def test_steps_that_a_page_disturbed_are_left_out():

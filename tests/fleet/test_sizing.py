@@ -5,6 +5,7 @@ import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.load import scale_load
+from workbench.analysis.fleet.load_curve import load_curve
 from workbench.analysis.fleet.sizing import compare, size
 from workbench.apps.cli import main
 from workbench.base.progress import _NoBar
@@ -224,6 +226,25 @@ def test_another_seed_draws_other_requests():
         first, again, other = (demand.run(2, "round_robin", seed).choices for seed in (0, 0, 3))
         assert first == again and (first != other) == differs
         assert len(other) == pytest.approx(len(first), rel=0.3)
+
+
+@pytest.mark.parametrize("how", ["repeated", "compressed"])
+def test_the_rate_of_a_load_is_that_multiple_of_the_rate_of_the_file(how):
+    """The first request of the example says no time: it arrives at the start, and counts."""
+    demand = Demand.read(Path(__file__).parents[2] / "examples" / "workload.json", how=how)
+    assert demand.summary.startswith("workload.json: 5 requests in 0.5 s (10 per second); ")
+    curve = load_curve(demand, [1, 2, 4], "ttft_p99=100s")
+    assert [point.row.rate for point in curve.points] == pytest.approx([10, 20, 40])
+
+
+def test_requests_without_a_time_are_not_left_out_of_the_summary():
+    requests = [{"id": f"r{n}", "prompt": {"len": 9}, "arrival_time": 2.0 * n + 3} for n in range(3)]
+    for more, said in (
+        ([], "3 requests in 4 s (0.75 per second)"),
+        ([{"id": "start", "prompt": {"len": 9}}], "4 requests in 7 s (0.571 per second)"),
+    ):
+        demand = Demand.read({"requests": [*requests, *more], "cost_model": {"fixed": 0.01}})
+        assert demand.summary.startswith(f"the workload: {said}; ")
 
 
 def test_the_highest_load_of_an_answer_and_its_cost():

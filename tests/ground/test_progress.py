@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from word_llama import make_tiny_llama
+from workbench import Engine, EngineConfig, SamplingParams
 from workbench.apps.cli import main
 from workbench.base.progress import StatusLine, progress_bar, with_progress
 
@@ -42,6 +44,29 @@ def test_bars_are_for_a_notebook_too(monkeypatch):
     with contextlib.redirect_stderr(io.StringIO()) as errors:
         use_bars()
     assert "sweep" in errors.getvalue()
+
+
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": True}])
+def test_the_bar_of_a_run_ends_with_the_state_after_its_last_step(monkeypatch, options):
+    """Its rate is that of the whole run: a bar in a notebook ends with the rate that it showed last."""
+    tqdm = pytest.importorskip("tqdm").tqdm
+    shown = []
+
+    class Bar(tqdm):
+        def __init__(self, **options):
+            super().__init__(mininterval=0, miniters=1, file=io.StringIO(), **options)
+
+        def refresh(self, *args, **kwargs):
+            shown.append((self.n, self.total, self.format_dict["postfix"], self.format_dict["rate"]))
+            return super().refresh(*args, **kwargs)
+
+    monkeypatch.setattr("workbench.base.progress._tqdm", lambda: Bar)
+    with Engine(make_tiny_llama(), EngineConfig(num_blocks=64, **options)) as engine:
+        for max_tokens in (4, 9):
+            engine.add_request("w5 w6 w7", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        engine.run()
+        num_tokens = sum(chunk.num_tokens for step in engine.trace for chunk in step.chunks)
+    assert shown[-1] == (num_tokens, num_tokens, "0 running, 0 waiting", None), "tqdm divides by the time of the run"
 
 
 def test_a_line_that_changes(errors):

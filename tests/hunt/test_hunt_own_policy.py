@@ -46,6 +46,14 @@ def test_a_bug_of_a_policy_is_told_once_and_as_its_own(body, tmp_path):
     assert "Step 0 crashed" in page and "breaks the law of crash" not in page
 
 
+def test_a_misspelt_method_of_a_policy_ends_a_hunt_before_it_begins(tmp_path):
+    text = "from workbench import SchedulingPolicy\n\n\nclass MyPolicy(SchedulingPolicy):\n"
+    (tmp_path / "mine.py").write_text(f"{text}    def waiting_odrer(self, view):\n        return view.waiting\n")
+    done = workbench_in(tmp_path, "hunt", "--policy", "mine:MyPolicy", "--workloads", "20", "--out", "found")
+    assert done.returncode == 2 and "(did you mean waiting_order?)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
 def test_a_scheduler_of_the_current_folder_is_hunted(tmp_path):
     (tmp_path / "mine.py").write_text("from workbench.analysis.hunt.own import OwnScheduler as make\n")
     done = workbench_in(tmp_path, "hunt", "--scheduler", "mine:make", "--workloads", "5", "--out", "found")

@@ -2,13 +2,14 @@
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from feature_workloads import random_workload
 from private_traces import without_tokens
 from tiers import examples
 
-from workbench import simulate
+from workbench import Trace, simulate
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import Predictor, values_of
 from workbench.simulation.costs.cost_model import CostModel
@@ -188,3 +189,27 @@ def test_a_recording_without_hashes_widens_its_intervals_after_evictions():
     assert wide["hit_rate"].low <= hit_rate <= wide["hit_rate"].high
     assert wide["hit_rate"].high - wide["hit_rate"].low > 0.05
     assert not any("evicted" in note for note in Predictor(bare, num_draws=1).unchanged.notes)
+
+
+def test_a_recording_says_why_equal_prefixes_are_unknown():
+    """Without a prefix cache no setting finds any, so nothing widens the intervals, and nothing speaks of evictions."""
+    cost = CostModel(fixed=0.01, per_prefill_token=1e-4)
+    workload = shared_workload(random.Random(3))
+    for config, why in (
+        ({"enable_prefix_caching": False, "num_blocks": 400}, "its engine had no prefix cache"),
+        ({"enable_prefix_caching": True, "num_blocks": 4000}, ""),
+    ):
+        bare = without_tokens(simulate(workload, config=config, cost_model=cost), hashes=False)
+        assert (Contents(bare).why_unknown, Contents(bare).is_complete) == (why, not why)
+    off = without_tokens(simulate(workload, config={"enable_prefix_caching": False}, cost_model=cost), hashes=False)
+    prediction = Predictor(off, num_draws=1).predict(max_num_seqs=1)
+    assert not any("block hashes" in note for note in prediction.notes)
+    half = Contents(bare[len(bare) // 2 :])
+    assert half.kind == "hits" and half.why_unknown == "it begins in the middle of a run"
+
+
+def test_the_served_recording_of_the_notebooks_had_no_prefix_cache():
+    served = Trace.load(Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz")
+    assert not served.config["enable_prefix_caching"] and not served.metrics().summary.num_cached_tokens
+    prediction = Predictor(served, num_draws=1).predict(max_num_seqs=16)
+    assert not any("evicted" in note or "block hashes" in note for note in prediction.notes)

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from scheduler_helpers import CheckedKVCache, add, make_scheduler, random_workload, run, sample, sizes, step
 
-from workbench import EngineConfig, simulate
+from workbench import EngineConfig, Router, simulate
 from workbench.analysis.fork import fork
 from workbench.scheduler.checked import CheckedScheduler
+from workbench.scheduler.eviction import Eviction
 from workbench.scheduler.policies import Deadline, DecodeFirst, ShortestRemainingFirst
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.scheduler.scheduler import Scheduler
@@ -148,6 +149,33 @@ def test_a_wrong_answer_is_told_once_and_vllms_rule_is_used(caplog, hook, answer
     assert [record.chunks for record in run(wrong)] == [record.chunks for record in run(plain)]
     assert [record.message for record in caplog.records if message in record.message] != []
     assert len(caplog.records) == 1 and hook in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("base", "meant", "written"),
+    [
+        (SchedulingPolicy, "waiting_order", "waiting_odrer"),
+        (SchedulingPolicy, "max_chunk", "max_chunks"),
+        (SchedulingPolicy, "victim", "victims"),
+        (Eviction, "foresee", "forsee"),
+        (Eviction, "release", "released"),
+        (Router, "choose", "chose"),
+    ],
+)
+def test_a_misspelt_method_of_a_policy_is_refused(base, meant, written):
+    message = rf"Mine\.{written} is no method of {base.__name__} \(did you mean {meant}\?\)"
+    with pytest.raises(ValueError, match=message):
+        type("Mine", (base,), {written: lambda self, view: None})
+
+
+def test_helpers_of_a_policy_may_have_other_names():
+    def answer(self, view):
+        return view.waiting
+
+    names = ("_waiting_order", "waiting_order", "place", "rank_of", "num_waiting", "order")
+    made = type("Mine", (SchedulingPolicy,), {**dict.fromkeys(names, answer), "waiting_orders": ("a", "field")})
+    type("MoreOfMine", (made,), {"place": answer})
+    assert made().waiting_orders == ("a", "field")
 
 
 def test_what_is_no_policy_is_refused():

@@ -350,14 +350,18 @@ const fromBase64 = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.c
 /** Open a view of packets, with the `render` of the joined module. */
 page.bytes = fromBase64;
 
-page.open = ({ packet, other, status = { live: false }, options = {}, width = 1200 }) => {
+page.open = ({ packet, other, status = { live: false }, options = {}, width = 1200, cursor = {} }) => {
   Object.assign(page, { width, frames: [] });
-  page.values = { status, options, packet: fromBase64(packet), other: other && fromBase64(other) };
+  page.values = { status, options, cursor, packet: fromBase64(packet), other: other && fromBase64(other) };
   page.sent = [];
+  page.told = []; // the places that the host gets, as names and values
   page.listeners = {};
   const model = {
     get: (name) => page.values[name],
-    set: (name, value) => name === "command" && page.sent.push(value),
+    set(name, value) {
+      if (name === "command") page.sent.push(value);
+      if (name === "cursor" || name === "step") page.told.push([name, value]);
+    },
     save_changes() {},
     on: (name, listener) => page.listeners[name] = listener,
     off() {},

@@ -1,6 +1,7 @@
 """Pictures and tables that Python draws, for notebooks and pages: every mark is a fact of the record."""
 
 import dataclasses
+import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -113,25 +114,38 @@ def test_packed_batch(name):
             assert title == words
         heads = [(LEFT - 8, 16, "to scale"), (LEFT - 8, 52, "readable"), (LEFT - 8, 69, "cu_seqlens_q")]
         assert [(x, y, words) for x, y, _, words in drawing.texts if (x, y, words) in heads] == heads
+        assert [0, *(q1 for _, _, q1, *_ in rows)] == list(record.cu_seqlens_q)
         check_readable(drawing, rows, focus)
         check_against_kv(drawing, rows, focus)
 
 
 def check_readable(drawing, rows, focus):
     sizes = [q1 - q0 for _, q0, q1, *_ in rows]
-    floor, x, last = min(22, SPACE / len(sizes)), LEFT, -math.inf
-    labels = []
+    floor, x, edges = min(22, SPACE / len(sizes)), LEFT, [0]
+    places = {0: LEFT}
     for (place, classes, title), (chunk, q0, q1, *_), size in zip(drawing.at(42), rows, sizes, strict=True):
         wide = floor + (SPACE - floor * len(sizes)) * size / sum(sizes)
         assert close(place, [x, 42, max(0.5, wide - 1), 16], 0.06) and classes == fill(chunk, focus)
         assert row_label(chunk, q0, q1) in title
-        if x - last > 6 * len(str(q0)) + 8:
-            labels.append((x, str(q0)))
-            last = x
         x += wide
-    found = [(left, words) for left, y, classes, words in drawing.texts if y == 69 and classes == "number"]
-    assert [words for _, words in found] == [words for _, words in labels]
-    assert close([left for left, _ in found], [left for left, _ in labels], 0.06)
+        edges.append(q1)
+        places[q1] = x
+    check_edges(drawing, edges, places)
+
+
+def check_edges(drawing, edges, places):
+    """cu_seqlens_q at its places: first and last edge always, and each other one that has room for its digits."""
+    found = [(left, int(words)) for left, y, classes, words in drawing.texts if y == 69 and classes == "number"]
+    shown = [edge for _, edge in found]
+    assert shown == sorted(shown) and shown[0] == 0 and shown[-1] == edges[-1] and set(shown) <= set(edges)
+    assert all(abs(left - places[edge]) < 0.06 for left, edge in found)
+    # The last one ends at its place, all others begin there.
+    spans = {edge: (left, left + 6 * len(str(edge))) for left, edge in found[:-1]}
+    spans[shown[-1]] = (found[-1][0] - 6 * len(str(shown[-1])), found[-1][0])
+    assert all(spans[b][0] - spans[a][1] >= 8 - 0.06 for a, b in itertools.pairwise(shown))
+    for edge in set(edges) - set(shown):
+        left, right = places[edge], places[edge] + 6 * len(str(edge))
+        assert any(left < end + 8.1 and right > begin - 8.1 for begin, end in spans.values()), "there was room"
 
 
 def check_against_kv(drawing, rows, focus):

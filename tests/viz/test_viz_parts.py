@@ -65,6 +65,37 @@ def test_places_that_arrive_together_leave_a_page_where_it_is(trace):
     assert cursor.step == page.cursor["step"] == 3, "a control linked to the step moves the cursor"
 
 
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("before", [None, 1, 3])
+def test_a_view_that_loads_late_keeps_the_step_that_python_chose(deno_page, trace, before, live):
+    """What a page tells when it first draws arrives after Python has chosen the next step."""
+    shown, cursor = watch(trace), cursor_of(trace)
+    cursor.step = before
+    cursor.request = "r1" if before == 3 else None
+    deno_page.open(trace, cursor=shown.cursor, status={"live": live})
+    cursor.step = 2
+    for name, value in deno_page("page.told"):
+        setattr(shown, name, value)
+    assert cursor.step == shown.step == shown.cursor["step"] == 2
+
+    deno_page("page.listeners['change:cursor']((page.values.cursor = argument))", shown.cursor)
+    deno_page("page.listeners['change:step']((page.values.step = argument))", shown.step)
+    assert deno_page("(page.frame(), view.store.label(view.cursor.step))") == 2 and deno_page("page.told") == []
+    deno_page.seek(5)  # a person moves the page
+    deno_page("page.frame()")
+    for name, value in deno_page("page.told"):
+        setattr(shown, name, value)
+    assert (cursor.step, cursor.follow) == (5, False)
+
+
+def test_a_page_waits_for_a_step_that_it_does_not_have_yet(deno_page, trace):
+    deno_page.open(trace, status={"live": True})
+    last = deno_page("view.store.label(view.cursor.last)")
+    deno_page("page.listeners['change:step']((page.values.step = argument))", last + 5)
+    deno_page("page.frame()")
+    assert deno_page("page.told") == [] and deno_page("view.place.later.step") == last + 5
+
+
 @pytest.mark.parametrize("sent", [{"step": -1}, {"step": True}, {"step": "3"}, {"step": 1, "request": 5}])
 def test_nonsense_from_a_browser_does_not_move_the_cursor(trace, sent):
     shown = watch(trace)
@@ -73,6 +104,16 @@ def test_nonsense_from_a_browser_does_not_move_the_cursor(trace, sent):
     assert shown.shared_cursor.step == 4
     with pytest.raises(ValueError, match="step"):
         Cursor().step = -1
+
+
+def test_a_text_names_one_panel_or_several_with_commas(trace):
+    for panels in ("chunks", ["chunks"], ("Chunks",)):
+        assert watch(trace, panels=panels).options["panels"] == ["gantt"]
+    assert watch(trace, panels="chunks, KV pool").options["panels"] == ["gantt", "pool"]
+    with pytest.raises(ValueError, match=r"panels: unknown 'chunkz'; known are .* \(did you mean chunks\?\)"):
+        watch(trace, panels="chunkz")
+    with pytest.raises(ValueError, match="panels: unknown ''"):
+        watch(trace, panels="")
 
 
 def test_unknown_names_are_refused(trace):

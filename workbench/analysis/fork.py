@@ -239,9 +239,12 @@ class Past:
         return self._loops if self._loops is not None else loops_of(self._trace, self._contents)
 
     @property
-    def knows_prefixes(self) -> bool:
-        """Whether every equality of prefixes is known."""
-        return self._contents.is_complete
+    def why_unknown(self) -> str:
+        """Why a setting may find prefixes that the recording does not show; "" if no setting can.
+
+        Without a prefix cache none does: to turn it on is refused where nothing shows what is shared.
+        """
+        return self._contents.why_unknown if self._trace.config.get("enable_prefix_caching") else ""
 
     @property
     def tokens(self) -> dict[str, array[int]]:

@@ -345,7 +345,7 @@ class Predictor:
         notes = self._notes(outcome, changes)
         if shared is not None:
             intervals = widened(intervals, outcome.values, shared.values)
-            notes += (UNKNOWN_SHARING,)
+            notes += (unknown_sharing(self._past.why_unknown),)
         if worst is not None:
             intervals = widened(intervals, outcome.values, worst.values)
             notes += (LONGER_STEPS,)
@@ -359,7 +359,7 @@ class Predictor:
     def _sharing_most(self, settings: Sequence[Mapping[str, Any]]) -> dict[int, Outcome]:
         """If it is not known what prompts share, the run of each change, by place, if they share the most possible."""
         places = [place for place, changes in enumerate(settings) if changes]
-        if self._past.knows_prefixes or not places:
+        if not self._past.why_unknown or not places:
             return {}
         self.__dict__.pop("_run", None)  # made again if somebody asks: two runs take twice the memory
         most = Past(self.trace, Contents(self.trace, assume_shared=True), open_loop=self.is_open_loop, loops=self.loops)
@@ -416,10 +416,12 @@ def _policy_in(changes: Mapping[str, Any]) -> SchedulingPolicy | None:
     return policy if isinstance(policy := changes.get("policy"), SchedulingPolicy) else None
 
 
-UNKNOWN_SHARING = (
-    "the recording has neither token ids nor block hashes, and its engine evicted blocks: intervals hold all from the "
-    "prefixes that its hits show to the most that prompts may share"
-)
+def unknown_sharing(why: str) -> str:
+    """The note of a prediction that does not know all equal prefixes, and why it does not."""
+    return (
+        f"the recording has neither token ids nor block hashes, and {why}: intervals hold all from the prefixes that its "
+        "hits show to the most that prompts may share"
+    )
 
 
 def whatif(

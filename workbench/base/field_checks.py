@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 from workbench.base.short_traceback import ShortTraceback
@@ -128,6 +129,27 @@ def suggestion(value: object, known: Iterable[str]) -> str:
         return ""
     similar = get_close_matches(value, list(known), n=1, cutoff=0.7)  # two letters of a short word swapped
     return f" (did you mean {similar[0]}?)" if similar else ""
+
+
+def refuse_misspelt_methods(kind: type, base: type) -> None:
+    """Refuse a subclass with a method that is nearly one of its base: it would never be called.
+
+    Args:
+        kind: The subclass.
+        base: The class whose methods a user overrides.
+
+    Raises:
+        FieldError: A public method of ``kind`` is none of its parents, and its name is like one of ``base``.
+    """
+    known = [name for name, value in vars(base).items() if callable(value) and not name.startswith("_")]
+    for name, value in vars(kind).items():
+        if name.startswith("_") or not isinstance(value, FunctionType) or any(hasattr(one, name) for one in kind.__bases__):
+            continue
+        if similar := get_close_matches(name, known, n=1, cutoff=0.8):
+            raise FieldError(
+                f"{kind.__name__}.{name} is no method of {base.__name__} (did you mean {similar[0]}?); it would never be "
+                "called. If it is a helper, begin its name with _"
+            )
 
 
 def did_you_mean(name: object, known: Collection[str], listed_by: str = "") -> str:

@@ -700,11 +700,16 @@ class Engine(Shortcuts):
             >>> [(output.request_id, output.finish_reason) for output in engine.run(progress=False)]
             [('r0', 'length')]
         """
-        with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress) as bar:
+        # Without smoothing the rate is that of the whole run.
+        with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress, smoothing=0) as bar:
+
+            def show_state() -> None:
+                state = f"{self.scheduler.num_running} running, {self.scheduler.num_waiting} waiting"
+                bar.set_postfix_str(state, refresh=False)
 
             def show(record: StepRecord) -> None:
                 bar.update(record.num_tokens - sum(len(chunk.drafts) - chunk.num_accepted for chunk in record.chunks))
-                bar.set_postfix_str(f"{len(record.running)} running, {len(record.waiting)} waiting", refresh=False)
+                show_state()
 
             try:
                 self._loop.run(after_step=show)
@@ -713,6 +718,7 @@ class Engine(Shortcuts):
                 raise KeyboardInterrupt(f"stopped after step {step}: run() continues from there") from None
             # Requests that stop early or are computed twice make the estimate wrong: end the bar where the run ends.
             bar.total = bar.n + self._outputs.num_tokens_left()
+            show_state()
             bar.refresh()
         self._idle_since = self.scheduler.step
         return Outputs(self._outputs.take_ended(), self.trace)

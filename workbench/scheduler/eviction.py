@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from workbench.base.field_checks import integer, number, suggestion
+from workbench.base.field_checks import integer, number, refuse_misspelt_methods, suggestion
 from workbench.base.text import shown
 
 
@@ -30,6 +30,9 @@ class Eviction(ABC):
     """
 
     time: int = 0
+
+    def __init_subclass__(cls) -> None:
+        refuse_misspelt_methods(cls, Eviction)
 
     @abstractmethod
     def release(self, block: int, digest: bytes) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+from workbench.base.field_checks import refuse_misspelt_methods
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.kv_cache_manager import KVCacheManager
@@ -134,6 +135,9 @@ class SchedulingPolicy:
         >>> simulate(workload)[0].running, simulate(workload, policy=ShortPromptsFirst())[0].running
         (('long',), ('short',))
     """
+
+    def __init_subclass__(cls) -> None:
+        refuse_misspelt_methods(cls, SchedulingPolicy)
 
     def running_order(self, view: PolicyView) -> Sequence[Request]:
         """Running requests in the order in which they get tokens; those left out get none in this step."""

@@ -44,15 +44,23 @@ def summary_of_generated(spec: Mapping[str, Any]) -> str:
     )
 
 
+def arrival_rate(times: Sequence[float]) -> float:
+    """Requests per second: all of them, in the time from the first arrival to the last; 0 if they arrive together.
+
+    Args:
+        times: Their arrivals in seconds.
+    """
+    span = max(times, default=0.0) - min(times, default=0.0)
+    return len(times) / span if span else 0.0
+
+
 def _span(arrivals: Sequence[Arrival]) -> str:
-    times = [arrival.arrives_at for arrival in arrivals if arrival.arrives_at is not None]
-    if not times:
+    if all(arrival.arrives_at is None for arrival in arrivals):
         steps = [arrival.arrival_step for arrival in arrivals]
         return f"at steps {min(steps)} to {max(steps)}" if max(steps) else "that arrive together"
-    span = max(times) - min(times)
-    if not span:
-        return "that arrive together"
-    return f"in {span:,.6g} s ({len(arrivals) / span:.3g} per second)"
+    times = [arrival.arrives_at or 0.0 for arrival in arrivals]  # one without a time comes at the start
+    rate = arrival_rate(times)
+    return f"in {max(times) - min(times):,.6g} s ({rate:.3g} per second)" if rate else "that arrive together"
 
 
 def _range(lengths: Sequence[int]) -> str:

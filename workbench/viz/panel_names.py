@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast
 
 from workbench.base.field_checks import suggestion
@@ -55,3 +56,16 @@ def panel_id(name: str) -> str:
         return PANELS[cast("PanelName", name.lower().replace(" ", "_"))]
     except (KeyError, AttributeError):
         raise ValueError(f"panels: unknown {name!r}; known are {', '.join(PANELS)}{suggestion(name, PANELS)}") from None
+
+
+def panel_ids(panels: Sequence[str] | str) -> list[str]:
+    """The browser's words for several panels: a sequence of names, or a text with one name or several with commas.
+
+    Raises:
+        ValueError: There is no such panel.
+
+    >>> panel_ids("chunks, KV pool"), panel_ids(("chunks",)), panel_ids(())
+    (['gantt', 'pool'], ['gantt'], [])
+    """
+    names = [name.strip() for name in panels.split(",")] if isinstance(panels, str) else panels
+    return [panel_id(name) for name in names]

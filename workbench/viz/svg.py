@@ -83,14 +83,16 @@ def _ribbons(rows: Sequence[PackedRow], total: int, token_budget: int, focus: Fo
         parts.append(_rect(x0, 6, x1 - x0, 14, _fill(row.request_id, row.arm == "decode", focus), _describe(row)))
     if budget > total:
         parts.append(text(LEFT + SPACE, 32, f"{budget - total} of {budget} unused", "muted", "end"))
-    previous_label = -1e9
+    end = str(total)
+    free_from, free_to = -1e9, LEFT + SPACE - 6 * len(end) - 8  # the last edge has its place in any case
     for row, segment in zip(rows, readable_scale([row.num_rows for row in rows], SPACE, 22)):
         x, width = LEFT + segment.x0, segment.x1 - segment.x0
         parts.append(_rect(x, 42, width - 1, 16, _fill(row.request_id, row.arm == "decode", focus), _describe(row)))
         label = str(row.q_start)
-        if x - previous_label > 6 * len(label) + 8:
+        if x >= free_from and x + 6 * len(label) <= free_to:
             parts.append(text(x, 69, label, "number"))
-            previous_label = x
+            free_from = x + 6 * len(label) + 8
+    parts.append(text(LEFT + SPACE, 69, end, "number", "end"))
     return [*parts, text(LEFT - 8, 69, "cu_seqlens_q", "number muted", "end")]
 
 

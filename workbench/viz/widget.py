@@ -19,7 +19,7 @@ from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
-from workbench.viz.panel_names import PanelName, panel_id
+from workbench.viz.panel_names import PanelName, panel_ids
 from workbench.viz.reprs import trace_html
 from workbench.viz.still import refresh_after_cells, still_of
 
@@ -158,7 +158,8 @@ def watch(
     Args:
         source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
         other: A second trace of the same workload, to compare with.
-        panels: Names of the panels to show, such as "chunks" or "kv_pool" (`panel_names.PANELS`); all by default.
+        panels: Names of the panels to show, such as "chunks" or "kv_pool" (`panel_names.PANELS`), or one text with commas;
+            all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
         view: The view to begin with: "story", "scheduler", "kernel", "all" or "incident".
         bare: Leave the controls out.
@@ -172,7 +173,7 @@ def watch(
         height = integer("height", height, 200, 10_000)
     if view not in VIEWS:
         raise ValueError(f"view must be one of {', '.join(VIEWS)}, got {view!r}{suggestion(view, VIEWS)}")
-    ids = list(map(panel_id, panels))
+    ids = panel_ids(panels)
     if theme not in THEMES:
         raise ValueError(f"theme must be one of {', '.join(THEMES)}, got {theme!r}{suggestion(theme, THEMES)}")
     options: dict[str, Any] = {"panels": ids, "theme": theme}

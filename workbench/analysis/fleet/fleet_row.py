@@ -9,6 +9,7 @@ from statistics import fmean
 from workbench.analysis.fleet.fleet_run import FleetRun
 from workbench.analysis.tune import score
 from workbench.analysis.values import latency_values
+from workbench.simulation.summary import arrival_rate
 from workbench.trace.readings.metrics import TraceMetrics, number
 
 
@@ -25,7 +26,7 @@ class FleetRow:
         largest_share: Share of the requests that went to the busiest replica.
         score: The worst ratio of a value to its limit; 1 or less meets the target.
         load: Multiple of the load of the file.
-        rate: Requests that arrived in a second.
+        rate: Requests that arrived in a second, as `workbench.simulation.summary.arrival_rate` counts them.
         low: The smallest of each value over the runs.
         high: The largest.
         runs: Number of runs whose mean the values are; they differ in the noise of steps and the times of other users.
@@ -56,8 +57,6 @@ class FleetRow:
     @classmethod
     def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
         """The numbers of a run, at a multiple of the load of the file."""
-        times = [choice.time for choice in run.choices.values()]
-        span = max(times) - min(times)
         metrics = run.metrics()
         values = latency_values(metrics)
         return cls(
@@ -69,7 +68,7 @@ class FleetRow:
             largest_share=max(run.shares),
             score=score(values, slo) if slo else 0.0,
             load=load,
-            rate=(len(times) - 1) / span if span else 0.0,
+            rate=arrival_rate([choice.time for choice in run.choices.values()]),
             low=values,
             high=values,
         )

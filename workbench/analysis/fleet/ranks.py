@@ -137,10 +137,12 @@ class RanksPredictor(Predictor):
 
     def _setting(self, changes: Mapping[str, Any]) -> tuple[int, EngineConfig]:
         """The number of ranks, and the configuration of each."""
-        if changes and not all(past.knows_prefixes for past in self._pasts.values()):
+        unknown = {rank: why for rank, past in self._pasts.items() if (why := past.why_unknown)}
+        if changes and unknown:
+            rank, why = next(iter(unknown.items()))
             raise ValueError(
-                "the recordings have neither token ids nor block hashes, and blocks were evicted: the prefixes that "
-                "other settings would find are unknown"
+                f"the recording of {rank} has neither token ids nor block hashes, and {why}: the prefixes that other "
+                "settings would find are unknown"
             )
         fields = dict(changes)
         count = integer(RANKS, fields.pop(RANKS, len(self.traces)), 1, MAX_RANKS)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from workbench.base.field_checks import refuse_misspelt_methods
 from workbench.simulation.arrivals import Arrival
 
 
@@ -87,6 +88,7 @@ class Router(ABC):
     reads_prefixes: bool = False
 
     def __init_subclass__(cls) -> None:
+        refuse_misspelt_methods(cls, Router)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from workbench.analysis.explain import explain
 from workbench.analysis.fork import fork, recorded_config
 from workbench.apps.playground.run import MAX_STEPS, MOMENTS, Run, first_step, run_of_fleet
-from workbench.base.field_checks import choice, integer, json_object
+from workbench.base.field_checks import FieldError, choice, integer, json_object
 from workbench.base.text import shown
 from workbench.config import EngineConfig
 from workbench.scheduler import policies
@@ -367,7 +367,7 @@ def read_policy(source: str) -> SchedulingPolicy:
     except Exception as problem:
         lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == POLICY_FILE]
         where = f", line {lines[-1]}" if lines else ""
-        kind = "" if isinstance(problem, ValueError) and not lines else f"{type(problem).__name__}: "
+        kind = "" if isinstance(problem, FieldError) or (isinstance(problem, ValueError) and not lines) else f"{type(problem).__name__}: "
         raise ValueError(f"{POLICY_FILE}{where}: {kind}{problem}") from None
 
 

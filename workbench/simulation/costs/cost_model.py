@@ -188,6 +188,9 @@ class CostModel:
     def bootstrap(cls, steps: StepCosts, count: int, seed: int = 0) -> list[CostModel]:
         """Models fitted to stretches of a recording, drawn with replacement: their spread is the fit's uncertainty.
 
+        A draw without a prompt would make prompts free, so it also gets the first stretch that has one. The same holds
+        for the other features of a step.
+
         Args:
             steps: The measured steps.
             count: Number of models.
@@ -195,7 +198,14 @@ class CostModel:
         """
         rng, regression, indices = Random(seed), Regression(), range(len(steps))
         parts = stretches(len(steps), min(STRETCHES, len(steps)))
-        drawn = [[i for part in rng.choices(parts, k=len(parts)) for i in indices[part]] for _ in range(count)]
+        has = [{k for one in steps.features[part] for k, amount in enumerate(one) if amount} for part in parts]
+        drawn = []
+        for _ in range(count):
+            chosen = rng.choices(range(len(parts)), k=len(parts))
+            for feature in sorted(set().union(*has)):
+                if not any(feature in has[part] for part in chosen):
+                    chosen.append(next(part for part, features in enumerate(has) if feature in features))
+            drawn.append([i for part in chosen for i in indices[parts[part]]])
         return [cls(**regression.coefficients(steps.take(index).thinned(SEARCHED_ON))) for index in drawn]
 
 

@@ -59,8 +59,8 @@ class Contents:
     Attributes:
         block_size: Prefixes are known in multiples of this number of tokens: 1 with token ids.
         kind: "tokens", "hashes", or "hits" if equal prefixes follow from hits of the prefix cache alone.
-        is_complete: Every equality of prefixes is known. It is not if hits show it and blocks were evicted, because a
-            request that misses an evicted block is not seen to share it.
+        why_unknown: Why not every equality of prefixes is known; "" if it is. It is not if hits show it and blocks were
+            evicted, because a request that misses an evicted block is not seen to share it.
     """
 
     def __init__(self, trace: Trace, numbers: Numbers | None = None, *, assume_shared: bool = False) -> None:
@@ -70,7 +70,7 @@ class Contents:
         self._blocks: dict[str, list[int]] = defaultdict(list)
         self._ended: dict[str, str] = {}
         self._lookahead, self._key_id, self._num_read = 0, "", 0
-        self.block_size, self.is_complete = 1, True
+        self.block_size, self.why_unknown = 1, ""
         self.kind = kind_of(trace)
         if self.kind == "tokens":
             return
@@ -88,6 +88,11 @@ class Contents:
         if self.kind == "hits":
             return len(self._trace)
         return sum(said.name == HASHES for said in self._trace.supplements) if self.kind == "hashes" else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every equality of prefixes is known."""
+        return not self.why_unknown
 
     @property
     def is_outdated(self) -> bool:
@@ -111,9 +116,12 @@ class Contents:
 
     def _number_hits(self, trace: Trace, assume_shared: bool) -> None:
         size, of_block = self.block_size, dict[int, int]()
-        self.is_complete = bool(trace.config.get("enable_prefix_caching")) and trace.keyframe is None
+        if not trace.config.get("enable_prefix_caching"):
+            self.why_unknown = "its engine had no prefix cache"
+        elif trace.keyframe is not None:
+            self.why_unknown = "it begins in the middle of a run"
         if len(trace.kv_cache_groups) > 1:
-            self.is_complete = False
+            self.why_unknown = self.why_unknown or "its blocks belong to several KV cache groups"
             return
         for record in trace:
             starting = {*record.admitted, *record.resumed}
@@ -132,7 +140,8 @@ class Contents:
                     before = blocks[-1] if blocks else 0
                     blocks.append(self._numbers.of(("next", before)) if alike else self._numbers.new())
                 for block, number in zip(table[first:end], blocks[first:end]):
-                    self.is_complete &= of_block.setdefault(block, number) == number
+                    if of_block.setdefault(block, number) != number:
+                        self.why_unknown = self.why_unknown or "its engine evicted blocks"
                     of_block[block] = number
 
     def is_known(self, info: RequestInfo) -> bool:

@@ -197,6 +197,7 @@ class View {
     if (!largest || !options.page || !this.isIncident || this.openedAt !== cursor.step || place.later) return;
     this.openedAt = null;
     cursor.seek(largest.step, { stay: true });
+    place.settle();
     const which = stalls.length > 1 ? `the largest of ${stalls.length} stalls` : "the stall";
     this.say(`Opened at ${which}: ${largest.words}.`);
   }
@@ -231,6 +232,7 @@ class View {
     }
     if (forgotten || replaced || store.numSteps === before) this.changed("data");
     if (forgotten || replaced || store.numSteps !== before) cursor.grown();
+    if (before === 0 && store.numSteps) this.place.settle();
     this.openAtStall();
     this.place.takeLater();
   }

@@ -6,24 +6,31 @@ export class Place {
     this.later = null; // a place in steps that are not here yet
   }
 
+  /** The place of the cursor, as the host gets it; without a range for as long as nobody has chosen one. */
+  get written() {
+    const { store, cursor } = this.view, range = cursor.chosenRange;
+    const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
+    this.ranged ||= range !== null;
+    return { step, follow: cursor.follow, request, ...(this.ranged ? { range } : {}) };
+  }
+
+  /** Take the present place as known. Only a person, or playback, moves the host: told a place that the page opened at,
+   *  or was sent to, the host would lose one that it chose meanwhile. */
+  settle() {
+    this.shared = JSON.stringify(this.written);
+  }
+
   /** Tell the host the place of the cursor: each place that a person chooses, but not every step that is followed. */
   share() {
-    const { store, cursor, model } = this.view;
+    const { store, model } = this.view;
     if (!store.numSteps) return;
     this.view.classroom.lead(this.now());
-    const step = cursor.follow ? null : store.label(cursor.step), request = store.requests[cursor.selected]?.id ?? null;
-    const place = { step, follow: cursor.follow, request }, range = cursor.chosenRange;
-    this.ranged ||= range !== null;
-    if (this.ranged) Object.assign(place, { range });
-    const written = JSON.stringify(place);
+    const place = this.written, written = JSON.stringify(place);
     if (written === this.shared) return;
-    const first = this.shared === undefined;
     this.shared = written;
     this.later = null;
-    // Nobody has chosen the first step of a page: told it, the host would lose a place that it chose meanwhile.
-    if (first && request === null && (cursor.follow || cursor.step === 0)) return;
     model.set("cursor", place);
-    if (step !== null) model.set("step", step);
+    if (place.step !== null) model.set("step", place.step);
     model.save_changes();
   }
 
@@ -34,11 +41,17 @@ export class Place {
     return { view: shown, step, follow: cursor.follow, request };
   }
 
+  /** Whether a step is on this page; a live one may get it a moment later. */
+  has(step) {
+    const { store, cursor } = this.view;
+    return Boolean(store.numSteps) && !(cursor.live && step > store.label(cursor.last));
+  }
+
   /** Go to the step that a control of the page is linked to. */
   takeStep(step) {
     const { store, cursor } = this.view;
-    if (!Number.isInteger(step)) return;
-    if (!store.numSteps) this.later = { step, follow: false, request: null };
+    if (!Number.isInteger(step) || step === this.later?.step) return;
+    if (!this.has(step)) this.later = { step, follow: false, request: null };
     else if (step !== store.label(cursor.step)) cursor.seek(step - store.label(0), { stay: true });
   }
 
@@ -46,11 +59,9 @@ export class Place {
   take(place) {
     const { store, cursor } = this.view;
     if (!place || place.follow === undefined || JSON.stringify(place) === this.shared) return;
-    // The place of a teacher may be in a step that this page gets a moment later.
-    const isHere = store.numSteps && !(cursor.live && place.step > store.label(cursor.last));
+    const isHere = this.has(place.step);
     this.later = isHere ? null : place;
     if (!isHere) return;
-    this.shared = JSON.stringify(place);
     if (place.range !== undefined) {
       this.ranged = true;
       if (String(place.range) !== String(cursor.chosenRange)) cursor.showRange(place.range);
@@ -62,6 +73,7 @@ export class Place {
     }
     if (place.step !== null) cursor.seek(place.step - store.label(0), { stay: true });
     else if (place.follow && !cursor.follow) cursor.toLive();
+    this.settle();
   }
 
   /** Go to the place that was named before there were any steps. */
