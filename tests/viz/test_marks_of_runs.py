@@ -224,10 +224,15 @@ def crosses(marks, x, y):
     return sum(close(path, flat, 1e-4) for path in paths) == 1
 
 
+def gaps_of(facts, who):
+    """The times to first token of a request, at most one, and those between its tokens."""
+    found = [facts.latencies(step)[who] for step in range(len(facts)) if who in facts.latencies(step)]
+    return [v for f, v in found if f], [v for f, v in found if not f]
+
+
 def compared(facts, who):
     """TTFT, mean ITL and recomputed tokens of a request."""
-    found = [facts.latencies(step)[who] for step in range(len(facts)) if who in facts.latencies(step)]
-    firsts, nexts = [v for f, v in found if f], [v for f, v in found if not f]
+    firsts, nexts = gaps_of(facts, who)
     again = sum(c.num_recomputed_tokens for r in facts.records for c in r.chunks if c.request_id == who)
     return firsts[0] if firsts else None, sum(nexts) / len(nexts) if nexts else None, again
 
@@ -239,11 +244,12 @@ def check_compare_words(page, facts, order, end, timed):
     means = page("view.panel('compare').meanRow.children.map((row) => row.children.map((cell) => cell.textContent))")
     if len(order) > 1:
         (name, *said), waste = means[0], [[compared(each, who)[2] for who in order] for each in facts]
-        for place in (0, 1):
-            pairs = [[compared(each, who)[place] for each in facts] for who in order]
-            both = [pair for pair in pairs if None not in pair]
-            columns = [sum(column) / len(both) for column in zip(*both)] if both else [None, None]
-            assert all(near(cell, write(value)) for cell, value in zip(said[3 * place :], columns))
+        firsts = [[compared(each, who)[0] for each in facts] for who in order]
+        both = [pair for pair in firsts if None not in pair]
+        gaps = [[gap for who in order for gap in gaps_of(each, who)[1]] for each in facts]  # of all requests alike
+        for place, columns in ((0, list(zip(*both))), (1, gaps if all(gaps) else [])):
+            means = [sum(column) / len(column) for column in columns] or [None, None]
+            assert all(near(cell, write(value)) for cell, value in zip(said[3 * place :], means))
         assert name == "mean" and all(near(said[6 + i], digits(sum(waste[i]) / len(order))) for i in (0, 1))
     else:
         assert means == []

@@ -117,6 +117,8 @@ class RequestComparison:
 def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit: str) -> list[Measure]:
     """Mean and P99 of the time to first token and of the gaps between tokens, and the output per second or step.
 
+    All gaps of all requests count alike, as in the summary of a run: a request with many tokens has many of them.
+
     The seconds are those of both runs without idle time if one of them has any, and the name of the measure says so.
 
     Args:
@@ -137,11 +139,10 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
     if ttft := _of_both((each.ttft_a, each.ttft_b) for each in requests):
         add("mean TTFT", map(fmean, ttft), unit)
         add("P99 TTFT", (percentile(sorted(side), 99) for side in ttft), unit)
-    if itl := _of_both((each.itl_a, each.itl_b) for each in requests):
-        add("mean ITL", map(fmean, itl), unit)
     sides = [[each.a for each in requests], [each.b for each in requests]]
     gaps = [sorted(gap for request in side for gap in request.gaps(unit)) for side in sides]
     if all(gaps):
+        add("mean ITL", map(fmean, gaps), unit)
         add("P99 ITL", (percentile(side, 99) for side in gaps), unit)
     outputs = [sum(request.num_output_tokens for request in side) for side in sides]
     clocks = [metrics(run).summary.clock for run in (a, b)]

@@ -24,7 +24,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
         recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
-        over all requests that have both values, and ``rounding``, the share of two times up to which their difference
+        of all requests, and ``rounding``, the share of two times up to which their difference
         is none. If the traces cannot be compared, only ``refused``, the reason.
     """
     try:
@@ -58,17 +58,13 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
 
 
 def _means(found: Comparison) -> list[float | None]:
-    """The mean of each number of a row, over the requests in which neither run lacks it."""
-    pairs = (
-        [(request.ttft_a, request.ttft_b) for request in found.requests],
-        [(request.itl_a, request.itl_b) for request in found.requests],
-        [(request.a.num_recomputed_tokens, request.b.num_recomputed_tokens) for request in found.requests],
-    )
+    """The mean of each number of a row: the latencies as among the measures, the recomputed tokens of all requests."""
+    known = {measure.name: (measure.a, measure.b) for measure in found.measures}
     means: list[float | None] = []
-    for values in pairs:
-        both = [pair for pair in values if None not in pair]
-        means += [fmean(column) for column in zip(*both)] if both else [None, None]
-    return means
+    for name in ("mean TTFT", "mean ITL"):
+        means += known.get(name, (None, None))
+    recomputed = [(request.a.num_recomputed_tokens, request.b.num_recomputed_tokens) for request in found.requests]
+    return means + ([fmean(column) for column in zip(*recomputed)] if recomputed else [None, None])
 
 
 def verdict(found: Comparison) -> str:
