@@ -231,7 +231,7 @@ def test_runs_of_other_workloads_are_refused(open_page, tmp_path, long_trace):
 
 
 @pytest.mark.repeats(of="test_the_last_frame_is_the_last_step_of_a_live_run")
-@pytest.mark.parametrize("range_mode", ["fit", "window"])
+@pytest.mark.parametrize("range_mode", ["fit", "window", "time"])
 def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long_trace, range_mode):
     """While the axis stands still only new steps are drawn; the pixels are those of a whole drawing."""
     controller = ReplayingController(long_trace)
@@ -242,6 +242,8 @@ def test_a_picture_that_grew_is_the_picture_drawn_at_once(open_page, serve, long
     if range_mode == "window":
         page.view("view.cursor.zoom(0.4)")
         page.view("view.cursor.toLive()")
+    if range_mode == "time":
+        page.view("(view.cursor.axis = 'time', view.changed('range'))")
     grown = "view.panels.filter((panel) => panel.drawNew)"
     page.view(
         f"""{grown}.forEach((panel) => {{

@@ -134,12 +134,17 @@ export function formatTick(seconds, distance) {
 /** Whether a time of a run of this span is written in minutes. */
 export const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 8);
 
-/** A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds. */
-export function timeWords(time, span, distance = span / 1000) {
-  if (!inMinutes(time, span)) return formatTick(time, distance || span);
-  const seconds = Math.round(time), pad = (n) => String(n).padStart(2, "0");
-  const hours = Math.floor(seconds / 3600), minutes = Math.floor(seconds / 60) % 60;
-  return hours ? `${hours}:${pad(minutes)}:${pad(seconds % 60)} h` : `${minutes}:${pad(seconds % 60)} min`;
+/**
+ * A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds, with digits after
+ * the point if the others are less than a second apart.
+ */
+export function timeWords(time, span, distance = 0) {
+  if (!inMinutes(time, span)) return formatTick(time, distance || span / 1000 || 1);
+  const digits = distance > 0 && distance < 1 && Math.abs(time) >= distance * 1e-6 ? Math.ceil(-Math.log10(distance) - 1e-6) : 0;
+  const all = Number(time.toFixed(digits)), whole = Math.floor(all), pad = (n) => String(n).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60, rest = (all - whole).toFixed(digits);
+  const seconds = `${pad(whole % 60)}${rest.slice(1)}`;
+  return hours ? `${hours}:${pad(minutes)}:${seconds} h` : `${minutes}:${seconds} min`;
 }
 
 /** Name and content of what the host has made for this page: the name is the first line. */

@@ -7,7 +7,10 @@ import { CanvasPanel } from "./panel.js";
 import { marginOf, StepAxis } from "./step_axis.js";
 
 /** Pixels that the marks of a step may reach beyond its column. */
-const REACH = 8;
+export const REACH = 8;
+
+/** Maximum width of a tick's label in pixels. */
+const LABEL = 110;
 
 /** Maximum number of steps in the table of a panel. */
 const TABLE_STEPS = 500;
@@ -80,7 +83,8 @@ export class StepPanel extends CanvasPanel {
    */
   drawNew(axis) {
     const ratio = globalThis.devicePixelRatio || 1, pixels = (x) => Math.floor(x * ratio) / ratio;
-    const left = pixels(axis.x(this.drawnSteps - 1) - REACH);
+    // The label of a new tick at the end begins before it.
+    const left = pixels(Math.min(axis.x(this.drawnSteps - 1), axis.x1 - LABEL) - REACH);
     const right = Math.min(this.width, pixels(axis.x1 + REACH) + 1), width = right - left;
     let first = this.drawnSteps - 1;
     while (first > axis.first && axis.end(first - 1) + REACH >= left) first--;

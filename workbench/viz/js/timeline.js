@@ -5,7 +5,7 @@ import { dashes, dot, eventMark, hatch, SMALL, text, tickLabel, ticks } from "./
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { nameOf } from "./request.js";
 import { hasRoomAtRight } from "./step_axis.js";
-import { StepPanel } from "./step_panel.js";
+import { REACH, StepPanel } from "./step_panel.js";
 import { numbersOf } from "./words.js";
 
 const TOP = 18, STRIP = 22, BOTTOM = 16;
@@ -261,7 +261,7 @@ export class TimelinePanel extends StepPanel {
         x = axis.byTime ? axis.xOfMoment(time) : axis.x(value);
       if (x === null || x > axis.x1) continue;
       const label = axis.byTime ? timeWords(time, span, precision) : formatNumber(this.store.label(value));
-      const next = tickLabel(context, label, x, height - 6, colours.muted, this.width, room);
+      const next = tickLabel(context, label, x, height - 6, colours.muted, axis.x1 + REACH, room);
       if (next === room) continue;
       room = next;
       context.fillStyle = colours.hairline;
