@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import zlib
 from html.parser import HTMLParser
@@ -12,10 +13,13 @@ import pytest
 from trace_helpers import one_trace
 from viz_traces import requests_in_time
 
-from workbench import simulate
+from workbench import CostModel, simulate
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
 from workbench.trace.readings.compare import compare
 from workbench.trace.readings.two_sides import Measure
+from workbench.viz.layout.comparison import comparison_facts
+
+COST = CostModel(fixed=0.01, per_prefill_token=0.0005)
 
 WORKLOAD = {
     "config": {"max_num_batched_tokens": 64, "block_size": 4, "num_blocks": 60},
@@ -125,7 +129,7 @@ def test_each_measure_has_both_sides_and_the_change_in_words(timed):
     np = pytest.importorskip("numpy")
     runs = [requests_in_time(budget) for budget in (64, 128)] if timed else [simulate(WORKLOAD), simulate(WORKLOAD)]
     if not timed:
-        runs[1] = simulate(WORKLOAD, config={"max_num_batched_tokens": 16})
+        runs[1] = simulate(WORKLOAD, config={"long_prefill_token_threshold": 16})
     found = compare(*runs)
     sides = []
     for run in runs:
@@ -152,6 +156,39 @@ def test_each_measure_has_both_sides_and_the_change_in_words(timed):
         elif b < 2 * a:
             assert measure.words in (f"{abs(b / a - 1):.0%} {more if rises else fewer}", "no change")
         assert f"{measure.name}: " in repr(found) and measure.words in repr(found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
+    """A step of 16 tokens is shorter than one of 96: twice as many of them need not take longer."""
+    rng = random.Random(seed)
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": rng.randint(20, 90)}, "max_tokens": rng.randint(3, 20), "arrival_step": n}
+        for n in range(7)
+    ]
+    work = {"config": {"max_num_batched_tokens": 96, "num_blocks": 40}, "requests": requests}
+    a, b = simulate(work), simulate(work, config={"max_num_batched_tokens": 16})
+    found = compare(a, b)
+    used = [a.num_blocks - 1 - min(record.free_blocks for record in run) for run in (a, b)]
+    preempted = [sum(len(record.preempted) for record in run) for run in (a, b)]
+    again = [sum(c.num_recomputed_tokens for record in run for c in record.chunks) for run in (a, b)]
+    cached = [sum(c.num_cached_tokens for record in run for c in record.chunks) for run in (a, b)]
+    assert {each.name: [each.a, each.b] for each in found.measures} == {
+        "steps": [len(a), len(b)],
+        "most KV blocks in use": used,
+        "preemptions": preempted,
+        "cached tokens": cached,
+        "recomputed tokens": again,
+    }
+    assert found.notes[0].startswith("steps of two token budgets do not last equally long")
+    facts = comparison_facts(a, b)
+    assert all(row[1:5] == [None] * 4 for row in facts["rows"]) and facts["mean"][:4] == [None] * 4
+    assert "first token" not in facts["verdict"] and f"steps {len(a)} -> {len(b)}" in facts["verdict"]
+    same = comparison_facts(a, simulate(work, config={"max_num_seqs": 2}))
+    assert same["measures"][0][0] == "mean TTFT" and all(None not in row[1:3] for row in same["rows"])
+    other = {**work, "config": {"num_blocks": 40}}
+    timed = comparison_facts(*(simulate(each, cost_model=COST) for each in (work, other)))
+    assert timed["measures"][0][0] == "mean TTFT", "times are those of a clock"
 
 
 @pytest.mark.parametrize(
@@ -252,8 +289,8 @@ def test_other_arrivals_are_noted():
         simulate(WORKLOAD), simulate({**WORKLOAD, "requests": [first, *others[:-1], {**others[-1], "arrival_step": 9}]})
     )
     assert found.notes[0].startswith("late arrives in different steps: ") and "1 requests" not in str(found)
-    alone = {"requests": WORKLOAD["requests"][:1]}
-    slower = compare(simulate(alone), simulate(alone, config={"max_num_batched_tokens": 16}))
+    two = {"requests": WORKLOAD["requests"][:2]}
+    slower = compare(simulate(two), simulate(two, config={"max_num_seqs": 1}))
     assert "; 0 requests gain, 1 pays" in str(slower)
 
 
@@ -347,7 +384,7 @@ def two_runs():
         {"id": f"q{i}", "prompt": {"len": 30 + 7 * (i % 3)}, "max_tokens": 4, "arrival_step": i} for i in range(6)
     ]
     work = {"config": {"max_num_batched_tokens": 64}, "requests": requests}
-    return simulate(work), simulate(work, config={"max_num_batched_tokens": 16})
+    return simulate(work), simulate(work, config={"long_prefill_token_threshold": 16})
 
 
 def test_runs_of_vllm_are_matched_without_the_random_end_of_their_ids():

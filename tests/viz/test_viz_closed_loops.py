@@ -1,6 +1,7 @@
 """The dashboard's "what if" lets follow-ups wait for the answers that they contain, and says so."""
 
 import random
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -19,9 +20,12 @@ from workbench.viz.feed import Feed
 def test_a_changed_run_is_a_closed_loop():
     arrivals = conversations(random.Random("page"), count=8)
     trace, expected = run(arrivals), values_of(run(arrivals, max_num_seqs=2))
-    changed, facts = changed_run(trace, None, 0, {"max_num_seqs": 2})
+    changed, facts, unchanged, _ = changed_run(trace, None, 0, {"max_num_seqs": 2})
     assert values_of(changed)["ttft_mean"] == pytest.approx(expected["ttft_mean"], rel=0.05)
-    assert facts["error"] < 0.05 and "are follow-ups" in facts["loops"] and "--open-loop" not in facts["loops"]
+    said = facts["predicted"]
+    assert said.startswith("Both sides are predicted") and "are follow-ups" in said and "--open-loop" not in said
+    assert all(abs(int(error)) < 5 for error in re.findall(r"([+-]\d+)% for", said))
+    assert values_of(unchanged)["ttft_mean"] == pytest.approx(values_of(trace)["ttft_mean"], rel=0.05)
 
 
 def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
@@ -30,11 +34,11 @@ def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
 
         def step_seconds(self, chunks):
             self.number += 1
-            return (0.01, 3.0, 0.2)[self.number * self.number % 7 % 3]
+            return 10 ** random.Random(self.number).uniform(-3, 1)
 
     rows = [{"id": f"r{i}", "prompt": {"len": 20 + 7 * i}, "max_tokens": 5 + i} for i in range(12)]
     trace = simulate({"config": {"max_num_batched_tokens": 32}, "requests": rows}, cost_model=Unrelated(fixed=1))
-    _, facts = changed_run(trace, lambda at_step, **changes: trace, 0, {"max_num_seqs": 2})
+    facts = changed_run(trace, lambda at_step, **changes: trace, 0, {"max_num_seqs": 2}).facts
     assert facts == {"no_times": "the times of this run vary too much to predict seconds"}
     feed = Feed(trace)
     feed._in_background = lambda work: work()
@@ -47,7 +51,13 @@ def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
     assert feed.status()["tuning"] is None
     now, *others = tuned["candidates"]
     assert (now["words"], now["setting"]) == ("now", "as recorded, simulated") and len(others) >= 3
-    firsts = []
+    firsts, alike = [], tuned["notes"][-1]
+    assert alike.startswith("Every step stays as it is with ") and "max_num_seqs=" in alike
+    for name, value in re.findall(r"(\w+)=(\d+)", alike):
+        same = simulate({"config": trace.config | {name: int(value)}, "requests": rows})
+        chunks = [[[(c.request_id, c.start, c.num_tokens) for c in r.chunks] for r in each] for each in (trace, same)]
+        assert chunks[0] == chunks[1] and f"{name}={value}" not in str(tuned["candidates"])
+    assert any("of two token budgets do not last equally long" in note for note in tuned["notes"])
     for candidate in tuned["candidates"]:
         changes = dict(each.split("=") for each in candidate["setting"].split(", ") if "=" in each)
         assert len(changes) == (candidate is not now)
@@ -59,12 +69,15 @@ def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
                     ends.setdefault(chunk.request_id, []).append(step + 1)
         first = sorted(steps[0] for steps in ends.values())
         assert candidate["values"]["steps"] == f"{len(run_):,}"
-        assert candidate["values"]["mean TTFT (steps)"] == f"{sum(first) / 12:.4g}"
-        longest = max(b - a for steps in ends.values() for a, b in pairwise(steps))
-        assert candidate["values"]["longest pause (steps)"] == f"{longest}"
-        blocks = max(1 - record.free_blocks / (run_.num_blocks - 1) for record in run_)
-        assert candidate["values"]["most KV blocks"] == f"{blocks:.1%}"
-        firsts.append(float(np.percentile(first, 99)))
+        blocks = max(run_.num_blocks - 1 - record.free_blocks for record in run_)
+        assert candidate["values"]["most KV blocks"] == f"{blocks:,}"
+        if "max_num_batched_tokens" in changes:
+            assert not [name for name in candidate["values"] if "(steps)" in name]
+        else:
+            assert candidate["values"]["mean TTFT (steps)"] == f"{sum(first) / 12:.4g}"
+            longest = max(b - a for steps in ends.values() for a, b in pairwise(steps))
+            assert candidate["values"]["longest pause (steps)"] == f"{longest}"
+            firsts.append(float(np.percentile(first, 99)))
         assert bool(candidate["flags"]) == (candidate is not now)
     assert firsts[1:] == sorted(firsts[1:])
     feed._ends_tuning = False

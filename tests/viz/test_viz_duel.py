@@ -1,6 +1,7 @@
 """A duel: the class bets on a run or another configuration of it, then the other is simulated and the score told."""
 
 import json
+import math
 import random
 import re
 from itertools import combinations, pairwise
@@ -12,10 +13,12 @@ import pytest
 from viz_traces import ReplayingController
 
 import workbench
-from workbench import simulate, simulate_fleet
+from workbench import CostModel, simulate, simulate_fleet
 from workbench.analysis.fork import fork
+from workbench.analysis.predict import comparing
 from workbench.trace import Trace
 from workbench.viz.bundle import bundle
+from workbench.viz.changed_run import Changed
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
 from workbench.viz.feed import Feed
@@ -33,7 +36,10 @@ def run(seed, timed, budget=64):
         for i in range(9)
     ]
     costs = {"cost_model": COSTS} if timed else {}
-    return simulate({"config": {"max_num_batched_tokens": budget, "num_blocks": 200}, "requests": requests, **costs})
+    config = {"max_num_batched_tokens": budget, "num_blocks": 200}
+    if not timed:  # steps of two budgets are not compared: a cap on prompt chunks takes more of them as well
+        config |= {"max_num_batched_tokens": 64, "long_prefill_token_threshold": budget if budget < 64 else 0}
+    return simulate({"config": config, "requests": requests, **costs})
 
 
 class Engine(ReplayingController):
@@ -248,7 +254,7 @@ def test_a_duel_is_settled_in_the_unit_that_it_was_asked_in(monkeypatch, times):
     for feed, role in ((teacher, "teacher"), (follower, "follower"), (visitor, "visitor")):
         feed.confirm()
         feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
-    bet = {"what": "bet", "changes": {"max_num_batched_tokens": 16}}
+    bet = {"what": "bet", "changes": {"max_num_seqs": 2}}
     for measure in ("time until all are finished", "mean time to first token", "hit rate of prompt tokens"):
         put(teacher, bet | {"measure": measure})
         text = follower.status()["class"]["question"]["text"]
@@ -261,9 +267,87 @@ def test_a_duel_is_settled_in_the_unit_that_it_was_asked_in(monkeypatch, times):
         score = follower.status()["class"]["score"]
         assert bool(re.search(r"A [\d.]+ steps?, B", score["sentence"])) == in_steps, score
         assert score["compares"] and views[1].other == views[0].other is not None and views[2].other is None
-    teacher.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 2}}})
+    teacher.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 4}}})
     teacher.update(view := View())
     assert view.other is not None and view.other != views[0].other, "a later question of the teacher's is shown"
+
+
+def noisy(seed, sigma):
+    """A run whose steps take more or less than their contents explain."""
+    rng = random.Random(seed)
+
+    class Noisy(CostModel):
+        def step_seconds(self, chunks):
+            return super().step_seconds(chunks) * math.exp(rng.gauss(0, sigma))
+
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"len": rng.randint(20, 300)},
+            "max_tokens": rng.randint(5, 30),
+            "arrival_time": n / 9,
+        }
+        for n in range(24)
+    ]
+    config = {"max_num_batched_tokens": 192, "max_num_seqs": 8}
+    return simulate({"config": config, "requests": requests}, cost_model=Noisy(**COSTS))
+
+
+@pytest.fixture
+def teaching(monkeypatch):
+    """A function that opens the pages of a teacher and a follower for a run that is finished."""
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+
+    def teach(run_):
+        engine, room = Engine(run_), Classroom()
+        while engine.step():
+            pass
+        feeds = [Feed(engine, room=room) for _ in range(2)]
+        for feed, role in zip(feeds, ("teacher", "follower"), strict=True):
+            feed.confirm()
+            feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
+        return feeds
+
+    return teach
+
+
+@pytest.mark.parametrize("times", ["none", "wild"])
+def test_a_duel_of_two_budgets_that_can_only_count_steps_is_refused_before_the_bets(teaching, times):
+    run_ = run(3, False) if times == "none" else noisy(1, 4.0)
+    teacher, follower = teaching(run_)
+    bet = {"what": "bet", "changes": {"max_num_batched_tokens": 32}, "measure": "mean time to first token"}
+    put(teacher, bet)
+    said = teacher.status()["message"]
+    assert "steps of two token budgets do not last equally long" in said and "choose the hit rate" in said
+    assert follower.status()["class"]["question"] is None
+    put(teacher, bet | {"measure": "hit rate of prompt tokens"})
+    assert follower.status()["class"]["question"] is not None and not teacher.status()["message"]
+    with pytest.raises(ValueError, match="do not last equally long"):
+        outcome([run_], [fork(run_, 0, max_num_batched_tokens=32)], "mean time to first token")
+
+
+@pytest.mark.parametrize("sigma", [0.15, 1.0])
+def test_a_duel_in_seconds_is_one_of_two_predictions_and_says_how_far_that_of_the_run_is_off(teaching, sigma):
+    trace = noisy(2, sigma)
+    teacher, follower = teaching(trace)
+    predictor, measure = comparing(trace), "mean time to first token"
+    assert predictor.check.grade == ("seconds" if sigma < 0.5 else "comparison")
+    put(teacher, {"what": "bet", "changes": {"max_num_batched_tokens": 32}, "measure": measure})
+    assert "Steps count" not in follower.status()["class"]["question"]["text"]
+    teacher.handle({"name": "settle", "args": {}})
+    teacher.update(View())
+    score = follower.status()["class"]["score"]
+    sides = [measured([predictor.simulate(**changes)], measure) for changes in ({}, {"max_num_batched_tokens": 32})]
+    told = [shown(value, measure, True) for value in sides]
+    assert f"A {told[0]}, B {told[1]}." in score["sentence"]
+    recorded = measured([trace], measure)
+    assert shown(recorded, measure, True) != told[0], "the control: the recorded value is another one"
+    (note,) = score["notes"]
+    assert note.startswith("Both sides are predicted")
+    if sigma < 0.5:
+        assert note.endswith(f"is off by {sides[0] / recorded - 1:+.0%}.")
+    else:
+        assert note.endswith(predictor.check.caution) and "not with a clock" in note and " off by " not in note
 
 
 def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predicted_by_then(monkeypatch):
@@ -275,7 +359,7 @@ def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predi
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
     monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "steps")
-    put(teacher, {"what": "bet", "changes": {"max_num_batched_tokens": 16}, "measure": "time until all are finished"})
+    put(teacher, {"what": "bet", "changes": {"max_num_seqs": 2}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     assert f"A {len(engine.trace)} steps, B " in teacher.status()["class"]["score"]["sentence"]
@@ -291,7 +375,7 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
     monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "s")
     monkeypatch.setattr(
-        "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: (trace, {"no_times": "wild"})
+        "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: Changed(trace, {"no_times": "wild"})
     )
     put(teacher, {"what": "bet", "changes": {"max_num_seqs": 3}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
@@ -301,10 +385,10 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
 
 def test_the_class_bets_and_the_score_is_told_to_all(lesson):
     engine, (teacher, *followers) = lesson
-    measure, changes = "time until all are finished", {"max_num_batched_tokens": 16}
+    measure, changes = "time until all are finished", {"long_prefill_token_threshold": 16}
     put(teacher, {"what": "bet", "changes": changes, "measure": measure})
     asked = followers[0].status()["class"]["question"]
-    assert asked["choices"] == list(SIDES) and "max_num_batched_tokens 16" in asked["text"]
+    assert asked["choices"] == list(SIDES) and "long_prefill_token_threshold 16" in asked["text"]
     for follower, bet in zip(followers, ["A", "A", "B"], strict=False):
         follower.handle({"name": "class", "args": {"what": "answer", "number": asked["number"], "value": bet}})
     assert teacher.status()["class"]["spread"] == [("A", 2), ("B", 1), ("neither", 0)]
@@ -316,7 +400,7 @@ def test_the_class_bets_and_the_score_is_told_to_all(lesson):
     teacher.update(view)
     assert view.other is not None
     b = fork(engine.trace, at_step=0, **changes)
-    assert len(b) > len(engine.trace), "a smaller budget takes more steps"
+    assert len(b) > len(engine.trace), "smaller chunks take more steps"
     for follower, bet in zip(followers, ["A", "A", "B", None], strict=True):
         facts = follower.status()["class"]
         assert facts["question"] is None
@@ -433,11 +517,11 @@ def test_routers_that_are_no_duel_are_refused(lesson, routers, words):
 
 def test_a_duel_that_cannot_be_simulated_leaves_the_bets_open(lesson):
     _, (teacher, *followers) = lesson
-    bad = {"what": "bet", "changes": {"max_num_batched_tokens": -1}, "measure": next(iter(MEASURES))}
+    bad = {"what": "bet", "changes": {"max_num_seqs": -1}, "measure": next(iter(MEASURES))}
     put(teacher, bad)
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
-    assert "max_num_batched_tokens" in teacher.status()["message"]
+    assert "max_num_seqs" in teacher.status()["message"]
     assert followers[0].status()["class"]["question"] is not None
     teacher.handle({"name": "class", "args": {"what": "end"}})
     teacher.handle({"name": "settle", "args": {}})

@@ -5,15 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from workbench.simulation.costs.fit import FitReport, NoSeconds
+from workbench.simulation.costs.fit import MAX_MEDIAN_ERROR, MAX_TOTAL_ERROR, FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, percent
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""
 
+MAX_COMPARED_ERROR = 0.5
+"""The same for a comparison of two predictions, of which the sign of a difference counts."""
+
 BOUNDED = ("ttft_mean", "tpot_mean", "e2e_mean")
 """Latencies that decide whether seconds are given."""
+
+COMPARED = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99")
+"""Latencies of a comparison of two runs."""
+
+Grade = Literal["seconds", "comparison", "steps"]
+"""What predictions of a run are good for: seconds, a comparison of one with another, or nothing, so steps count."""
+
+WORDS = {
+    "ttft_mean": "mean TTFT",
+    "ttft_p99": "P99 TTFT",
+    "itl_mean": "mean ITL",
+    "itl_p99": "P99 ITL",
+    "tpot_mean": "mean TPOT",
+    "e2e_mean": "mean end-to-end latency",
+}
+"""Words of a reader for the latencies whose error is told."""
 
 SHARES = ("hit_rate", "mean_kv_use", "peak_kv_use")
 COUNTS = ("num_steps", "num_preemptions", *SHARES)
@@ -33,51 +53,100 @@ class Check:
         fit: Errors of the cost model on steps that it has not seen; None if the model was given.
         recorded: Measured values by name; empty if nothing was measured.
         unchanged: The same values, predicted.
+        plain: The same, predicted without noise; ``unchanged`` if it is empty. Every view simulates these, so they
+            decide what the predictions are good for.
+        without_pauses: What was measured, without pauses; ``recorded`` if it is empty.
     """
 
     fit: FitReport | None
     recorded: Mapping[str, float] = field(default_factory=dict)
     unchanged: Mapping[str, float] = field(default_factory=dict)
+    plain: Mapping[str, float] = field(default_factory=dict)
+    without_pauses: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def errors(self) -> dict[str, float]:
         """Relative error of each predicted time: 0.1 if the prediction is 10% too high."""
-        return {
-            name: self.unchanged[name] / recorded - 1
-            for name, recorded in self.recorded.items()
-            if recorded and name in self.unchanged and name not in COUNTS
-        }
+        return _errors(self.unchanged, self.recorded)
+
+    @property
+    def plain_errors(self) -> dict[str, float]:
+        """The same of the prediction without noise, against what was measured without pauses."""
+        return _errors(self.plain or self.unchanged, self.without_pauses or self.recorded)
+
+    @property
+    def errors_in_words(self) -> dict[str, float]:
+        """The errors without noise of the latencies that comparisons show, by the words of a reader."""
+        return {WORDS[name]: self.plain_errors[name] for name in COMPARED if name in self.plain_errors}
 
     @property
     def worst(self) -> tuple[str, float] | None:
         """The latency of ``BOUNDED`` with the largest error, and this error; None if none was measured."""
-        known = [(name, error) for name, error in self.errors.items() if name in BOUNDED and math.isfinite(error)]
+        known = [(name, error) for name, error in self.plain_errors.items() if name in BOUNDED and math.isfinite(error)]
         return max(known, key=lambda pair: abs(pair[1]), default=None)
 
     @property
+    def grade(self) -> Grade:
+        """What predictions of this run are good for."""
+        error = abs(self.worst[1]) if self.worst is not None else 0.0
+        if error <= MAX_ERROR and (self.fit is None or self.fit.holds):
+            return "seconds"
+        return "comparison" if error <= MAX_COMPARED_ERROR and (self.fit is None or self.fit.compares) else "steps"
+
+    @property
     def holds(self) -> bool:
-        """Whether the error of the unchanged setting allows seconds."""
-        return self.worst is None or abs(self.worst[1]) <= MAX_ERROR
+        """Whether the error of the unchanged setting, and that of the fit, allow seconds."""
+        return self.grade == "seconds"
+
+    @property
+    def _why(self) -> str:
+        """The error for which there are no seconds, as a sentence."""
+        if self.fit is not None and self.fit.median_error > MAX_MEDIAN_ERROR:
+            return (
+                f"Half of the steps of this run take at least {self.fit.median_error:.0%} more or less than predicted"
+            )
+        if self.fit is not None and self.fit.total_error > MAX_TOTAL_ERROR:
+            return f"The sum of this run's steps is off by {self.fit.total_error:.0%} as predicted"
+        assert self.worst is not None  # it is what refuses
+        name, error = self.worst
+        words = "long" if error > 0 else "short"
+        return f"The {WORDS[name]} of this run as it was is predicted {abs(error):.0%} too {words}"
+
+    @property
+    def caution(self) -> str:
+        """The way to read predictions that are good for a comparison alone, as sentences; "" for others."""
+        if self.grade != "comparison":
+            return ""
+        return (
+            f"{self._why}: compare the two predictions with each other, not with a clock. Of differences of more than "
+            "10%, rely on the direction, not on the size."
+        )
 
     @property
     def refusal(self) -> str:
         """The reason for which there are no seconds; "" if the check holds."""
-        if self.worst is None or self.holds:
+        if self.holds:
             return ""
+        if self.worst is None or abs(self.worst[1]) <= MAX_ERROR:
+            return f"no seconds: {self._why[0].lower()}{self._why[1:]}"
         name, error = self.worst
+        predicted = (self.plain or self.unchanged)[name]
         return (
             f"no seconds: for the recorded setting the prediction of {name} is off by {error:+.0%} "
-            f"({shown(name, self.unchanged[name])}, recorded are {shown(name, self.recorded[name])}; allowed are "
+            f"({shown(name, predicted)}, recorded are {shown(name, self.recorded[name])}; allowed are "
             f"{MAX_ERROR:.0%})"
         )
 
-    def require(self) -> None:
-        """Refuse seconds that cannot be trusted.
+    def require(self, grade: Grade = "seconds") -> None:
+        """Refuse predictions that cannot be trusted.
+
+        Args:
+            grade: "comparison" if predictions are only compared with each other.
 
         Raises:
             NoSeconds: The check does not hold; the message names what gives an answer all the same.
         """
-        if not self.holds:
+        if self.grade not in ("seconds", grade):
             raise NoSeconds(
                 f"{self.refusal}; force=True (--force) gives them all the same, and fork() answers in steps and blocks"
             )
@@ -105,6 +174,14 @@ class Check:
         ]
         check = [f"check, the recorded setting predicted: {', '.join(pairs)}"] if pairs else []
         return "\n".join([*check, *self.notes])
+
+
+def _errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    return {
+        name: predicted[name] / known - 1
+        for name, known in measured.items()
+        if known and name in predicted and name not in COUNTS
+    }
 
 
 def shown(name: str, value: float) -> str:

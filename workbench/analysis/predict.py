@@ -22,6 +22,7 @@ from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
 from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import Loops
+from workbench.analysis.pauses import without_pauses
 from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
@@ -64,6 +65,7 @@ class Predictor:
         executor: Runs the simulations; None for processes here. Any `concurrent.futures.Executor` will do.
         open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
         measured: Values that were measured elsewhere, by name, such as those of spans; None for those of the trace.
+        rough: Accept a cost model that is only good enough to compare two predictions; ``check.grade`` tells it.
 
     Attributes:
         model: The cost model.
@@ -96,6 +98,7 @@ class Predictor:
         executor: Executor | None = None,
         open_loop: bool = False,
         measured: Mapping[str, float] | None = None,
+        rough: bool = False,
     ) -> None:
         self.trace = trace
         self._measured = measured
@@ -113,7 +116,7 @@ class Predictor:
         if cost_model is None:
             sources = tuple(fit_from) or (trace, *others)
             steps = step_costs(*sources)
-            self.model, self.report = CostModel.fit(*sources, steps=steps)
+            self.model, self.report = CostModel.fit(*sources, steps=steps, rough=rough)
             if not fit_from:
                 self._drift = self.report.drift
             steps = without_trend(without_stalls(steps)[0], self.report.drift)
@@ -158,7 +161,16 @@ class Predictor:
     @cached_property
     def check(self) -> Check:
         """The recorded setting, predicted, beside what was measured."""
-        return Check(self.report, self.recorded, self.unchanged_values)
+        outcome = self.unchanged.outcome
+        plain = {**outcome.values, **outcome.seen}
+        return Check(self.report, self.recorded, self.unchanged_values, plain, self._without_pauses)
+
+    @property
+    def _without_pauses(self) -> dict[str, float]:
+        """The measured values without pauses; empty if there are none, or if values were measured elsewhere."""
+        if self._measured or not self.recorded or (run := without_pauses(self.trace)) is None:
+            return {}
+        return values_of(run, self._counted)
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -211,6 +223,11 @@ class Predictor:
     def _unended(self) -> list[RequestMetrics]:
         """The requests that had not ended when the recording did."""
         return self._measured_here[1]
+
+    @property
+    def has_unended(self) -> bool:
+        """Whether requests had not ended when the recording did."""
+        return bool(self._unended)
 
     @cached_property
     def _until(self) -> float | None:
@@ -424,6 +441,18 @@ def unknown_sharing(why: str) -> str:
     )
 
 
+def comparing(trace: Trace) -> Predictor:
+    """Predicts a run under settings that are compared with each other, each by one simulation without noise.
+
+    Raises:
+        NoSeconds: The times of the run vary too much for that; ``plain`` says so.
+        ValueError: The trace has no clock, or not all its steps, or too few.
+    """
+    predictor = Predictor(trace, num_draws=0, rough=True)
+    predictor.check.require("comparison")
+    return predictor
+
+
 def whatif(
     trace: Trace,
     cost_model: CostModel | None = None,
@@ -439,7 +468,8 @@ def whatif(
     Args:
         trace: A recorded run.
         cost_model: Duration of a step; None to fit it to the trace.
-        force: Answer even if the prediction of the recorded setting is far from what was measured.
+        force: Answer even if the prediction of the recorded setting is far from what was measured, or if two
+            predictions can only be compared with each other.
         open_loop: Let all requests arrive at their recorded times; refused if an answer would come too late for that.
         **config: EngineConfig fields to change; none to predict the run as it was.
 
@@ -459,7 +489,7 @@ def whatif(
         >>> round(faster.metrics().requests["a"].e2e.seconds, 3)
         0.1
     """
-    predictor = Predictor(trace, cost_model, num_draws=0, open_loop=open_loop)
+    predictor = Predictor(trace, cost_model, num_draws=0, open_loop=open_loop, rough=True)
     predictor.refuse_impossible(config)
     if cost_model is None and not force:
         predictor.check.require()

@@ -175,7 +175,9 @@ class Tuning:
 
     @property
     def words_of_best(self) -> str:
-        """The advice: nobody is told to take a setting that misses the target."""
+        """The advice: nobody is told to take a setting that misses the target, or whose seconds cannot be trusted."""
+        if self.check.caution:
+            return "best"
         return "closest" if self.verdict == "misses" else "take"
 
     @property
@@ -198,6 +200,8 @@ class Tuning:
     @property
     def verdict_sentence(self) -> str:
         """The verdict as a sentence."""
+        if self.check.caution:
+            return f"cannot tell whether it meets the target. {self.check.caution.removesuffix('.')}"
         if self.verdict == "misses":
             by = ", ".join(f"{name} by {miss:.0%}" for name, miss in self.misses.items())
             return f"misses {by}; no setting of the sweep meets the target, and this one is the closest"
@@ -293,11 +297,11 @@ def tune(
         raise ValueError(f"the grid has {len(combinations) if grid else 0} settings, allowed are 1 to {MAX_RUNS}")
     now = recorded_config(trace).to_dict()
     predictor = predictor or Predictor(
-        trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws, executor=executor
+        trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws, executor=executor, rough=True
     )
     refuse_impossible_values(grid, combinations, predictor.refuse_impossible)
     if cost_model is None and not force:
-        predictor.check.require()
+        predictor.check.require("comparison")
     rows: list[dict[str, Any]] = [dict(settings) for settings in combinations]
     scored: list[tuple[float, dict[str, Any]]] = []
     tasks: list[tuple[dict[str, Any], int | None]] = [
@@ -338,7 +342,8 @@ def tune(
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
     finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
     first = min(finalists, key=lambda candidate: candidate.score)
-    equals = [c for c in finalists if c is first or not _surely_better(first, c, limits)]
+    # A setting with few changes is no reason to take one that is further from the target than the recorded one.
+    equals = [c for c in finalists if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
     best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
     runners_up = tuple(replace(c, same_as_best=not _surely_better(best, c, limits)) for c in others_left)
@@ -347,7 +352,7 @@ def tune(
         best=best,
         current=current,
         runners_up=runners_up,
-        verdict=_verdict(best.prediction, limits),
+        verdict="cannot tell" if predictor.check.caution else _verdict(best.prediction, limits),
         losers=_losers(current.prediction.outcome.e2e, best.prediction.outcome.e2e) if best is not current else (),
         rows=tuple(mark_front(rows, list(limits))),
         check=predictor.check,

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
 from workbench.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from workbench.analysis.predict import Predictor
+
+BOTH = "Both sides are predicted from this run's own step costs."
+
+LITTLE = 0.01
+"""Relative error of a predicted measure from which on it is told."""
+
+
+class Changed(NamedTuple):
+    """A run under another configuration.
+
+    Attributes:
+        trace: The simulated run.
+        facts: ``predicted``, sentences on how its times were found and how far they can be trusted; or ``no_times``,
+            the reason for which there are none. Neither for a run that has none itself.
+        unchanged: The prediction of the run as it was, with which the other one is compared; None without times, where
+            the simulation repeats every step of the run.
+        caution: The way to read predictions that are only good for a comparison; "" for others.
+    """
+
+    trace: Trace
+    facts: dict[str, Any]
+    unchanged: Trace | None = None
+    caution: str = ""
+
 
 def unit_of_changes(trace: Trace) -> str:
     """The unit in which `changed_run` would answer now: "s", or "steps" if times cannot be predicted."""
-    from workbench.analysis.predict import whatif
+    from workbench.analysis.predict import comparing
 
     if not len(trace) or not trace[-1].end or trace[0].step:
         return "steps"
     try:
-        whatif(trace, force=True)
+        comparing(trace)
     except (ValueError, TraceError):
         return "steps"
     return "s"
 
 
-def changed_run(
-    trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]
-) -> tuple[Trace, dict[str, Any]]:
+def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]) -> Changed:
     """Simulate a run with changes, with times predicted from its own step costs where they can be.
 
     Args:
@@ -32,27 +56,36 @@ def changed_run(
         fork: Simulates it without times, such as ``Engine.fork``.
         at_step: Number of the first step that the changes apply to.
         changes: Fields of the configuration with their new values.
-
-    Returns:
-        The simulated trace, with ``error``: the relative error of the predicted duration of the unchanged run,
-        without idle time, and ``loops``: a sentence about requests that wait for the answers to others, "" for none; or
-        with ``no_times``: the reason for which there are no times. Neither for a run that has none itself.
     """
-    from workbench.analysis.loops import loops_of
-    from workbench.analysis.predict import whatif
+    from workbench.analysis.predict import comparing
     from workbench.simulation.costs.fit import NoSeconds
-    from workbench.trace.readings.metrics_collector import metrics
 
     timed = len(trace) > 0 and trace[-1].end > 0
     reason = "a run that is changed in its middle has no times"
     if timed and at_step <= trace[0].step:
         try:
-            measured = metrics(trace).summary.clock.at_work
-            unchanged = metrics(whatif(trace, force=True)).summary.clock.at_work
-            error = abs(unchanged - measured) / measured if measured else 0.0
-            return whatif(trace, force=True, **changes), {"error": error, "loops": loops_of(trace).sentence}
+            predictor = comparing(trace)
+            unchanged = predictor.simulate()
+            facts = {"predicted": _words(predictor, unchanged)}
+            return Changed(predictor.simulate(**changes), facts, unchanged, predictor.check.caution)
         except NoSeconds as problem:
             reason = problem.plain
         except (ValueError, TraceError) as problem:
             reason = str(problem)
-    return fork(at_step=at_step, **changes), {"no_times": reason} if timed else {}
+    return Changed(fork(at_step=at_step, **changes), {"no_times": reason} if timed else {})
+
+
+def _words(predictor: Predictor, unchanged: Trace) -> str:
+    """How both predictions were made, and how far that of the unchanged run is off or how to read them."""
+    from workbench.trace.readings.metrics_collector import metrics
+
+    trust = predictor.check.caution
+    if not trust:
+        errors = dict(predictor.check.errors_in_words)
+        length, predicted = (metrics(run).summary.clock.at_work for run in (predictor.trace, unchanged))
+        if length and not predictor.has_unended:
+            errors["time at work"] = predicted / length - 1
+        off = ", ".join(f"{error:+.0%} for {name}" for name, error in errors.items() if abs(error) >= LITTLE)
+        trust = f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."
+    loops = predictor.loops.sentence
+    return " ".join(filter(None, (BOTH, trust, loops and f"{loops}.")))

@@ -28,7 +28,7 @@ from workbench.viz import router_duel
 from workbench.viz.duel import SIDES, Score, question
 
 if TYPE_CHECKING:
-    from workbench.trace.trace import Trace
+    from workbench.viz.changed_run import Changed
 
 ROLES = ("visitor", "follower", "teacher")
 
@@ -104,7 +104,7 @@ class Classroom:
         self._score: dict[str, Any] | None = None
         self._pictures: tuple[tuple[str, str], ...] = ()
         self._number = 0
-        self.comparison: tuple[Trace, dict[str, Any]] | None = None
+        self.comparison: Changed | None = None
         self._followers: list[Visitor] = []
         self._teachers: list[Visitor] = []
 
@@ -259,7 +259,7 @@ class Classroom:
         """The changes or routers, and the measure, of the duel on which the class bets; None for none."""
         return self._question and self._question.get("duel")
 
-    def settle(self, score: Score, comparison: tuple[Trace, dict[str, Any]] | None = None) -> None:
+    def settle(self, score: Score, comparison: Changed | None = None) -> None:
         """End the bets on a duel, and tell everybody who has won and how many were right.
 
         Args:

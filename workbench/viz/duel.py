@@ -15,14 +15,23 @@ from workbench.trace.readings.metrics import Distribution, RequestMetrics, amoun
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
+from workbench.trace.readings.two_sides import has_unequal_steps
 from workbench.trace.trace import Trace
+from workbench.viz.changed_run import BOTH, LITTLE
 from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
     from workbench.trace import RequestInfo
+    from workbench.viz.changed_run import Changed
 
 SIDES = ("A", "B", "neither")
 """The bets: this run, the other one, or both within TIE of each other."""
+
+UNEQUAL = (
+    "steps of two token budgets do not last equally long, so they cannot settle this duel: choose the hit rate as the "
+    "measure, change another setting, or record a longer run with less else running"
+)
+"""Why steps do not settle a duel between two values of ``max_num_batched_tokens``."""
 
 TIE = 0.01
 """Relative difference up to which neither side wins."""
@@ -137,11 +146,13 @@ def question(
         unit: Unit in which the duel will be settled: "s" or "steps".
 
     Raises:
-        ValueError: There is no change, or no such measure.
+        ValueError: There is no change, no such measure, or the duel cannot be settled.
     """
     choice("measure", measure, tuple(MEASURES))
+    if unit == "steps" and "max_num_batched_tokens" in changes and _is_time(measure):
+        raise ValueError(f"the times of this run cannot be predicted, and {UNEQUAL}")
     which = f"Which has the {MEASURES[measure].better} {measure}?"
-    if unit == "steps" and MEASURES[measure].words is not _percent_words:
+    if unit == "steps" and _is_time(measure):
         which += " Steps count, not seconds."
     if routers is not None:
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
@@ -149,6 +160,42 @@ def question(
         raise ValueError("a duel needs a setting that differs: move a slider first")
     what = ", ".join(f"{name} {value}" for name, value in changes.items())
     return f"A is this run. B has the same requests with {what}. {which}"
+
+
+def _is_time(measure: str) -> bool:
+    """Whether a measure is a time or a rate, which without a clock is one in steps."""
+    return MEASURES[measure].words is not _percent_words
+
+
+def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
+    """The end of a duel of a run and a change of it: of two predictions, if times can be predicted.
+
+    Args:
+        trace: The run.
+        changed: The run with the change.
+        measure: See MEASURES.
+        unit: The unit that the question was asked in.
+
+    Raises:
+        ValueError: See `outcome`.
+    """
+    a, b = [trace] if changed.unchanged is None else [changed.unchanged], [changed.trace]
+    notes = []
+    if unit == "s" and "no_times" in changed.facts:
+        notes.append("The question was about seconds. Times vary too much by now, so this counts steps.")
+    elif unit == "s" and changed.unchanged is not None and _is_time(measure):
+        notes.append(f"{BOTH} {changed.caution or _error_of(trace, changed.unchanged, measure)}".strip())
+    return Score(*outcome(a, b, measure, unit=unit), tuple(notes))
+
+
+def _error_of(trace: Trace, unchanged: Trace, measure: str) -> str:
+    """How far the prediction of a run as it was is off, as a sentence; "" if the run had not ended."""
+    recorded, predicted = (MEASURES[measure].value([run], "s") for run in (trace, unchanged))
+    if not recorded or predicted is None or any(request.age is not None for request in _requests([trace])):
+        return ""
+    error = predicted / recorded - 1
+    off = f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%"
+    return f"Of the run as it was, the prediction of this measure is off by {off}."
 
 
 def outcome(a: Side, b: Side, measure: str, clock: str = "", unit: str = "") -> tuple[str, str]:
@@ -162,12 +209,14 @@ def outcome(a: Side, b: Side, measure: str, clock: str = "", unit: str = "") -> 
         unit: The unit that the question was asked in: "steps" also for sides that have times; "" for the best one.
 
     Raises:
-        ValueError: There is no such measure, the sides have different requests, or a run lacks the measure, such as a
-            time to first token before any token.
+        ValueError: There is no such measure, the sides have different requests, steps of two token budgets would be
+            compared, or a run lacks the measure, such as a time to first token before any token.
     """
     better, value, words = MEASURES[choice("measure", measure, tuple(MEASURES))]
     known = unit_of(a, b)
     unit = "steps" if unit == "steps" else known
+    if unit == "steps" and _is_time(measure) and any(has_unequal_steps(one, other) for one in a for other in b):
+        raise ValueError(UNEQUAL)
     of_a, of_b = value(a, unit), value(b, unit)
     if of_a is None or of_b is None:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")

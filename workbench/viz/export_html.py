@@ -70,7 +70,12 @@ render({{ model, el: document.getElementById("view") }});
 
 
 def html_page(
-    trace: Trace, *, other: Trace | None = None, fork: dict[str, Any] | None = None, title: str | None = None
+    trace: Trace,
+    *,
+    other: Trace | None = None,
+    fork: dict[str, Any] | None = None,
+    unchanged: Trace | None = None,
+    title: str | None = None,
 ) -> str:
     """The HTML of the page of a trace.
 
@@ -78,6 +83,7 @@ def html_page(
         trace: The trace to show.
         other: A second trace of the same workload to compare it with.
         fork: The facts of `encode_other` if the other trace was simulated.
+        unchanged: The prediction of the trace as it was, if the other one was predicted; see `encode_other`.
         title: Title of the page; by default the model or source of the trace.
     """
     packets = {
@@ -85,7 +91,7 @@ def html_page(
         "answers": msgspec.json.encode(_answers(trace)),
     }
     if other is not None:
-        packets["other"] = encode_other(trace, other, fork)
+        packets["other"] = encode_other(trace, other, fork, unchanged)
     name = trace.meta.model.get("name") or trace.meta.source
     if len(trace) < len(trace.whole):
         name = f"{name}, {trace.steps_in_words} of {len(trace.whole):,}"

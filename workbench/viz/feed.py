@@ -20,9 +20,9 @@ from workbench.trace.records import WorkItem
 from workbench.trace.trace import Trace
 from workbench.viz import router_duel
 from workbench.viz.background import in_background
-from workbench.viz.changed_run import changed_run, unit_of_changes
+from workbench.viz.changed_run import Changed, changed_run, unit_of_changes
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import Score, outcome, question
+from workbench.viz.duel import Score, question, settled
 from workbench.viz.export_html import html_page
 from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
@@ -114,6 +114,7 @@ class Feed:
         self._handled = 0
         self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
+        self._unchanged: Trace | None = None  # the prediction that a predicted other trace is compared with
         self._explained: dict[str, Any] | None = None
         self._explanations: dict[str, dict[str, Any]] = {}  # the answers about requests that had ended, by their ids
         self._tuned: dict[str, Any] | None = None
@@ -122,9 +123,9 @@ class Feed:
         self._incident: dict[str, Any] | None = None
         self._forks = 0
         self._download: bytes | None = None
-        self._compared: tuple[Trace, dict[str, Any]] | None = None  # the newest duel that is shown beside the run
+        self._compared: Changed | None = None  # the newest duel that is shown beside the run
         self._bets: dict[str, Any] | None = None  # a duel, on its way to the class
-        self._settled: tuple[Score, tuple[Trace, dict[str, Any]] | None] | None = None  # its end, likewise
+        self._settled: tuple[Score, Changed | None] | None = None  # its end, likewise
         self._packet: bytes | None = None  # made by prepare()
         self._resend = False
         self._lock = threading.Lock()
@@ -187,7 +188,7 @@ class Feed:
                 room.settle(*settled)
             if (shown := room.comparison) is not None and shown is not self._compared and room.belongs(self):
                 self._compared = shown
-                self._other, self._fork_facts = shown
+                self._other, self._fork_facts, self._unchanged, _ = shown
         if (other := self.other_packet()) is not None:
             view.other = other
         if (download := self._download) is not None:
@@ -210,7 +211,7 @@ class Feed:
         if other is None or other is self._other_sent:
             return None
         self._other_sent = other
-        return encode_other(self.trace, other, self._fork_facts)
+        return encode_other(self.trace, other, self._fork_facts, self._unchanged)
 
     def status(self) -> dict[str, Any]:
         """The state of the engine as the view shows it, and the abilities of the engine."""
@@ -351,13 +352,8 @@ class Feed:
             if duel["routers"] is not None:
                 self._settled = router_duel.settled(trace, duel["routers"], duel["measure"], duel["unit"]), None
                 return
-            self._show_fork(trace, fork, _first_step(trace), changes)
-            assert self._other is not None and self._fork_facts is not None
-            score = Score(*outcome([trace], [self._other], duel["measure"], unit=duel["unit"]))
-            if duel["unit"] == "s" and "no_times" in self._fork_facts:
-                note = "The question was about seconds. Times vary too much by now, so this counts steps."
-                score = score._replace(notes=(note,))
-            self._settled = score, (self._other, self._fork_facts)
+            changed = self._show_fork(trace, fork, _first_step(trace), changes)
+            self._settled = settled(trace, changed, duel["measure"], duel["unit"]), changed
 
         self._in_background(settle)
 
@@ -426,13 +422,14 @@ class Feed:
 
     def _show_fork(
         self, trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any], number: int | None = None
-    ) -> None:
+    ) -> Changed:
         """Simulate a run with changes and show it beside the run, unless a newer simulation was asked for."""
         up_to = trace[-1].step if len(trace) else -1
-        simulated, facts = changed_run(trace, fork, at_step, changes)
+        changed = changed_run(trace, fork, at_step, changes)
+        changed = changed._replace(facts={"at_step": at_step, "changes": changes, "up_to": up_to, **changed.facts})
         if number in (None, self._forks):
-            self._fork_facts = {"at_step": at_step, "changes": changes, "up_to": up_to, **facts}
-            self._other = simulated
+            self._other, self._fork_facts, self._unchanged, _ = changed
+        return changed
 
     def _do_explain(self, request_id: str) -> None:
         """Explain a request; the answer about one that has ended stays as it was first given."""
@@ -533,7 +530,7 @@ class Feed:
         def save() -> None:
             trace, facts = self._newest_trace(), self._fork_facts
             grown = facts is not None and len(trace) > 0 and facts["up_to"] < trace[-1].step
-            page = html_page(trace, other=None if grown else self._other, fork=facts)
+            page = html_page(trace, other=None if grown else self._other, fork=facts, unchanged=self._unchanged)
             name = f"workbench-{time.strftime('%Y%m%d-%H%M%S')}.html"
             self._download = f"{name}\n{page}".encode("utf-8", "replace")
 

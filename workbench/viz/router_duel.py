@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.field_checks import choice, integer
+from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
 from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome
@@ -108,6 +109,7 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     """The runs of both sides, "steps" if each second of their clock is a step, and what the clock is."""
     from workbench.analysis.fleet.simulate import run_fleet
     from workbench.analysis.fork import Past, recorded_config, recorded_requests
+    from workbench.analysis.predict import comparing
     from workbench.simulation.costs.cost_model import CostModel
 
     if not trace.requests:
@@ -117,8 +119,10 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     config, model, clock, told = recorded_config(trace), CostModel(fixed=1.0), "steps", "counted in steps"
     if unit == metrics(trace).summary.unit == "s":
         try:
-            model, clock, told = CostModel.fit(trace)[0], "", "with times predicted from its own step costs"
-        except ValueError:
+            predictor = comparing(trace)
+            model, clock, told = predictor.model, "", "with times predicted from its own step costs"
+            told += f". {caution.removesuffix('.')}" if (caution := predictor.check.caution) else ""
+        except (ValueError, TraceError):
             told = "counted in steps, because no times can be predicted from it"
     if not clock:
         everyone, sample_token = recorded_requests(trace)

@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.trace.readings.metrics import number, percent
+from workbench.trace.readings.metrics import number
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.two_sides import most_blocks
 from workbench.trace.trace import Trace
 
 MAX_SHOWN = 5
 """Maximum number of settings beside the recorded one."""
 
-NOTE = (
-    "Steps do not last equally long: a smaller token budget takes more and shorter ones. Compare steps between "
-    "settings of one budget, and KV blocks between all."
-)
+ALWAYS = ("steps", "most KV blocks")
+"""Counts that are shown even if they are 0 for every setting."""
+
+NOTE = "Steps of two token budgets do not last equally long, so a setting with another budget has counts alone."
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """A simulated setting; ``changes`` are empty for the recorded one."""
+    """A simulated setting; ``changes`` are empty for the recorded one.
+
+    Attributes:
+        changes: The fields that differ from the recorded setting.
+        latencies: Latencies in steps by name.
+        counts: Other numbers by name.
+        schedule: The chunks of all steps: equal ones show that the changes do nothing here.
+    """
 
     changes: dict[str, Any]
-    mean: float
-    p99: float
-    longest: float
-    num_steps: int
-    peak_kv_use: float | None
+    latencies: dict[str, float]
+    counts: dict[str, int]
+    schedule: list[tuple[tuple[str, int, int], ...]]
 
     @property
-    def values(self) -> dict[str, str]:
-        steps = {"mean TTFT": self.mean, "P99 TTFT": self.p99, "longest pause": self.longest}
-        texts = {f"{name} (steps)": number(value) for name, value in steps.items()}
-        return {**texts, "steps": f"{self.num_steps:,}", "most KV blocks": percent(self.peak_kv_use)}
+    def has_other_budget(self) -> bool:
+        """Whether its steps are of another token budget than the recorded ones."""
+        return "max_num_batched_tokens" in self.changes
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sorts settings: those with the budget of the run first, by their latencies."""
+        latencies = [] if self.has_other_budget else [self.latencies["P99 TTFT"], self.latencies["mean TTFT"]]
+        return (self.has_other_budget, *latencies, self.counts["steps"])
+
+    @property
+    def words(self) -> str:
+        """The changes as text."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items())
+
+    def values(self, counts: Iterable[str]) -> dict[str, str]:
+        """Its numbers as texts, by column; without latencies if they are in steps of another budget."""
+        latencies = {} if self.has_other_budget else self.latencies
+        return {
+            **{f"{name} (steps)": number(value) for name, value in latencies.items()},
+            **{name: f"{self.counts[name]:,}" for name in counts if name in self.counts},
+        }
 
 
 def settings_in_steps(
@@ -65,20 +89,25 @@ def settings_in_steps(
             found.append(counted)
     if not found or found[0].changes:
         raise ValueError("no request of this run has a token yet: let the engine run on")
-    now, others = found[0], sorted(found[1:], key=lambda each: (each.p99, each.mean, each.num_steps))
+    now = found[0]
+    others = sorted((each for each in found[1:] if each.schedule != now.schedule), key=lambda each: each.order)
+    alike = [each.words for each in found[1:] if each.schedule == now.schedule]
     server = Server.of(trace)
     named = [("now", now), *((f"{place}.", each) for place, each in enumerate(others[:MAX_SHOWN], 1))]
+    shown = [each for _, each in named]
+    columns = [name for name in now.counts if name in ALWAYS or any(each.counts[name] for each in shown)]
     counts = "this counts steps and KV blocks, and cannot say which setting meets a target in seconds"
+    notes = [NOTE] if any(each.has_other_budget for each in shown) else []
+    notes += [f"Every step stays as it is with {' or '.join(alike)}."] if alike else []
     return {
         "verdict": f"{reason}: {counts}.",
         "losers": "",
-        "notes": [NOTE],
+        "notes": notes,
         "candidates": [
             {
                 "words": words,
-                "setting": ", ".join(f"{name}={value}" for name, value in each.changes.items())
-                or "as recorded, simulated",
-                "values": each.values,
+                "setting": each.words or "as recorded, simulated",
+                "values": each.values(columns),
                 "flags": server.flags(each.changes),
             }
             for words, each in named
@@ -104,4 +133,16 @@ def _count(simulated: Trace, changes: dict[str, Any]) -> _Counted | None:
     if firsts.mean is None or firsts.p99 is None:
         return None
     longest = max((gap for request in found.requests.values() for gap in request.gaps("steps")), default=0.0)
-    return _Counted(changes, firsts.mean, firsts.p99, float(longest), len(simulated), summary.peak_kv_use)
+    blocks = most_blocks(simulated)
+    return _Counted(
+        changes,
+        {"mean TTFT": firsts.mean, "P99 TTFT": firsts.p99, "longest pause": float(longest)},
+        {
+            "steps": summary.num_steps,
+            **({"most KV blocks": blocks} if blocks is not None else {}),
+            "preemptions": summary.num_preemptions,
+            "cached tokens": summary.num_cached_tokens,
+            "recomputed tokens": summary.num_recomputed_tokens,
+        },
+        [tuple((chunk.request_id, chunk.start, chunk.num_tokens) for chunk in record.chunks) for record in simulated],
+    )

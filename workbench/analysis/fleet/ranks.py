@@ -47,6 +47,7 @@ class RanksPredictor(Predictor):
         num_draws: Number of repeated simulations for intervals; 0 for none.
         counted: Requests whose latencies count; None for all.
         open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
+        rough: Accept a cost model that is only good enough to compare two predictions.
 
     Raises:
         ValueError: The recordings have different settings, one request, no clock or no first step, or the fit does not
@@ -62,10 +63,11 @@ class RanksPredictor(Predictor):
         num_draws: int = NUM_DRAWS,
         counted: Collection[str] | None = None,
         open_loop: bool = False,
+        rough: bool = False,
     ) -> None:
         first, *rest = traces.values()
         fits: dict[str, Any] = {"others": [*rest, *others], "fit_from": fit_from}
-        super().__init__(first, **fits, num_draws=num_draws, counted=counted, open_loop=open_loop)
+        super().__init__(first, **fits, num_draws=num_draws, counted=counted, open_loop=open_loop, rough=rough)
         self.traces = dict(traces)
         for name, trace in self.traces.items():
             if recorded_config(trace) != recorded_config(first):

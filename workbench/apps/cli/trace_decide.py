@@ -189,7 +189,8 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         costs = [load_trace(options.cost_from)] if options.cost_from else []
         counted = _counted(ranks, options)
         _print_when(ranks)
-        return RanksPredictor(ranks, others=others, fit_from=costs, counted=counted, open_loop=options.open_loop)
+        chosen = {"counted": counted, "open_loop": options.open_loop, "rough": True}
+        return RanksPredictor(ranks, others=others, fit_from=costs, **chosen)
     trace, others, fit_from = _sources(options)
     _print_when({"": trace})
     counted = _counted({"": trace}, options)
@@ -200,6 +201,7 @@ def _predictor(options: argparse.Namespace) -> Predictor:
         counted=counted,
         open_loop=options.open_loop,
         measured=_measured(options.trace, options.ignore_columns),
+        rough=True,
     )
 
 
@@ -284,11 +286,13 @@ def _whatif(options: argparse.Namespace) -> int:
     predictions = predictor.predict_all([changes] if changes else [], progress=True)
     prediction = predictions[0] if changes else predictor.unchanged
     check = predictor.check
-    gives_seconds = check.holds or options.force
+    gives_seconds = check.grade != "steps" or options.force
     names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
     print("\n".join(_whatif_table(names, prediction, check, bool(changes))))
     if not gives_seconds:
         print(f"{check.refusal}; --force prints them")
+    elif check.caution:
+        print(f"! {check.caution}")
     for note in (*prediction.notes, *check.notes):
         print(f"note: {note}")
     differs = prediction.outcome.values != predictor.unchanged.outcome.values

@@ -156,7 +156,7 @@ class CostModel:
         return cls(**values)
 
     @classmethod
-    def fit(cls, *traces: Trace, steps: StepCosts | None = None) -> tuple[CostModel, FitReport]:
+    def fit(cls, *traces: Trace, steps: StepCosts | None = None, rough: bool = False) -> tuple[CostModel, FitReport]:
         """Fit the coefficients to the measured steps of one or more traces.
 
         The predictions add up to the measured time. The first step of each trace, which compiles and warms up, is left
@@ -165,6 +165,7 @@ class CostModel:
         Args:
             *traces: Traces with timings, of an engine or recorded from another engine.
             steps: The `step_costs` of these traces, if somebody has read them.
+            rough: Accept a fit that is only good enough to compare two predictions.
 
         Returns:
             The model, and its errors on every fifth step, which is held out of the fit that the errors belong to.
@@ -172,16 +173,16 @@ class CostModel:
         Raises:
             ValueError: Too few steps have timings, or their durations do not follow from their contents.
         """
-        return cls.of_fit(Fit(step_costs(*traces) if steps is None else steps, len(traces)))
+        return cls.of_fit(Fit(step_costs(*traces) if steps is None else steps, len(traces)), rough=rough)
 
     @classmethod
-    def of_fit(cls, fit: Fit) -> tuple[CostModel, FitReport]:
+    def of_fit(cls, fit: Fit, *, rough: bool = False) -> tuple[CostModel, FitReport]:
         """The same for steps that have been fitted.
 
         Raises:
             ValueError: Their durations do not follow from their contents.
         """
-        coefficients, report = fit.model()
+        coefficients, report = fit.model(rough=rough)
         return cls(**coefficients), report
 
     @classmethod

@@ -25,7 +25,14 @@ from workbench.trace.readings.metrics import RequestMetrics, number
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.recorded_when import recorded_when
 from workbench.trace.readings.spread import typical_change
-from workbench.trace.readings.two_sides import Measure, RequestComparison, measures_of, minus
+from workbench.trace.readings.two_sides import (
+    UNEQUAL_STEPS,
+    Measure,
+    RequestComparison,
+    has_unequal_steps,
+    measures_of,
+    minus,
+)
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -102,9 +109,14 @@ class Comparison:
             *self.notes,
         ]
 
+    @property
+    def counts_only(self) -> bool:
+        """Whether the runs have no times and different token budgets: a latency in steps of one is another time."""
+        return self.unit == "steps" and has_unequal_steps(self.a, self.b)
+
     @cached_property
     def measures(self) -> list[Measure]:
-        """Mean and P99 of both latencies, and the throughput, of both runs."""
+        """Mean and P99 of both latencies, and the throughput, of both runs; counts if latencies cannot be compared."""
         return measures_of(self.a, self.b, self.requests, self.unit)
 
     def _changes(self) -> list[str]:
@@ -242,7 +254,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
         first_divergence=min(divergences, key=lambda divergence: divergence.step, default=None),
         same_tokens=not differences if known else None,
         first_token_difference=differences[0] if differences and known else None,
-        notes=tuple(_notes(a, b, matching)),
+        notes=(*([UNEQUAL_STEPS] if unit == "steps" and has_unequal_steps(a, b) else []), *_notes(a, b, matching)),
     )
 
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from workbench.trace.readings.metrics import RequestMetrics
     from workbench.trace.trace import Trace
 
+UNEQUAL_STEPS = (
+    "steps of two token budgets do not last equally long, so this compares counts, and no latencies in steps"
+)
+"""The note of a comparison without times of runs with different ``max_num_batched_tokens``."""
+
 ROUNDING = 1e-9
 """A change by this share of the values is rounding: two sums of the same durations differ by less."""
 
@@ -114,10 +119,38 @@ class RequestComparison:
         return self.b.num_recomputed_tokens - self.a.num_recomputed_tokens
 
 
+def has_unequal_steps(a: Trace, b: Trace) -> bool:
+    """Whether two runs have different token budgets, so that a number of steps in one is another time in the other."""
+    budgets = [run.config.get("max_num_batched_tokens") for run in (a, b)]
+    return None not in budgets and budgets[0] != budgets[1]
+
+
+def most_blocks(run: Trace) -> int | None:
+    """The largest number of KV blocks that were in use in a step; None if the size of the pool is not known."""
+    if not run.num_blocks:
+        return None
+    return run.num_blocks - 1 - min((record.free_blocks for record in run), default=run.num_blocks - 1)
+
+
+def counts_of(a: Trace, b: Trace) -> list[Measure]:
+    """The numbers of two runs that are not times: of steps, of KV blocks in use, of preemptions and of tokens."""
+    blocks, sides = (most_blocks(a), most_blocks(b)), [metrics(run).summary for run in (a, b)]
+    rows = {
+        "steps": [side.num_steps for side in sides],
+        "most KV blocks in use": blocks,
+        "preemptions": [side.num_preemptions for side in sides],
+        "cached tokens": [side.num_cached_tokens for side in sides],
+        "recomputed tokens": [side.num_recomputed_tokens for side in sides],
+    }
+    return [Measure(name, float(x), float(y), "") for name, (x, y) in rows.items() if x is not None and y is not None]
+
+
 def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit: str) -> list[Measure]:
     """Mean and P99 of the time to first token and of the gaps between tokens, and the output per second or step.
 
     All gaps of all requests count alike, as in the summary of a run: a request with many tokens has many of them.
+
+    Without times, runs with different token budgets have counts alone: see `UNEQUAL_STEPS`.
 
     The seconds are those of both runs without idle time if one of them has any, and the name of the measure says so.
 
@@ -130,6 +163,8 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
     Returns:
         Those that both runs have.
     """
+    if unit == "steps" and has_unequal_steps(a, b):
+        return counts_of(a, b)
     found: list[Measure] = []
 
     def add(name: str, sides: Iterable[float], unit: str) -> None:

@@ -114,6 +114,8 @@ export class ComparePanel extends CanvasPanel {
     if (this.align.value !== "arrival") this.align.value = this.cursor.byTime && this.bothTimed ? "time" : "step";
     for (const element of [this.align, this.rowsOf, this.gains]) element.hidden = false;
     this.setHeight(TOP + MIRROR + 22 + this.rows.length * ROW + 22);
+    // A simulation repeats the tokens of its run: that they are the same says nothing.
+    this.badge.hidden = Boolean(findings.fork);
     setText(this.badge, findings.badge);
     this.badge.dataset.state = findings.same_tokens ? "running" : findings.same_tokens === false ? "bad" : "";
     this.jump.hidden = !findings.first_divergence;
@@ -133,6 +135,7 @@ export class ComparePanel extends CanvasPanel {
   }
 
   refuse(reason) {
+    this.badge.hidden = false;
     setText(this.badge, "cannot be compared");
     setText(this.summary, reason);
     setText(this.verdict, "");
@@ -147,12 +150,7 @@ export class ComparePanel extends CanvasPanel {
       : "The schedules never differ.";
     let clock = unit === "s" ? "" : "Times are in steps, because one of the runs has no clock.";
     if (fork?.no_times) clock = `Times are in steps: ${plain(fork.no_times.split(". ")[0], 200)}.`;
-    if (fork?.error !== undefined) {
-      const percent = `${(fork.error * 100).toFixed(fork.error < 0.0995 ? 1 : 0)}%`;
-      clock =
-        `Its times are predicted from this run's own step costs, which give this run's duration to within ${percent}.`;
-      if (fork.loops) clock += ` ${plain(fork.loops, 400)}.`;
-    }
+    if (fork?.predicted) clock = plain(fork.predicted, 900);
     const grown = fork?.up_to < this.store.label(this.cursor.last)
       ? `This run has grown since: b was simulated from its steps up to ${formatNumber(fork.up_to)}.`
       : "";
@@ -346,7 +344,8 @@ export class ComparePanel extends CanvasPanel {
   }
 
   describe() {
-    return this.findings ? this.findings.refused || this.findings.badge : "";
+    const { findings } = this;
+    return findings ? findings.refused || (findings.fork ? findings.verdict : findings.badge) : "";
   }
 
   tableData() {
@@ -358,7 +357,7 @@ export class ComparePanel extends CanvasPanel {
     };
     const gains = ["TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"];
     return {
-      caption: this.findings?.badge,
+      caption: this.describe(),
       headings: ["request", ...gains, "first different token"],
       rows: (this.findings?.rows || []).map(cells),
     };

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.compare import Comparison, compare
-from workbench.trace.readings.metrics import amount
-from workbench.trace.readings.two_sides import ROUNDING
+from workbench.trace.readings.metrics import amount, number
+from workbench.trace.readings.two_sides import ROUNDING, most_blocks
 from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
+    from workbench.trace.readings.two_sides import RequestComparison
     from workbench.trace.trace import Trace
 
 
@@ -43,10 +44,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         "rows": [
             [
                 request.request_id,
-                request.ttft_a,
-                request.ttft_b,
-                request.itl_a,
-                request.itl_b,
+                *_latencies(found, request),
                 request.a.num_recomputed_tokens,
                 request.b.num_recomputed_tokens,
             ]
@@ -55,6 +53,13 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         "mean": _means(found),
         "rounding": ROUNDING,
     }
+
+
+def _latencies(found: Comparison, request: RequestComparison) -> list[float | None]:
+    """TTFT and ITL of both runs, each None if the runs have no times and their steps are of two budgets."""
+    if found.counts_only:
+        return [None] * 4
+    return [request.ttft_a, request.ttft_b, request.itl_a, request.itl_b]
 
 
 def _means(found: Comparison) -> list[float | None]:
@@ -75,6 +80,9 @@ def verdict(found: Comparison) -> str:
     """
     in_steps = found.unit == "steps"
     parts = [change_words("steps", *map(str, (len(found.a), len(found.b))))] if in_steps else []
+    if found.counts_only:
+        counts = [change_words(each.name, number(each.a), number(each.b)) for each in found.measures]
+        return "; ".join(filter(None, counts)) or "no count changes"
     firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
     if firsts:
         most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
@@ -88,7 +96,7 @@ def verdict(found: Comparison) -> str:
     if pauses[0] is not None and pauses[1] is not None:
         parts.append(change_words("longest pause", *(amount(pause or 0.0, found.unit) for pause in pauses)))
     if in_steps:
-        blocks = [_most_blocks(trace) for trace in (found.a, found.b)]
+        blocks = [most_blocks(trace) for trace in (found.a, found.b)]
         if None not in blocks:
             parts.append(change_words("most KV blocks in use", *map(str, blocks)))
     return "; ".join(filter(None, parts))
@@ -99,14 +107,7 @@ def change_words(name: str, before: str, after: str) -> str:
     return "" if before == after else f"{name} {before} -> {after}"
 
 
-def _most_blocks(trace: Trace) -> int | None:
-    """The largest number of KV blocks that were in use in a step; None if the size of the pool is not known."""
-    if not trace.num_blocks:
-        return None
-    return trace.num_blocks - 1 - min((record.free_blocks for record in trace), default=trace.num_blocks - 1)
-
-
-def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None) -> bytes:
+def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None, unchanged: Trace | None = None) -> bytes:
     """The packet of the trace ``b`` that a view of ``a`` compares it with.
 
     Args:
@@ -114,8 +115,9 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None) -> byte
         b: The other trace.
         fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs;
             and ``up_to``, the last step of ``a`` that it was simulated from.
+        unchanged: If ``b`` was predicted, the prediction of ``a`` as it was: ``b`` is compared with this one.
     """
-    comparison = comparison_facts(a, b)
+    comparison = comparison_facts(a if unchanged is None else unchanged, b)
     if fork is not None:
         comparison["fork"] = fork
     return encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})

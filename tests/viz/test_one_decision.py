@@ -1,0 +1,172 @@
+"""What if, Which setting?, the command line and `tune` take one decision about the seconds of a run."""
+
+import json
+import math
+import random
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from workbench import CostModel, Trace, compare, simulate
+from workbench.analysis.fork import fork
+from workbench.analysis.pauses import without_pauses
+from workbench.analysis.predict import Predictor, comparing
+from workbench.analysis.values import values_of
+from workbench.apps.cli import main
+from workbench.simulation.costs.fit import FitReport, NoSeconds
+from workbench.viz.changed_run import changed_run, unit_of_changes
+from workbench.viz.feed import Feed
+
+COST = CostModel(fixed=0.01, per_prefill_token=0.0006, per_sequence=0.001)
+GRADES = {0.05: "seconds", 0.9: "comparison", 4.0: "steps"}
+
+
+class Noisy(CostModel):
+    """Steps that take more or less than their contents explain."""
+
+    def step_seconds(self, chunks):
+        """Duration of the next step."""
+        return super().step_seconds(chunks) * math.exp(self.rng.gauss(0, self.sigma))
+
+
+def recording(sigma, seed=3, **config):
+    """A recording whose steps have lognormal noise."""
+    cost, rng = Noisy(**COST.to_dict()), random.Random(seed)
+    object.__setattr__(cost, "rng", rng)
+    object.__setattr__(cost, "sigma", sigma)
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": rng.randint(20, 300)}, "max_tokens": rng.randint(5, 30)}
+        | {"arrival_time": 0.15 * n}
+        for n in range(24)
+    ]
+    config = {"max_num_batched_tokens": 192, "max_num_seqs": 8} | config
+    run = simulate({"config": config, "requests": requests}, cost_model=cost)
+    trace = Trace(replace(run.meta, source="engine"))
+    for info in run.requests.values():
+        trace.add_request(info)
+    for record in run:
+        trace.append(record)
+    return trace
+
+
+def asked(trace, slo="ttft_p99=1s"):
+    """The answer of *Which setting?*."""
+    feed = Feed(trace)
+    feed._in_background = lambda work: work()
+    feed.handle({"id": 1, "name": "tune", "args": {"slo": slo}})
+    return feed.status()["tuned"]
+
+
+@pytest.mark.parametrize("sigma", GRADES)
+def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
+    trace, grade = recording(sigma), GRADES[sigma]
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", "max_num_batched_tokens=64"]) in (0, 2)
+    told = capsys.readouterr()
+    tuned, changed = asked(trace), changed_run(trace, lambda **changes: fork(trace, **changes), 0, {"max_num_seqs": 4})
+    assert unit_of_changes(trace) == ("steps" if grade == "steps" else "s")
+    if grade == "steps":
+        with pytest.raises(NoSeconds):
+            comparing(trace)
+        with pytest.raises(NoSeconds):
+            trace.tune("ttft_p99=1s")
+        assert "ttft_p99" not in told.out and changed.unchanged is None and "no_times" in changed.facts
+        assert "this counts steps" in tuned["verdict"]
+        return
+    caution = comparing(trace).check.caution
+    assert comparing(trace).check.grade == grade and bool(caution) == (grade == "comparison")
+    assert ("not with a clock" in told.out) == bool(caution) and "ttft_p99" in told.out
+    assert changed.facts["predicted"].count("not with a clock") == bool(caution)
+    assert (" is off by " in changed.facts["predicted"]) == (not caution), "how far it is off is said once"
+    assert tuned["verdict"].count("not with a clock") == bool(caution) and tuned["picture"]
+    words = tuned["candidates"][0]["words"]
+    tuning = trace.tune("ttft_p99=1s")
+    assert tuning.words_of_best == words and (words == "best") == bool(caution)
+    if caution:
+        assert tuning.verdict == "cannot tell" and caution[:-1] in repr(tuning)
+        with pytest.raises(NoSeconds, match="no seconds: "):
+            trace.whatif(max_num_seqs=4)
+        assert len(trace.whatif(max_num_seqs=4, force=True))
+    else:
+        assert len(trace.whatif(max_num_seqs=4)) and "not with a clock" not in repr(tuning)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.9])
+def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigma):
+    """The recorded values are others: the recording had noise, and no prediction has it."""
+    trace, changes = recording(sigma), {"max_num_batched_tokens": 64}
+    feed = Feed(trace)
+    feed._in_background = lambda work: work()
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": changes}})
+    packet = feed.other_packet()
+    header = json.loads(packet[4 : 4 + int.from_bytes(packet[:4], "little")])
+    predictor = comparing(trace)
+    expected = compare(predictor.simulate(), predictor.simulate(**changes))
+    shown = header["comparison"]["measures"]
+    assert shown == [[each.name, *each.values(), each.words] for each in expected.measures]
+    assert shown[0][1] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean TTFT"
+    nothing = {"max_num_seqs": 9}  # no more than eight run at once
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": nothing}})
+    packet = feed.other_packet()
+    header = json.loads(packet[4 : 4 + int.from_bytes(packet[:4], "little")])
+    if len({len(record.running) for record in predictor.simulate()} - set(range(8))) == 0:
+        assert {row[3] for row in header["comparison"]["measures"]} == {"no change"}
+        assert header["comparison"]["first_divergence"] is None
+
+
+def test_the_error_that_is_told_is_that_of_the_values_that_are_shown():
+    trace = recording(0.2)
+    changed = changed_run(trace, None, 0, {"max_num_seqs": 4})
+    told = {name: int(error) for error, name in re.findall(r"([+-]\d+)% for ([\w ]+)", changed.facts["predicted"])}
+    predicted, recorded = values_of(changed.unchanged), values_of(trace)
+    words = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
+    assert len(told) >= 2
+    for name, word in words.items():
+        assert told.get(word, 0) == pytest.approx(100 * (predicted[name] / recorded[name] - 1), abs=1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_comparisons_of_noisy_runs_have_the_right_sign_where_steps_do_not(seed):
+    """The rule behind the limit, on one setting: with 64 instead of 192 tokens steps are shorter."""
+    trace, clean = recording(0.6, seed), recording(0.0, seed)
+    requests = {"max_num_batched_tokens": 64}
+    true = values_of(fork(clean, cost_model=COST, **requests))["itl_p99"] / values_of(clean)["itl_p99"]
+    predictor = Predictor(trace, num_draws=0, rough=True)
+    predicted = [predictor.predict(**changes).outcome.values["itl_p99"] for changes in (requests, {})]
+    assert true < 0.9 and predicted[0] < predicted[1]
+    steps = [fork(trace, **changes).metrics().summary.itl.p99 for changes in (requests, {})]
+    assert steps[0] >= steps[1], "in steps nothing becomes shorter"
+
+
+def test_pauses_of_a_person_are_no_error_of_a_prediction():
+    trace, moved = recording(0.05), 0.0
+    paused = Trace(trace.meta)
+    at = trace[40].time
+    for info in trace.requests.values():
+        paused.add_request(replace(info, arrival_time=info.arrival_time + (30.0 if info.arrival_time > at else 0.0)))
+    for record in trace:
+        moved = 30.0 if record.step >= 40 else 0.0
+        paused.append(replace(record, time=record.time + moved, end=record.end + moved))
+    assert comparing(paused).check.grade == "seconds"
+    again = without_pauses(paused)
+    assert [record.end for record in again] == pytest.approx([record.end for record in trace])
+    assert without_pauses(trace) is None
+    other = Trace(replace(paused.meta, source="vllm 0.33.0"))
+    assert without_pauses(other) is None, "nobody knows what another engine waited for"
+
+
+@pytest.mark.parametrize(
+    ("median", "total", "holds", "compares"),
+    [
+        (0.35, 0.25, True, True),
+        (0.36, 0.1, False, True),
+        (0.1, 0.26, False, True),
+        (0.81, 0.1, False, False),
+        (0.1, 0.51, False, False),
+        (math.nan, 0.1, False, False),
+    ],
+)
+def test_the_limits_of_a_fit(median, total, holds, compares):
+    report = FitReport(80, 20, median, 2 * median, total, 0.5)
+    assert (report.holds, report.compares) == (holds, compares)
