@@ -130,7 +130,39 @@ def test_the_painter_paints_the_scene_and_says_it_in_words(drawn):
             page("(view.film.time = argument * 4 + 3.9, view.film.draw())", at)
             label = page("view.film.canvas.attributes['aria-label']")
             assert label.startswith(f"{title}. ")
-            assert page("view.film.sentence.textContent") == page(f"view.film.scenes[{at}].sentence")
+            sentence = page(f"view.film.scenes[{at}].sentence")
+            assert page("view.film.sentence.textContent") == sentence
+            for records in (False, True):  # the sentence stands beside the picture, and in the picture of a film
+                words = painted_words(page, at, records)
+                assert (sentence.split()[0] in words and sentence.split()[-1] in words) == records
+                assert page("view.film.sentence.className").endswith("wb-announce") == records
+            page("view.film.recorder = null")
+
+
+def painted_words(page, at, records):
+    """All words that the painter writes below the title and above the picture."""
+    page("view.film.recorder = argument ? { stop() {} } : null", records)
+    written = page(
+        """(() => {
+      const context = view.film.canvas.getContext("2d"), write = context.fillText, written = [];
+      context.fillText = (words, x, y) => written.push([words, y]);
+      view.film.time = 4 * argument + 3.9;
+      view.film.draw();
+      context.fillText = write;
+      return written;
+    })()""",
+        at,
+    )
+    return " ".join(words for words, y in written if 60 < y < 130).split()
+
+
+def test_the_sentence_of_a_step_stands_once(drawn):
+    """While the film is open, its first scene has the sentence that is in the bars otherwise."""
+    page, _, _ = drawn("timed 3")
+    for open_ in (True, False):
+        page("argument ? view.film.show() : view.film.close()", open_)
+        page("(view.film.playing = false, view.draw())")
+        assert page("view.controls.sentence.hidden") == open_
 
 
 def test_the_film_follows_the_cursor_and_closes(drawn):

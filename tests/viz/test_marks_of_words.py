@@ -311,8 +311,7 @@ def test_the_card_of_a_request(drawn, name):
                 first, last = (facts.records[done[place][0]].step for place in (0, -1))
                 expected.append(("scheduled in", f"{counted(len(done), 'step')}: from step {first} to step {last}"))
             if tokens:
-                text = tokens[-1].text or f"⟨token {tokens[-1].id}⟩"
-                expected.append(("newest token", f'"{text}"'))
+                expected.append(("newest token", token_words(tokens[-1])))
             assert [row for row in rows if row[0] != "not found"] == expected
             page("view.inspector.pin(argument), page.frame()", {"kind": "request", "request": index})
             cells = page("view.inspector.facts.children.map((cell) => cell.textContent)")
@@ -393,10 +392,39 @@ def contents(facts, step, block):
         if at - info.num_prompt_tokens < len(tokens)
     )
     if text:
-        found["text"] = f'"{text if len(text) <= 80 else text[:79] + "…"}"'
+        texts = [tokens[at - info.num_prompt_tokens].text for at in places if at - info.num_prompt_tokens < len(tokens)]
+        shown = text if len(text) <= 80 else text[:79] + "…"
+        found["text"] = f'"{shown}"' if any(texts) else shown
     elif last > first:
         found["text"] = "part of the prompt"
     return found
+
+
+def token_words(token):
+    """A text in quotes, or what stands for a missing one, without."""
+    return f'"{token.text}"' if token.text else f"⟨token {token.id}⟩"
+
+
+def test_a_text_that_was_not_recorded_is_not_in_quotes(deno_page):
+    """A placeholder in quotes would read as if the model had said it."""
+    trace, facts = run("plain 1")
+    nameless = Trace(replace(trace.meta, config={**trace.meta.config, "token_ids_recorded": False}))
+    for info in trace.requests.values():
+        nameless.add_request(info)
+    for record in trace:
+        nameless.append(record)
+    deno_page.open(nameless)
+    deno_page.seek(len(facts) - 1)
+    said = []
+    for index, who in enumerate(facts.order):
+        tokens = facts[-1].tokens[who]
+        if tokens:
+            said.append(dict(drawer(deno_page, kind="request", request=index)[1])["newest token"])
+            said.append(drawer(deno_page, kind="token", request=index, number=0)[0])
+    assert len(said) > 8 and set(said) == {"⟨not recorded⟩"}
+    blocks = {block for moment in facts.moments for block in moment.holders}
+    texts = [dict(drawer(deno_page, kind="block", block=block)[1]).get("text") for block in sorted(blocks)]
+    assert {text for text in texts if text} <= {"not recorded", "part of the prompt"}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -409,7 +437,7 @@ def test_the_card_of_a_token(drawn, name):
         for number in sorted({0, 1, len(tokens) // 2, len(tokens) - 1} & set(range(len(tokens)))):
             token = tokens[number]
             title, rows = drawer(page, kind="token", request=index, number=number)
-            assert title == f'"{token.text or f"⟨token {token.id}⟩"}"'
+            assert title == token_words(token)
             chunk = facts[token.step - facts.records[0].step].chunk(who)
             expected = [
                 ("of", who),

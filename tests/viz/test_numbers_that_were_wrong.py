@@ -216,3 +216,18 @@ def test_panels_name_a_moment_alike_and_say_what_becomes_of_idle_time(deno_page,
     second = next(record.time for record in trace if "second" in record.arrived)
     assert moments == sorted(moments) and any(moment == pytest.approx(second, rel=1e-3) for moment in moments)
     assert not any(2.0 < moment < second * 0.999 for moment in moments)
+
+
+@pytest.mark.parametrize("comparing", [False, True])
+def test_a_page_is_saved_as_it_is(deno_page, comparing):
+    """With the view, step and request of the person, and the comparison only if it is open."""
+    trace, _ = asked_twice(0.01)
+    deno_page.open(trace, trace, status={"live": True, "state": "idle", "can": ["save_html"]})
+    deno_page("view.show('scheduler')")
+    deno_page("(view.cursor.seek(3), view.cursor.select(1))")
+    deno_page("view.showComparison(argument)", comparing)
+    deno_page("view.endCard.save.click()")
+    command = deno_page("page.sent.at(-1)")
+    assert command["name"] == "save_html"
+    place = {"view": "scheduler", "step": 3, "request": "second"}
+    assert command["args"] == {"place": place, "comparison": comparing}

@@ -238,10 +238,10 @@ def test_a_breakpoint_pauses_a_real_run(engine):
     assert len(engine.run(progress=False)[0].token_ids) == 20
 
 
-def saved(feed):
+def saved(feed, **args):
     """The page that a view saves."""
     feed._download = None
-    feed.handle({"name": "save_html", "args": {}})
+    feed.handle({"name": "save_html", "args": args})
     wait_for(lambda: feed._download is not None)
     return feed._download
 
@@ -259,7 +259,14 @@ def test_a_fork_is_simulated_and_compared(engine):
     assert header["facts"]["config"]["max_num_batched_tokens"] == 64
     assert feed.other_packet() is None
     assert header["comparison"]["fork"]["up_to"] == engine.trace[-1].step
-    assert b'id="other"' in saved(feed)
+    assert b'id="other"' in saved(feed) and b'id="place"' not in saved(feed)
+    place = {"view": "scheduler", "step": 2, "request": "request-1"}
+    closed = saved(feed, place=place, comparison=False)
+    assert b'id="other"' not in closed and b'id="place"' in closed
+    assert b'id="other"' in saved(feed, place=place, comparison=True)
+    for wrong in ({"view": 3, "step": 2}, {"view": "all"}, "all", {"view": "all", "step": "</script>"}):
+        feed.handle({"name": "save_html", "args": {"place": wrong}})
+        assert feed.status()["message"]
     engine.add_request([5, 6, 7], max_tokens=2)
     engine.run(progress=False)
     assert b'id="other"' not in saved(feed), "the run has grown, so it is not the one that was simulated"

@@ -60,6 +60,11 @@ const values = {{ status: {{ live: false }}, options: {{ page: true }} }}, has =
 if (has("answers")) Object.assign(values.status, JSON.parse(new TextDecoder().decode(await unpack("answers"))));
 values.packet = await unpack("packet");
 if (has("other")) values.other = await unpack("other");
+if (has("place")) {{
+  const {{ view, ...place }} = JSON.parse(new TextDecoder().decode(await unpack("place")));
+  values.options.view = view;
+  values.cursor = {{ ...place, follow: false }};
+}}
 const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};
 render({{ model, el: document.getElementById("view") }});
 </script>
@@ -69,6 +74,20 @@ render({{ model, el: document.getElementById("view") }});
 )
 
 
+class PagePlace(msgspec.Struct, frozen=True):
+    """Where a page opens.
+
+    Attributes:
+        view: The view that it shows first, such as "scheduler".
+        step: The number of the step at the cursor.
+        request: The request that is chosen; None for none.
+    """
+
+    view: str
+    step: int
+    request: str | None = None
+
+
 def html_page(
     trace: Trace,
     *,
@@ -76,6 +95,7 @@ def html_page(
     fork: dict[str, Any] | None = None,
     unchanged: Trace | None = None,
     title: str | None = None,
+    opens_at: PagePlace | None = None,
 ) -> str:
     """The HTML of the page of a trace.
 
@@ -85,11 +105,14 @@ def html_page(
         fork: The facts of `encode_other` if the other trace was simulated.
         unchanged: The prediction of the trace as it was, if the other one was predicted; see `encode_other`.
         title: Title of the page; by default the model or source of the trace.
+        opens_at: Where the page opens; by default at a step that shows something, or at the largest stall.
     """
     packets = {
         "packet": encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)}),
         "answers": msgspec.json.encode(_answers(trace)),
     }
+    if opens_at is not None:
+        packets["place"] = msgspec.json.encode(opens_at)
     if other is not None:
         packets["other"] = encode_other(trace, other, fork, unchanged)
     name = trace.meta.model.get("name") or trace.meta.source

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from workbench.base.field_checks import integer
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.breakpoints import Breakpoints
@@ -23,7 +25,7 @@ from workbench.viz.background import in_background
 from workbench.viz.changed_run import Changed, changed_run, unit_of_changes
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import Score, question, settled
-from workbench.viz.export_html import html_page
+from workbench.viz.export_html import PagePlace, html_page
 from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import encode_other
@@ -526,11 +528,15 @@ class Feed:
         """End the search for a setting; it answers with the best one so far."""
         self._ends_tuning = True
 
-    def _do_save_html(self) -> None:
+    def _do_save_html(self, place: Any = None, comparison: bool = True) -> None:
+        """Save a page that opens at a place, with the run beside this one if their comparison is open."""
+        opens_at = None if place is None else msgspec.convert(place, PagePlace)
+
         def save() -> None:
             trace, facts = self._newest_trace(), self._fork_facts
             grown = facts is not None and len(trace) > 0 and facts["up_to"] < trace[-1].step
-            page = html_page(trace, other=None if grown else self._other, fork=facts, unchanged=self._unchanged)
+            other = self._other if comparison and not grown else None
+            page = html_page(trace, other=other, fork=facts, unchanged=self._unchanged, opens_at=opens_at)
             name = f"workbench-{time.strftime('%Y%m%d-%H%M%S')}.html"
             self._download = f"{name}\n{page}".encode("utf-8", "replace")
 

@@ -206,6 +206,7 @@ export class Controls {
     this.level.setAttribute("aria-pressed", String(view.exact));
     const sentence = store.numSteps ? store.sentence(cursor.step) : this.nothingYet();
     if (sentence !== this.sentence.textContent) replace(this.sentence, withTerms(sentence));
+    this.sentence.hidden = view.film.open; // it is the first scene
     this.numbers.hidden = !view.exact || !store.numSteps;
     if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
     this.phases.update();

@@ -13,7 +13,7 @@ export class EndCard {
       h("button", { class: "wb-button", type: "button", title, onclick }, words);
     this.budget = button("", "Simulate the same requests with a smaller token budget", () => this.tryBudget());
     this.ask = button("Ask your own", "Ask the model something (A)", () => view.ask());
-    this.save = button("Save HTML", "Save the whole run as one page that opens offline", () => view.send("save_html"));
+    this.save = button("Save HTML", "Save the whole run as one page that opens offline", () => this.savePage());
     this.link = view.linkBox.button();
     const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.close() }, "Close");
     const replay = button("Replay", "Play the run from its first step", () => this.replay());
@@ -35,6 +35,13 @@ export class EndCard {
     this.smaller = Math.min(SMALL_BUDGET, Math.floor(store.facts.config.max_num_batched_tokens / 2) || 1);
     setText(this.budget, `Try a budget of ${formatNumber(this.smaller)}`);
     this.save.hidden = !this.view.can("save_html");
+  }
+
+  /** Save a page that opens where this one is: its view, step, request, and the comparison if it is open. */
+  savePage() {
+    const { view } = this, { store, cursor } = view, { view: shown, request } = view.place.now();
+    const place = { view: shown, step: store.label(cursor.step), request };
+    view.send("save_html", { place, comparison: view.comparing });
   }
 
   /** The totals of the run. */

@@ -61,6 +61,7 @@ export class Film {
     this.goTo(0);
     this.playing = true;
     this.begin();
+    this.view.changed("status");
     this.element.scrollIntoView?.({ block: "nearest" });
   }
 
@@ -70,6 +71,7 @@ export class Film {
     this.playing = false;
     this.recorder?.stop();
     this.element.hidden = true;
+    if (open) this.view.changed("status");
     return open;
   }
 
@@ -150,6 +152,8 @@ export class Film {
     this.canvas.setAttribute("aria-label", `${scene.title}. ${scene.sentence}`);
     const label = formatNumber(this.view.store.label(this.step));
     const title = `Step ${label}, ${at + 1} of ${SCENES.length}: ${scene.title}`;
-    paintScene(this.canvas.getContext("2d"), this.view, scene, title, share);
+    // A person reads the sentence below the canvas, and only a recorded film has it in the picture.
+    paintScene(this.canvas.getContext("2d"), this.view, scene, title, share, Boolean(this.recorder));
+    this.sentence.classList.toggle("wb-announce", Boolean(this.recorder));
   }
 }

@@ -19,14 +19,15 @@ const PAINTERS = { schedule, blocks, mask, attention, sample };
  * @param scene A scene of film_scenes.js.
  * @param {string} title
  * @param {number} share Part of the marks that has appeared, from 0 to 1.
+ * @param {boolean} tells Whether the sentence of the scene is in the picture; it stands beside it otherwise.
  */
-export function paintScene(context, view, scene, title, share) {
+export function paintScene(context, view, scene, title, share, tells) {
   const { colours } = view.theme, pen = penFor(context, view);
   context.fillStyle = colours.background;
   context.fillRect(0, 0, WIDTH, HEIGHT);
   context.textBaseline = "middle";
   pen.text(title, MARGIN, 36, { size: 24, weight: 600 });
-  pen.wrapped(scene.sentence, MARGIN, 72, WIDTH - 2 * MARGIN);
+  if (tells) pen.wrapped(scene.sentence, MARGIN, 72, WIDTH - 2 * MARGIN);
   PAINTERS[scene.name](pen, scene, share);
 }
 

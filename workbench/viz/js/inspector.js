@@ -116,8 +116,17 @@ export class Inspector {
   }
 
   toToken(request, number) {
-    const words = JSON.stringify(plain(this.view.store.tokenText(request, number), 24));
-    return { words, to: number, go: () => this.pin({ kind: "token", request: request.index, number }) };
+    return {
+      words: this.tokenWords(request, number, 24),
+      to: number,
+      go: () => this.pin({ kind: "token", request: request.index, number }),
+    };
+  }
+
+  /** The text of a token in quotes; what stands for a missing one has none, because it is not text. */
+  tokenWords(request, number, limit) {
+    const words = plain(this.view.store.tokenText(request, number), limit);
+    return request.tokens[number].text ? JSON.stringify(words) : words;
   }
 
   // -- the facts -------------------------------------------------------------------------------------------------
@@ -192,11 +201,15 @@ export class Inspector {
       rows.push(["contents", [words, this.toStep(found.step)]]);
     }
     const output = [];
+    let hasText = false;
     for (let at = Math.max(from, owner.num_prompt_tokens); at < to; at++) {
       const number = at - owner.num_prompt_tokens;
-      if (number < owner.tokens.length) output.push(store.tokenText(owner, number));
+      if (number >= owner.tokens.length) continue;
+      output.push(store.tokenText(owner, number));
+      hasText ||= Boolean(owner.tokens[number].text);
     }
-    if (output.length) rows.push(["text", JSON.stringify(plain(output.join(""), 80))]);
+    const text = plain(hasText || store.tokensKnown ? output.join("") : "not recorded", 80);
+    if (output.length) rows.push(["text", hasText ? JSON.stringify(text) : text]);
     else if (to > from) rows.push(["text", "part of the prompt"]);
   }
 
@@ -223,6 +236,6 @@ export class Inspector {
     }
     const top = store.topTokens(request, number);
     if (top) rows.push(["most likely", candidateBars(top)]);
-    return { title: JSON.stringify(plain(store.tokenText(request, number), 40)), rows, request };
+    return { title: this.tokenWords(request, number, 40), rows, request };
   }
 }
