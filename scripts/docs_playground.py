@@ -65,7 +65,7 @@ def with_notebooks(markdown: str, name: str) -> str:
         return markdown
     if name == "course.md":
         links = ", ".join(_link(notebook, notebook[:2], 1) for notebook in build_lite.NOTEBOOKS)
-        said = f"Three notebooks run in this browser, with nothing to install: {links}."
+        said = f"These notebooks run in this browser, with nothing to install: {links}."
         return markdown.replace("## Exercises\n", f"{said} Cells with a model are left out.\n\n## Exercises\n", 1)
     notebook = name.rpartition("/")[2].partition(".")[0]
     if name.startswith("source/notebooks/") and notebook in build_lite.NOTEBOOKS:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from workbench import EngineConfig, SamplingParams
-from workbench.analysis.fleet.routers import ROUTERS, RouterName
+from workbench.analysis.fleet.routers import ROUTERS
+from workbench.base.keyword_fields import RouterName
 from workbench.base.keyword_fields import ConfigChanges, ConfigFields, SamplingFields
 from workbench.viz.panel_names import PANELS, PanelName
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -321,3 +322,30 @@ def test_output_that_nobody_reads_ends_the_command_without_a_message():
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, env=ENVIRONMENT)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_a_sweep_and_a_fleet_write_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3} for n in range(4)]
+    Path("work.json").write_text(json.dumps({"requests": requests, "cost_model": {"fixed": 0.01}}))
+    for command, written in (
+        ("simulate work.json --sweep max_num_seqs=1,2 --jobs 1 --out s.csv --plot s.svg", ["s.csv", "s.svg"]),
+        ("fleet run work.json --replicas 2 --out traces --plot f.svg", ["f.svg", "2 traces into traces"]),
+        ("fleet compare work.json --routers random --jobs 1 --plot c.svg", ["c.svg"]),
+    ):
+        assert main(command.split()) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert [line for line in said if line.startswith("wrote ")] == [f"wrote {name}" for name in written]
+        assert all(Path(name.split()[-1]).exists() for name in written)
+
+
+def test_one_replica_is_no_plural(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3, "arrival_time": n / 9} for n in range(4)]
+    Path("work.json").write_text(json.dumps({"requests": requests, "cost_model": {"fixed": 0.01}}))
+    assert main(["fleet", "size", "work.json", "--slo", "ttft_p99=2s", "--repeats", "1", "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "\n1 replica with round_robin meets ttft_p99 <= 2 s\n" in said and "\n1 replica still meets it at " in said
+    assert "\n< the smallest fleet that meets the target\n" in said and "ttft_p99: 10 ms to 10 ms over 2 runs\n" in said
+    assert main(["fleet", "run", "work.json", "--replicas", "1"]) == 0
+    assert "FleetRun(round_robin, 1 replica: 4 of 4 requests finished" in capsys.readouterr().out

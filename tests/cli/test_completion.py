@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench import EngineConfig, simulate
+from workbench.analysis.fleet.routers import ROUTERS
 from workbench.apps.cli import COMMANDS, build_parser, main
 from workbench.apps.cli.completion import SHELLS, _actions, _completer
 from workbench.apps.cli.settings import config_fields, vllm_fields
@@ -114,6 +115,16 @@ def test_what_is_offered(folder):
     assert asked("workbench trace explain none.jsonl ", folder) == [""]
     (folder / "bad.jsonl").write_text("{")
     assert asked("workbench trace explain bad.jsonl ", folder) == [""]
+
+
+def test_routers_are_offered_and_named_in_the_help(folder):
+    for command in ("run", "size"):
+        assert asked(f"workbench fleet {command} a-run.jsonl.gz --router cache", folder) == ["cache_aware "]
+        assert asked(f"workbench fleet {command} a-run.jsonl.gz --router ", folder) == list(ROUTERS)
+    asked_last = asked("workbench fleet compare a-run.jsonl.gz --routers sticky,cache", folder)
+    assert [word.strip() for word in asked_last] == ["sticky,cache_aware"]
+    told = [action.help for action in _actions(build_parser("fleet")) if action.dest in ("router", "routers")]
+    assert len(told) == 3 and all(", ".join(ROUTERS) in help for help in told)
 
 
 def test_each_path_is_completed_with_files_or_folders():

@@ -46,6 +46,9 @@ NOT_RUN = {
     r"kernel check$": "it takes minutes; tests/attention checks these kernels",
     r"fleet compare measured": "it simulates nine fleets, half a minute; tests/fleet compares them",
     r"fleet split": "it simulates prompts of 10,000 tokens in ten fleets; tests/fleet finds a crossover",
+    r"bench": "it needs a model and a data set; tests of bench run it",
+    r"doctor smollm2": "it loads a model; tests of doctor run it",
+    r"course slides": "it runs a notebook; tests/course makes slides",
     r"course grade": "it runs the notebooks of a class; tests/course grades copies",
 }
 """Examples that are only parsed, by their beginnings, and why."""

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -56,6 +57,21 @@ def test_a_right_answer_is_accepted_and_three_wrong_ones_get_a_hint(name, monkey
 def test_an_answer_that_fails_is_told_why(answer, reason):
     verdict = EXERCISES["slots"].judge(answer)
     assert not verdict and reason in verdict.message
+
+
+def test_the_grades_on_the_page_for_teachers_are_those_of_the_exercises(monkeypatch):
+    monkeypatch.chdir(COURSE)
+    page = (Path(__file__).parents[2] / "docs" / "teaching.md").read_text()
+    ((reached, possible, listed),) = re.findall(r"ada: (\d+) of (\d+) points\n((?: {8,}\S.*\n)+)", page)
+    wrong = re.findall(r"^ {8}(\d\d) (\w+): (.*)\n +Hint: (.*)", listed, re.MULTILINE)
+    assert int(possible) == sum(exercise.points for exercise in EXERCISES.values())
+    assert int(reached) == int(possible) - sum(EXERCISES[name].points for _, name, _, _ in wrong)
+    answers = {"slots": "def slot_of(block_table, position, block_size):\n    return 0"}
+    for number, name, reason, hint in wrong:
+        exercise = EXERCISES[name]
+        assert exercise.notebook.startswith(number) and exercise.hint == hint
+        # A grader says "not answered yet" of an answer that is still the notebook's own.
+        assert reason == (exercise.judge(answers[name]).message if name in answers else "not answered yet")
 
 
 def write_answers(folder, answers):

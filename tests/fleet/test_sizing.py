@@ -17,6 +17,7 @@ from workbench.analysis.fleet.load_curve import load_curve
 from workbench.analysis.fleet.sizing import compare, size
 from workbench.apps.cli import main
 from workbench.base.progress import _NoBar
+from workbench.base.text import duration
 from workbench.simulation.arrivals import read_generated, timed_arrival
 from workbench.simulation.costs.cost_model import CostModel
 
@@ -212,7 +213,8 @@ def test_an_answer_is_repeated_with_other_seeds_and_fits():
     table = size(demand, "ttft_p99=500ms", router="random", repeats=3, jobs=1)
     values = {row.values["ttft_p99"] for row in (table.best, *table.repeats)}
     assert len(demand.models) == 8 and len(values) == 4
-    assert f"ttft_p99: {min(values):.4g} to {max(values):.4g} over 4 runs" in repr(table)
+    low, high = duration(min(values)), duration(max(values))
+    assert f"ttft_p99: {low} to {high} over 4 runs" in repr(table)
     met = sum(row.meets for row in (table.best, *table.repeats))
     assert f"{met} of 4 runs" in repr(table)
 

@@ -48,6 +48,7 @@ def test_an_error_names_the_file_and_not_the_one_beside_it(name, where, tmp_path
     with pytest.raises(OSError, match="No such file" if where == "no folder" else "directory") as caught:
         write(target)
     assert (caught.value.filename, caught.value.filename2) == (str(target), None)
+    assert str(caught.value).endswith(f": {str(target)!r}"), "one file, and no arrow to another"
     assert list(tmp_path.iterdir()) == ([] if where == "no folder" else [target])
 
 

@@ -60,6 +60,14 @@ def test_it_builds_without_a_warning_and_every_page_is_in_the_navigation(site):
     assert "WARNING" not in log and "not included in the" not in log, log
 
 
+def test_the_search_of_the_site_finds_no_page_of_solutions(site):
+    """Students search; the notes for instructors have the answers, and no link in the navigation."""
+    folder, _ = site
+    found = {entry["location"] for entry in json.loads((folder / "search" / "search_index.json").read_text())["docs"]}
+    assert "teaching/" in found and (folder / "instructors" / "index.html").is_file()
+    assert not [location for location in found if location.startswith("instructors/")]
+
+
 class _Loads(HTMLParser):
     """Collect the addresses that a browser would fetch to show a page."""
 

@@ -21,7 +21,7 @@ from workbench.analysis.values import value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.progress import progress_bar
-from workbench.base.text import duration
+from workbench.base.text import counted, duration
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
@@ -221,8 +221,8 @@ class Tuning:
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         if self.losers:
             named = (f"{rid} {duration(old)} -> {duration(new)}" for rid, old, new in self.losers[:3])
-            worst = ", ".join(named)
-            lines.append(f"  {len(self.losers)} requests end later than now: {worst}")
+            worst, ends = ", ".join(named), "ends" if len(self.losers) == 1 else "end"
+            lines.append(f"  {counted(len(self.losers), 'request')} {ends} later than now: {worst}")
         if self.best.changes:
             lines += _candidate_lines("now", self.current, self.slo)
         for candidate in self.runners_up:

@@ -12,6 +12,18 @@ from typing import Any, Literal, TypedDict
 
 PolicyName = Literal["fcfs", "priority"]
 BackendName = Literal["auto", "metal", "cuda", "cpu", "gather", "dense", "msl"]
+RouterName = Literal[
+    "round_robin",
+    "random",
+    "power_of_two",
+    "least_loaded",
+    "consistent_hash",
+    "sticky",
+    "cache_aware",
+    "prefix",
+    "score",
+    "vllm",
+]
 CacheType = Literal["auto", "float32", "float16", "bfloat16", "int8_per_token_head"]
 
 

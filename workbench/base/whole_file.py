@@ -27,7 +27,8 @@ def replaced_when_complete(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(unfinished, target)
     except OSError as problem:
         if problem.filename is not None and os.fspath(problem.filename) == os.fspath(unfinished):
-            problem.filename, problem.filename2 = os.fspath(target), None
+            problem.filename = os.fspath(target)
+            del problem.filename2  # None would be printed as a second file
         raise
     finally:
         unfinished.unlink(missing_ok=True)

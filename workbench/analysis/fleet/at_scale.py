@@ -11,9 +11,11 @@ from typing import Any
 
 from workbench.analysis.fleet.replica import PromptHashes, Replica
 from workbench.analysis.fleet.router import Router
-from workbench.analysis.fleet.routers import RouterName, make_router
+from workbench.analysis.fleet.routers import make_router
 from workbench.analysis.fleet.simulate import route
 from workbench.base.field_checks import integer
+from workbench.base.keyword_fields import RouterName
+from workbench.base.text import counted
 from workbench.config import EngineConfig
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.at_scale import LatencyHistogram, SimulationSummary, SummedRun, check_servable, servable
@@ -65,7 +67,7 @@ class FleetSummary:
     def __repr__(self) -> str:
         ttft, itl = (self.latency(name).distribution() for name in ("ttft", "itl"))
         return (
-            f"FleetSummary({self.router}, {len(self.replicas)} replicas: {self.total('num_finished')} of "
+            f"FleetSummary({self.router}, {counted(len(self.replicas), 'replica')}: {self.total('num_finished')} of "
             f"{self.total('num_requests')} requests in {self.total('num_steps')} steps, {self.duration:.6g} s; "
             f"TTFT mean {ttft.mean or 0:.4g} s, p99 {ttft.p99 or 0:.4g}; ITL mean {itl.mean or 0:.4g} s)"
         )

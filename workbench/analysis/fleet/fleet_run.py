@@ -14,7 +14,7 @@ from workbench.analysis.fleet.fork import Fork, SecondChoice, second_choice
 from workbench.analysis.fleet.router import Decision, Router
 from workbench.analysis.fleet.split import HandOver
 from workbench.base.on_demand import find
-from workbench.base.text import shown
+from workbench.base.text import counted, shown
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
@@ -164,8 +164,8 @@ class FleetRun:
     def __repr__(self) -> str:
         whole = self.metrics().summary
         lines = [
-            f"FleetRun({self.router}, {len(self.traces)} replicas: {whole.num_finished} of {len(self.choices)} "
-            f"requests finished in {amount(whole.duration, whole.unit)})",
+            f"FleetRun({self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished} of "
+            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)})",
             "  replica  requests  steps  cached  preempted  TTFT mean        p99   ITL mean  peak KV",
         ]
         names = [*map(str, range(len(self.traces))), "all"]

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.analysis.check import shown
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.sizing import MAX_REPLICAS, size
 from workbench.analysis.tune import read_slo
 from workbench.base.field_checks import number
+from workbench.base.tables import table_lines
+from workbench.base.text import counted
 from workbench.trace.readings.metrics import number as shown_number
 from workbench.trace.readings.metrics import percent
 
@@ -45,17 +48,20 @@ class LoadCurve:
     source: str
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return self.text()
 
-    def _lines(self) -> Iterator[str]:
-        head = ["load", "requests/s", "replicas", *self.slo, "hit rate"]
-        table = [head, *(self._cells(point) for point in self.points)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-        yield from ("  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in table)
+    def text(self, width: int | None = None) -> str:
+        """The table, with a block of lines for each load if ``width`` columns of a terminal are too few for it."""
+        return "\n".join(self._lines(width))
+
+    def _lines(self, width: int | None) -> Iterator[str]:
+        units = [name if name == "output_throughput" else f"{name} s" for name in self.slo]
+        head = ["load", "requests/s", "replicas", *units, "hit rate"]
+        yield from table_lines([head, *(self._cells(point) for point in self.points)], width=width)
         for point in self.points:
             if point.row is not None and point.replicas != point.row.replicas:
                 yield (
-                    f"at {point.load:g}x {point.row.replicas} replicas met the target too, by chance: a smaller load "
+                    f"at {point.load:g}x {counted(point.row.replicas, 'replica')} met the target too, by chance: a smaller load "
                     f"needed {point.replicas}, and runs of this layout lie within {self._ranges(point.row)}"
                 )
             elif point.row is None:
@@ -70,7 +76,7 @@ class LoadCurve:
         return [f"{point.load:g}x", shown_number(row.rate), str(point.replicas), *values, percent(row.hit_rate)]
 
     def _ranges(self, row: FleetRow) -> str:
-        return ", ".join(f"{name} {shown_number(row.low[name])} to {shown_number(row.high[name])}" for name in self.slo)
+        return ", ".join(f"{name} {shown(name, row.low[name])} to {shown(name, row.high[name])}" for name in self.slo)
 
 
 def load_curve(

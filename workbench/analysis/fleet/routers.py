@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal
 
 from workbench.analysis.fleet.hashing import session_hashes
 from workbench.analysis.fleet.prefix_tree import PrefixTree
@@ -339,19 +338,6 @@ class Vllm(Router):
 def _session(request: Arrival) -> str:
     return request.session or request.request_id
 
-
-RouterName = Literal[
-    "round_robin",
-    "random",
-    "power_of_two",
-    "least_loaded",
-    "consistent_hash",
-    "sticky",
-    "cache_aware",
-    "prefix",
-    "score",
-    "vllm",
-]
 
 ROUTERS: dict[str, type[Router]] = {
     kind.name: kind

@@ -11,10 +11,11 @@ from workbench.analysis.fleet.events import Change, EventLoop, Routed
 from workbench.analysis.fleet.fleet_run import Choice, FleetRun
 from workbench.analysis.fleet.replica import PromptHashes, Replica
 from workbench.analysis.fleet.router import Router
-from workbench.analysis.fleet.routers import RouterName, make_router
+from workbench.analysis.fleet.routers import make_router
 from workbench.analysis.fleet.sessions import Sessions
 from workbench.analysis.fleet.split import Split
 from workbench.base.field_checks import integer
+from workbench.base.keyword_fields import RouterName
 from workbench.base.progress import progress_bar
 from workbench.base.text import shown
 from workbench.config import EngineConfig

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from workbench.analysis.check import shown
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.router import Router
@@ -22,6 +23,8 @@ from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
 from workbench.base.progress import progress_bar
+from workbench.base.tables import table_lines
+from workbench.base.text import counted
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace.readings.metrics import number, percent
 
@@ -73,15 +76,26 @@ class FleetTable:
         return svg
 
     def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The table and the answer.
+
+        Args:
+            width: Columns of the terminal; None for any number. A layout becomes a block of lines if they are too few.
+        """
         names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
-        head = ["", "router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
-        head += ["cost of 1M"] if self.price is not None else []
-        front = ["*" if row["pareto"] else "" for row in self.pareto()]
-        table = [head, *([mark, *_cells(row, names, self.price)] for mark, row in zip(front, self.rows))]
-        widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
-        lines[1:] = [line + (" <" if row is self.best else "") for line, row in zip(lines[1:], self.rows)]
+        units = [name if name == "output_throughput" else f"{name} s" for name in names]
+        head = ["", "router", "replicas", *units, "goodput", "hit rate", "busiest", "tokens/s"]
+        head += ["cost of 1M", ""] if self.price is not None else [""]
+        table = [head]
+        for plain, row in zip(self.pareto(), self.rows):
+            marks = "*" if plain["pareto"] else "", "<" if row is self.best else ""
+            table.append([marks[0], *_cells(row, names, self.price), marks[1]])
+        lines = table_lines(table, width=width, title=(0, 1, len(head) - 1))
         lines.append("* no other layout has fewer replicas and lower mean TTFT and ITL")
+        if self.best is not None:
+            lines.append("< the smallest fleet that meets the target")
         if self.slo:
             lines.append(self._answer())
         if self.repeats:
@@ -96,21 +110,23 @@ class FleetTable:
         return "\n".join(lines)
 
     def _answer(self) -> str:
-        limits = ", ".join(f"{name} <= {limit:g}" for name, limit in self.slo.items())
+        limits = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
         if self.best is not None:
-            return f"{self.best.replicas} replicas with {self.best.router} meet {limits}"
+            meets = "meets" if self.best.replicas == 1 else "meet"
+            return f"{counted(self.best.replicas, 'replica')} with {self.best.router} {meets} {limits}"
         closest = min(self.rows, key=lambda row: row.score)
         return (
-            f"no layout meets {limits}; closest: {closest.replicas} replicas with {closest.router}, whose worst value "
+            f"no layout meets {limits}; closest: {counted(closest.replicas, 'replica')} with {closest.router}, whose worst value "
             f"is {closest.score:.3g} times its limit"
         )
 
     def _limit(self) -> str:
         """The highest load that the answer serves within the target, and the cost there."""
         assert self.best is not None and self.highest is not None
+        still = "still meets" if self.best.replicas == 1 else "still meet"
         text = (
-            f"{self.best.replicas} replicas still meet it at {self.highest.load / self.best.load:.3g} times this load, "
-            f"{number(self.highest.rate)} requests/s"
+            f"{counted(self.best.replicas, 'replica')} {still} it at {self.highest.load / self.best.load:.3g} times this "
+            f"load, {number(self.highest.rate)} requests/s"
         )
         if self.price is not None:
             text += f", where a million output tokens cost {number(self.highest.cost(self.price))}"
@@ -123,9 +139,9 @@ class FleetTable:
             rows = (self.best, *self.repeats)
             values = [row.values[name] for row in rows]
             low, high = min(row.low[name] for row in rows), max(row.high[name] for row in rows)
-            single = f", the first the mean of {self.best.runs}; alone {number(low)} to {number(high)}"
+            single = f", the first the mean of {self.best.runs}; alone {shown(name, low)} to {shown(name, high)}"
             first = single if self.best.runs > 1 else ""
-            yield f"{name}: {number(min(values))} to {number(max(values))} over {len(values)} runs{first}"
+            yield f"{name}: {shown(name, min(values))} to {shown(name, max(values))} over {len(values)} runs{first}"
         met = sum(row.meets for row in (self.best, *self.repeats))
         yield f"{met} of {len(self.repeats) + 1} runs, with other seeds and fits of the cost model, meet the target"
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from workbench.engine.distributed.job import MakeEngine
     from workbench.models.load import LoadedModel
 
+_EXAMPLES = """\
+  workbench bench --num-requests 8 --input-len 32 --output-len 16
+  workbench bench --model smollm2 --request-rate 4 --input-len 128 --output-len 32 --num-requests 40
+  workbench bench --dataset-name sharegpt --dataset-path sharegpt.json --metric-percentiles 90,99
+"""
+
 DATASETS = ("random", "sonnet", "sharegpt")
 
 
@@ -30,7 +36,12 @@ def _percentiles(text: str) -> list[float]:
 def add_parser(commands: Commands) -> None:
     """Add ``bench`` to the commands."""
     parser = add_command(
-        commands, "bench", run, "serve a benchmark's requests and print latency and throughput", extra="engine"
+        commands,
+        "bench",
+        run,
+        "serve a benchmark's requests and print latency and throughput",
+        examples=_EXAMPLES,
+        extra="engine",
     )
     add_model_option(parser)
     parser.add_argument("--dataset-name", choices=DATASETS, default="random", help="the requests (default random)")

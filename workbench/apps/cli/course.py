@@ -27,6 +27,11 @@ EXAMPLES = """\
   workbench course grade class/ --out grades.csv    a row for every exercise of every copy
   workbench course grade my-course                  one copy"""
 
+_SLIDES = """\
+  workbench course slides my-course/07_preemption.ipynb            run it, and write my-course/07_preemption.html
+  workbench course slides my-course/07_preemption.ipynb --saved    as it was saved, with its outputs
+"""
+
 
 def add_parser(commands: Commands) -> None:
     """Add ``course`` to the commands."""
@@ -38,7 +43,7 @@ def add_parser(commands: Commands) -> None:
     add_number(grade, "--jobs", 2, "answers that run at the same time")
     add_number(grade, "--timeout", 120, "seconds that an answer may take")
     help = "slides of a notebook, in one page that opens without a network"
-    slides = add_command(inner, "slides", run_slides, help, extra="notebook")
+    slides = add_command(inner, "slides", run_slides, help, examples=_SLIDES, extra="notebook")
     slides.add_argument("notebook", type=Path, metavar="NOTEBOOK", help="a notebook of the course, or a copy")
     add_out_option(slides, "PAGE", "page to write (default: beside the notebook, .html)")
     slides.add_argument("--saved", action="store_true", help="show the saved outputs instead of running the notebook")

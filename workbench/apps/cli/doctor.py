@@ -30,10 +30,16 @@ NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 16
 """The attention of the bundled model."""
 
 
+_EXAMPLES = """\
+  workbench doctor                     this machine
+  workbench doctor smollm2             what was read of a model's files, and what its weights are kept as
+"""
+
+
 def add_parser(commands: Commands) -> None:
     """Add ``doctor`` to the commands."""
     help = "what this machine computes with, and why; for bug reports"
-    parser = add_command(commands, "doctor", run, help)
+    parser = add_command(commands, "doctor", run, help, examples=_EXAMPLES)
     parser.add_argument("model", nargs="?", help="a model, to say what was made of each key of its files instead")
     add_loading_options(parser)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from workbench.apps.cli.options import (
     Commands,
@@ -16,12 +16,19 @@ from workbench.apps.cli.options import (
     check_folder,
     check_suffix,
     load_trace,
+    write_plot,
 )
-from workbench.apps.cli.settings import add_settings_option
+from workbench.apps.cli.settings import add_settings_option, completed_by
 from workbench.base.field_checks import integer, number
+from workbench.base.keyword_fields import RouterName
+from workbench.base.tables import terminal_width
+from workbench.base.text import counted
 
 if TYPE_CHECKING:
     from workbench.analysis.fleet.demand import Demand
+
+ROUTER_NAMES: tuple[str, ...] = get_args(RouterName)
+_ROUTERS = ", ".join(ROUTER_NAMES)
 
 _RUN_EXAMPLES = """\
   workbench fleet run workload.json --replicas 4 --router cache_aware --out fleet
@@ -47,11 +54,11 @@ def add_parser(commands: Commands) -> None:
     below = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run = add_command(below, "run", _run, "one fleet, whose traces can be watched", examples=_RUN_EXAMPLES)
     run.add_argument("--replicas", type=int, default=2, metavar="N", help="number of replicas (default 2)")
-    run.add_argument("--router", default="round_robin", metavar="NAME", help="router (default round_robin)")
+    _add_router_option(run)
     add_out_option(run, "DIR", "save the trace of each replica in this folder")
     run.add_argument("--plot", type=Path, metavar="OUT.svg", help="replicas as rows of one time axis")
     size = add_command(below, "size", _size, "the smallest number of replicas for a target", examples=_SIZE_EXAMPLES)
-    size.add_argument("--router", default="round_robin", metavar="NAME", help="router (default round_robin)")
+    _add_router_option(size)
     size.add_argument("--max-replicas", type=int, default=256, metavar="N", help="largest fleet to try (default 256)")
     size.add_argument(
         "--repeats", type=int, default=4, metavar="N", help="runs of the answer with other seeds and fits (default 4)"
@@ -60,7 +67,8 @@ def add_parser(commands: Commands) -> None:
         below, "compare", _compare, "numbers of replicas with several routers", examples=_COMPARE_EXAMPLES
     )
     compare.add_argument("--replicas", default="2", metavar="N,...", help="numbers of replicas (default 2)")
-    compare.add_argument("--routers", metavar="NAME,...", help="routers (default: all)")
+    routers = compare.add_argument("--routers", metavar="NAME,...", help=f"routers: {_ROUTERS} (default: all)")
+    completed_by(routers, _complete_routers)
     compare.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all layouts")
     compare.add_argument(
         "--rows", type=Path, metavar="OUT.jsonl", help="keep each layout's numbers here, and continue from them"
@@ -110,6 +118,19 @@ def add_parser(commands: Commands) -> None:
             choices=("repeated", "compressed"),
             help="repeated: more users like these; compressed: these users, faster (default repeated)",
         )
+
+
+def _complete_routers(prefix: str, **_: object) -> list[str]:
+    """Completions of a list of routers."""
+    before = prefix[: prefix.rfind(",") + 1]
+    return [before + name for name in ROUTER_NAMES]
+
+
+def _add_router_option(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument(
+        "--router", default="round_robin", metavar="NAME", help=f"router: {_ROUTERS} (default round_robin)"
+    )
+    completed_by(option, _complete_routers)
 
 
 def _loads(text: str, several: bool) -> list[float]:
@@ -165,9 +186,10 @@ def _run(options: argparse.Namespace) -> int:
         print(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
     print(f"steps are simulated; their durations come from {demand.source}")
     if options.plot:
-        options.plot.write_text(run.to_svg(), encoding="utf-8")
+        write_plot(options.plot, run.to_svg())
     if options.out:
         run.save(options.out)
+        print(f"wrote {counted(replicas, 'trace')} into {options.out}")
     return 0
 
 
@@ -180,11 +202,11 @@ def _size(options: argparse.Namespace) -> int:
     layout = {"router": options.router, "max_replicas": options.max_replicas}
     if len(loads) > 1:
         curve = load_curve(_demand(options), loads, options.slo, **layout)
-        print(curve)
+        print(curve.text(terminal_width()))
         return 0 if all(point.row is not None for point in curve.points) else 1
     demand = _demand(options, *loads)
     table = size(demand, options.slo, **layout, repeats=options.repeats, jobs=jobs, highest=True, price=price)
-    print(table)
+    print(table.text(terminal_width()))
     return 0 if table.best is not None else 1
 
 
@@ -199,9 +221,9 @@ def _compare(options: argparse.Namespace) -> int:
     slo, jobs, price = options.slo or "", _jobs(options), _price(options)
     demand = _demand(options, *_loads(options.load, several=False))
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
-    print(table)
+    print(table.text(terminal_width()))
     if options.plot:
-        options.plot.write_text(table.to_svg(), encoding="utf-8")
+        write_plot(options.plot, table.to_svg())
     return 0
 
 
@@ -225,7 +247,7 @@ def _split(options: argparse.Namespace) -> int:
     print(found)
     print(f"steps are simulated; their durations come from {demand.source}")
     if options.plot:
-        options.plot.write_text(found.to_svg(), encoding="utf-8")
+        write_plot(options.plot, found.to_svg())
     return 0
 
 

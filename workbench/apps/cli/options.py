@@ -208,6 +208,12 @@ def check_table_and_plot(options: argparse.Namespace) -> None:
     check_suffix("--out", options.out, ".csv", ".parquet")
 
 
+def write_plot(path: Path, svg: str) -> None:
+    """Write a plot, and say so."""
+    path.write_text(svg, encoding="utf-8")
+    print(f"wrote {path}")
+
+
 def add_unit_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what an access log counts if it does not show that itself, and what to leave out."""
     group = parser.add_argument_group("units of an access log", "found in the log, unless two readings are possible")

@@ -16,6 +16,7 @@ from workbench.apps.cli.options import (
     check_suffix,
     check_table_and_plot,
     load_trace,
+    write_plot,
 )
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
@@ -162,8 +163,9 @@ def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
     print("* on the Pareto front of mean TTFT, mean ITL and throughput")
     if options.out:
         save_table(rows, options.out)
+        print(f"wrote {options.out}")
     if options.plot:
-        options.plot.write_text(pareto_svg(rows, list(grid)), encoding="utf-8")
+        write_plot(options.plot, pareto_svg(rows, list(grid)))
     return 0
 
 

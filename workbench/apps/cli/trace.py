@@ -32,6 +32,18 @@ if TYPE_CHECKING:
     from workbench.trace.formats.scrapes import Scrapes
     from workbench.trace.formats.server_log import ServerLog
 
+_INFO = """\
+  workbench trace info run.jsonl.gz
+  workbench trace info run.jsonl.gz --around r1
+  workbench trace info access.csv
+"""
+_NARRATE = "  workbench trace narrate run.jsonl.gz"
+_HTML = "  workbench trace html run.jsonl.gz run.html"
+_LINK = "  workbench trace link run.jsonl.gz --step 2 --request r1"
+_PERFETTO = "  workbench trace perfetto run.jsonl.gz run.perfetto.json"
+_OTLP = "  workbench trace otlp run.jsonl.gz --out spans.json"
+_DIFF = "  workbench trace diff run.jsonl.gz measured.jsonl"
+
 _KV_EVENTS = """\
   workbench trace kv-events tcp://127.0.0.1:5557 --out events.jsonl --seconds 120
   workbench trace info events.jsonl
@@ -49,7 +61,7 @@ def add_parser(commands: Commands) -> None:
     actions = trace.add_subparsers(dest="trace_command", required=True, metavar="COMMAND")
 
     help = "summarise the contents and latencies of a trace, or of what other tools recorded"
-    info = add_command(actions, "info", _info, help)
+    info = add_command(actions, "info", _info, help, examples=_INFO)
     others = (
         "a folder of them, an access log, OTLP spans, a recording of vllm-vcr, scrapes of /metrics, KV events, or a "
         "server's log"
@@ -57,15 +69,16 @@ def add_parser(commands: Commands) -> None:
     info.add_argument("trace", type=Path, help=f"{TRACE_FILE}, {others}")
     add_unit_options(info)
 
-    story = add_command(actions, "narrate", _narrate, "tell every step of a trace in one sentence")
+    story = add_command(actions, "narrate", _narrate, "tell every step of a trace in one sentence", examples=_NARRATE)
     story.add_argument("trace", type=Path, help=TRACE_FILE)
 
-    html = add_command(actions, "html", _html, "one page that shows the trace, for any browser, without a network")
+    help = "one page that shows the trace, for any browser, without a network"
+    html = add_command(actions, "html", _html, help, examples=_HTML)
     html.add_argument("trace", type=Path, help=TRACE_FILE)
     add_out_option(html, "PAGE", "page to write (default: beside the trace, .html)", is_last_word=True)
 
     help = "print a link that opens the trace in the playground: the trace is in the link, nothing is uploaded"
-    link = add_command(actions, "link", _link, help)
+    link = add_command(actions, "link", _link, help, examples=_LINK)
     link.add_argument("trace", type=Path, help=TRACE_FILE)
     link.add_argument("--step", type=int, metavar="N", help="open it at this step")
     link.add_argument("--request", metavar="ID", help="select this request")
@@ -73,14 +86,14 @@ def add_parser(commands: Commands) -> None:
     link.add_argument("--playground", metavar="URL", help=help)
 
     help = "convert to a Chrome trace, which opens in ui.perfetto.dev"
-    perfetto = add_command(actions, "perfetto", _perfetto, help)
+    perfetto = add_command(actions, "perfetto", _perfetto, help, examples=_PERFETTO)
     perfetto.add_argument("trace", type=Path, help=TRACE_FILE)
     help = "a profile of torch's profiler (.json or .json.gz) that ran meanwhile: its events on the same time axis"
     perfetto.add_argument("--join", type=Path, metavar="PROFILE", help=help)
     add_out_option(perfetto, "FILE", "file to write (default: beside the trace, .perfetto.json)", is_last_word=True)
 
     help = "write requests as OpenTelemetry spans (OTLP/JSON), for other dashboards"
-    otlp = add_command(actions, "otlp", _otlp, help)
+    otlp = add_command(actions, "otlp", _otlp, help, examples=_OTLP)
     otlp.add_argument("trace", type=Path, help=TRACE_FILE)
     help = "file to write (default: beside the trace, .otlp.json)"
     add_out_option(otlp, "FILE", help, before=["-o"], is_last_word=True)
@@ -98,7 +111,7 @@ def add_parser(commands: Commands) -> None:
     events.add_argument("--tokens", action="store_true", help="write the token ids of blocks, which are users' texts")
     events.add_argument("--seconds", type=float, metavar="S", help="time to record (default: until Ctrl-C)")
 
-    diff = add_command(actions, "diff", _diff, "compare two traces of the same requests")
+    diff = add_command(actions, "diff", _diff, "compare two traces of the same requests", examples=_DIFF)
     diff.add_argument("a", type=Path, help="trace file")
     diff.add_argument("b", type=Path, help="trace file")
 

@@ -24,6 +24,7 @@ from workbench.apps.cli.options import (
     load_ranks,
     load_trace,
     parts_of,
+    write_plot,
 )
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
@@ -307,21 +308,24 @@ def _whatif(options: argparse.Namespace) -> int:
 def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is_changed: bool) -> Iterator[str]:
     """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
     from workbench.analysis.check import MAX_ERROR, shown
+    from workbench.base.tables import table_lines, terminal_width
 
-    changed = f"{'changed, predicted':>20}{'change':>9}" if is_changed else ""
-    yield f"{'':<18}{'now, predicted':>16}{changed}  {'interval':<32}{'now, recorded':>16}{'off by':>9}"
+    changed = ["changed, predicted", "change"] if is_changed else []
+    table = [["", "now, predicted", *changed, "interval", "now, recorded", "off by", ""]]
     far = False
     for name in names:
         interval, now = prediction.intervals[name], check.unchanged.get(name)
         texts = [shown(name, values[name]) if name in values else "-" for values in (check.unchanged, check.recorded)]
         change = f"{interval.value / now - 1:+.0%}" if now else ""
-        changed = f"{shown(name, interval.value):>20}{change:>9}" if is_changed else ""
+        changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
         error = check.errors.get(name)
         is_far = error is not None and abs(error) > MAX_ERROR
         far = far or is_far
         off = "" if error is None else f"{error:+.1%}"
-        yield f"{name:<18}{texts[0]:>16}{changed}  {spread:<32}{texts[1]:>16}{off:>9}{' !' if is_far else ''}".rstrip()
+        table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
+    left, last = (0, 4 if is_changed else 2), len(table[0]) - 1
+    yield from table_lines(table, width=terminal_width(), title=(0, last), left=left)
     if "duration" in names:
         yield "note: duration and output_throughput include idle time"
     if far:
@@ -341,6 +345,7 @@ def _tune(options: argparse.Namespace) -> int:
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
+        print(f"wrote {options.out}")
     if options.plot:
-        options.plot.write_text(pareto_svg(list(tuning.rows), tuning.settings), encoding="utf-8")
+        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings))
     return 0

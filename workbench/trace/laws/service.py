@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workbench.base.text import counted
 from workbench.trace.laws.history import History
 from workbench.trace.laws.known import Known
 from workbench.trace.laws.state import Limits, Step, is_special
@@ -252,7 +253,7 @@ def left_out(history: History, step: Step) -> None:
         return
     needed, num_free = _most_blocks(limits, head.num_tokens), step.free_blocks - limits.num_watermark_blocks
     if num_left > limits.num_drafts * (2 + len(step.chunks)) and needed <= num_free:
-        what = f"{needed} blocks are enough, {num_free} are free, and {num_left} tokens of the budget are left"
+        what = f"it needs {counted(needed, 'block')}, {num_free} are free, and of the budget {counted(num_left, 'token')} are left"
         history.report("left_out", first, what)
 
 

@@ -1,0 +1,39 @@
+"""Tables on a terminal of 80 columns: no line is longer, so that no number is cut in two."""
+
+import pytest
+
+from workbench import CostModel, simulate
+from workbench.apps.cli import main
+
+COST = CostModel(fixed=0.01, per_sequence=2e-4, per_prefill_token=1e-4)
+WORKLOAD = {
+    "config": {"max_num_batched_tokens": 256, "max_num_seqs": 4, "num_blocks": 200},
+    "requests": [
+        {"id": f"r{n}", "prompt": {"len": 20 + 37 * n % 400}, "max_tokens": 5 + n, "arrival_time": 0.05 * n}
+        for n in range(20)
+    ],
+}
+COMMANDS = {
+    "trace whatif run.jsonl.gz --set max_num_seqs=8": ("ttft_p99", "  changed, predicted"),
+    "fleet compare run.jsonl.gz --routers round_robin,cache_aware --jobs 1": ("cache_aware", "  ttft_mean s"),
+    "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --repeats 1": ("round_robin <", "  ttft_p99 s"),
+    "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --load 1x,2x": ("1x", "  requests/s"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_table_fits_the_terminal(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    simulate(WORKLOAD, cost_model=COST).save("run.jsonl.gz")
+    assert main(command.split()) == 0
+    wide = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command.split()) == 0
+    narrow = capsys.readouterr().out.replace("\n* ", "\n")  # before what is on the Pareto front
+    title, cell = COMMANDS[command]
+    assert title in narrow.splitlines() and any(line.startswith(cell) for line in narrow.splitlines())
+    block = narrow[narrow.index(f"\n{title}\n") + 1 :].split("\n")[1:]
+    lines = [line for line in block[: next(n for n, line in enumerate(block) if not line.startswith("  "))]]
+    assert 4 <= len(lines) and max(map(len, lines)) <= 80
+    assert all(line.split("  ")[-1].strip() in wide for line in lines), "the same cells as in columns"

@@ -1,0 +1,57 @@
+"""Tables of text: aligned columns, or a block for each row where a terminal is too narrow for them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard output goes to; None for a file, a pipe or a notebook."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    title: Collection[int] = (0,),
+    left: Collection[int] = (),
+) -> list[str]:
+    """The lines of a table.
+
+    Args:
+        rows: The cells, the headings first.
+        width: Columns that a line may have; None for any number. If the columns need more, each row becomes a block.
+        title: Columns whose cells make the first line of a block.
+        left: Columns whose cells begin at their left edge.
+
+    Example:
+        >>> rows = [["", "now", "interval"], ["ttft_mean", "1.9 s", "1.2 s to 2.4 s"]]
+        >>> print(*table_lines(rows, left=(0,)), sep="\\n")
+                     now        interval
+        ttft_mean  1.9 s  1.2 s to 2.4 s
+        >>> print(*table_lines(rows, left=(0,), width=30), sep="\\n")
+        ttft_mean
+          now       1.9 s
+          interval  1.2 s to 2.4 s
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [
+        "  ".join(
+            cell.ljust(size) if place in left else cell.rjust(size)
+            for place, (cell, size) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    head, *body = rows
+    places = [place for place in range(len(head)) if place not in title]
+    size = max(len(head[place]) for place in places)
+    blocks = []
+    for row in body:
+        blocks.append(" ".join(row[place] for place in sorted(title) if row[place]))
+        blocks += [f"  {head[place].ljust(size)}  {row[place]}" for place in places if row[place]]
+    return blocks
