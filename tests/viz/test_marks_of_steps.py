@@ -228,7 +228,7 @@ def seconds_of(words):
     """The time that a label names: "250 ms", "3 s", "2:29 min" or "1:00:05 h"."""
     value, unit = words.split()
     if ":" in value:
-        parts = [int(part) for part in value.split(":")]
+        parts = [float(part) for part in value.split(":")]
         return sum(part * 60**place for place, part in enumerate(reversed(parts)))
     return float(value.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
 
