@@ -167,7 +167,7 @@ export class WhatIf {
 export function fillMeasures(element, { measures = [], fork }, view) {
   element.hidden = !measures.length;
   // With a fork, b is the simulated run; a saved page may draw either of two runs.
-  const sides = fork && !view.drawsSecond ? ["this run", "simulated"] : ["a", "b"];
+  const sides = fork && !view.drawsSecond ? ["this run", "simulated"] : ["A", "B"];
   replace(element, table(["measure", ...sides, "change"], measures));
 }
 
