@@ -79,7 +79,7 @@ export class TimelinePanel extends StepPanel {
     setText(this.hintElement, [HINT, ...(this.cursor.byTime ? this.timeHints() : [])].join("; "));
   }
 
-  /** What the axis of time leaves out, and why it may begin after 0, the first arrival. */
+  /** The idle time that the axis leaves out, and the reason why it may begin after 0, the first arrival. */
   timeHints() {
     const axis = this.axis(), idle = axis.stretches.leftOut, { before } = this.store.clock, hints = [];
     if (idle) hints.push(`the time without ${formatSeconds(idle)} of idle time`);

@@ -460,7 +460,7 @@ class Playground {
     }
   }
 
-  /** What a state names and nobody knows, in sentences; in its place stands what is usual. */
+  /** A sentence for each unknown name in a state; the usual choice stands in its place. */
   unknownNames({ preset, router, policy, workload }) {
     return [
       workload === undefined ? unknownName("preset", preset, Object.keys(presets)) : "",
