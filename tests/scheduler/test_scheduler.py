@@ -103,7 +103,7 @@ def test_preemption_gives_its_reasons_and_counts_the_waste():
     assert str(reason) == "a needs 1 more KV block, 0 free; last admitted"
     assert said(preemption) == {
         "b": "preempted in this step: a needs 1 more KV block, 0 free; last admitted",
-        "c": "b preempted in this step: nobody is admitted",
+        "c": "nobody is admitted in a step that preempts b",
     }
     resume = next(record for record in records if record.resumed)
     assert b.num_preemptions == 1

@@ -81,7 +81,7 @@ HOSTILE = [
     "max_num_active_seqs",
     "no free KV blocks: needs 4 for 16 tokens, 2 free",
     "block",
-    "blocks preempted in this step: nobody is admitted",
+    "nobody is admitted in a step that preempts blocks",
     "preempted in this step: a needs 1 more KV block, 0 free; last admitted",
     "a needs 1 more KV block, 0 free; lowest priority (3)",
     "waiting behind r0: max_num_partial_prefills (2) in progress",

@@ -623,7 +623,49 @@ def test_a_link_to_settings_keeps_the_step_at_the_cursor(open_playground):
     other.page.wait_for_function(f"() => {view}.cursor.step === 37")
 
 
-@pytest.mark.parametrize("place", [{"step": "x"}, {"step": -4, "request": 7}, {"step": 1e9, "request": "none"}, "x"])
+def test_a_link_to_a_fleet_keeps_the_replica_on_display(open_playground):
+    page = open_playground("#preset=fleet")
+    traces = simulate_fleet(PRESETS["fleet"].workload, replicas=4, router="round_robin").traces
+    busiest = int(page.page.input_value("#replica"))
+    chosen = next(
+        i for i, trace in enumerate(traces) if i != busiest and decodes_of(trace) != decodes_of(traces[busiest])
+    )
+    page.page.select_option("#replica", str(chosen))
+    page.settle()
+    before = page.page.evaluate("() => playground.shared")
+    page.page.click("#link")
+    page.page.wait_for_function("(before) => playground.shared !== before", arg=before)
+    other = open_playground(page.page.evaluate("() => location.hash"))
+    assert other.page.input_value("#replica") == str(chosen) and other.decodes() == decodes_of(traces[chosen])
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ("#preset=chunkd", 'The link names a preset "chunkd", which does not exist: did you mean "chunked"?'),
+        ("#preset=zzzzzzzz", 'The link names a preset "zzzzzzzz", which does not exist: there are '),
+        ("#preset=fleet&router=stiky", 'The link names a router "stiky", which does not exist: did you mean "sticky"?'),
+    ],
+)
+def test_a_link_that_names_what_does_not_exist_says_so(open_playground, link, words):
+    page = open_playground(link)
+    assert page.page.is_visible("#error") and page.text("error").startswith(words)
+    assert page.page.input_value("#preset") == ("fleet" if "fleet" in link else "chunked")
+    assert page.page.is_hidden("#error") is False and page.decodes()
+    right = open_playground("#preset=bursts")
+    assert right.page.is_hidden("#error")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"step": "x"},
+        {"step": -4, "request": 7},
+        {"step": 1e9, "request": "none"},
+        "x",
+        {"step": 3, "replica": "length"},
+    ],
+)
 def test_a_link_to_a_place_that_is_none_leaves_the_cursor_on_a_step(open_playground, place):
     page = open_playground()
     link = page.page.evaluate("async (at) => (await import('./link.js')).encodeState({ preset: 'bursts', at })", place)

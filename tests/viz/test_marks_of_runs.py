@@ -135,7 +135,7 @@ def test_compare(deno_page, name, align):
             wide = max(0.6, x(run_, step + 1) - x(run_, step) - 0.5)
             expected.append([x(run_, step), 74 if run_ else 66 - high, wide, high])
         assert len(bars) == len(expected) and all(close(b[1:], e, 1e-4) for b, e in zip(bars, expected))
-        label = f"{'ab'[run_]}: {counted(len(each), 'step')}"
+        label = f"{'AB'[run_]}: {counted(len(each), 'step')}"
         assert (76, pytest.approx(70 + (1 if run_ else -1) * 26.4), label) in marks.texts(x=76)
     strip = [r[1:] for r in marks.rects(height=3, colour=LIGHT.cursor)]
     expected = []
@@ -271,7 +271,7 @@ def check_compare_words(page, facts, order, end, timed):
     for row, who in enumerate(order):
         lines = page.hit("compare", 40, 140 + row * 24 + 10)
         ends = []
-        for each, letter in zip(facts, "ab"):
+        for each, letter in zip(facts, "AB"):
             steps = [step for step in range(len(each)) if each[step].chunk(who)]
             n = len(each[-1].tokens[who])
             ends.append(f"{letter}: {counted(n, 'token')}, last scheduled in step {steps[-1] if steps else '–'}")
@@ -341,10 +341,10 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
                 twin = other[i] if i < len(other) else None
                 text = token.text or (twin.text if twin and twin.id == token.id else "")
                 text = json.dumps(text) if text else "no text"
-                line = f"{'ab'[run_]}: {text} (id {token.id}) in step {token.step}, after {wait}"
+                line = f"{'AB'[run_]}: {text} (id {token.id}) in step {token.step}, after {wait}"
                 assert near(lines[1 + run_], line)
                 if i >= len(other):
-                    assert lines[2 - run_] == f"{'ba'[run_]}: has ended"
+                    assert lines[2 - run_] == f"{'BA'[run_]}: has ended"
         marked = [rect for rect in marks.rects(colour=LIGHT.bad) if abs(rect[2] - middle + 9) < 1e-6]
         assert [rect[1] for rect in marked] == (
             [pytest.approx(LEFT + difference / most * SPACE - 1)] if difference >= 0 else []

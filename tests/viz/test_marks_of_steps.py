@@ -641,7 +641,7 @@ def metrics(facts):
          lambda step: (owned(step) + len(facts[step].cached)) / pool, 1, share("in use")),
         ("unused slots in blocks",
          lambda step: facts.unused_slots(step) / (owned(step) * size) if owned(step) else 0, None, 0,
-         share("of slots in use")),
+         share("of the slots of blocks in use")),
         ("waiting requests", lambda step: len(facts.records[step].waiting), None, 0,
          lambda value: f"{grouped(value)} waiting"),
         ("recomputed tokens", lambda step: sum(chunk.num_recomputed_tokens for chunk in facts.records[step].chunks),

@@ -190,7 +190,7 @@ def _of_budget(reason: Reason) -> str:
 def _of_blocks(reason: Reason, names: Callable[[Sequence[str]], str]) -> str:
     match reason.rule:
         case "preemption":
-            return f"{names(reason.requests)} preempted in this step: nobody is admitted"
+            return f"nobody is admitted in a step that preempts {names(reason.requests)}"
         case "last_admitted" | "priority" | "policy":
             chosen = {
                 "last_admitted": "last admitted",

@@ -75,7 +75,7 @@ render({{ model, el: document.getElementById("view") }});
 
 
 class PagePlace(msgspec.Struct, frozen=True):
-    """Where a page opens.
+    """The place at which a page opens.
 
     Attributes:
         view: The view that it shows first, such as "scheduler".
@@ -105,7 +105,7 @@ def html_page(
         fork: The facts of `encode_other` if the other trace was simulated.
         unchanged: The prediction of the trace as it was, if the other one was predicted; see `encode_other`.
         title: Title of the page; by default the model or source of the trace.
-        opens_at: Where the page opens; by default at a step that shows something, or at the largest stall.
+        opens_at: The place at which the page opens; by default a step that shows something, or the largest stall.
     """
     packets = {
         "packet": encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)}),

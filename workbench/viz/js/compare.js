@@ -1,4 +1,4 @@
-// Two runs of one workload, this one (a) above the line and the other (b) below it: mirrored in the timeline, and in a
+// Two runs of one workload, this one (A) above the line and the other (B) below it: mirrored in the timeline, and in a
 // row for every request that shows its chunks or its tokens; with the gains and losses of each request, and the first
 // divergence of the runs. The findings (workbench/trace/readings/compare.py) come with the packet of the second run,
 // and are only drawn here.
@@ -23,16 +23,16 @@ import { fillMeasures, forkWords } from "./what_if.js";
 
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
-const READING = "Top: this run (a). Bottom: what if (b)";
+const READING = "Top: this run (A). Bottom: what if (B)";
 
-const SECOND = "Top: the run that was kept (a), outlined in the timeline. Bottom: the run that is drawn (b)";
+const SECOND = "Top: the run that was kept (A), outlined in the timeline. Bottom: the run that is drawn (B)";
 
 const ALIGNMENTS = [
   ["step", "aligned by step"],
   ["arrival", "aligned by arrival"],
   ["time", "aligned by time"],
 ];
-const HEADINGS = ["request", "TTFT a", "b", "Δ", "ITL a", "b", "Δ", "recomputed a", "b", "Δ"];
+const HEADINGS = ["request", "TTFT A", "B", "Δ", "ITL A", "B", "Δ", "recomputed A", "B", "Δ"];
 
 export class ComparePanel extends CanvasPanel {
   constructor(view) {
@@ -127,7 +127,7 @@ export class ComparePanel extends CanvasPanel {
       : "cells: chunks, lines: waiting";
     setText(
       this.hintElement,
-      `${findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: a. Bottom: b"}; ${rows}${
+      `${findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: A. Bottom: B"}; ${rows}${
         this.hasTokens ? "; × marks the first different token" : ""
       }`,
     );
@@ -152,7 +152,7 @@ export class ComparePanel extends CanvasPanel {
     if (fork?.no_times) clock = `Times are in steps: ${plain(fork.no_times.split(". ")[0], 200)}.`;
     if (fork?.predicted) clock = plain(fork.predicted, 900);
     const grown = fork?.up_to < this.store.label(this.cursor.last)
-      ? `This run has grown since: b was simulated from its steps up to ${formatNumber(fork.up_to)}.`
+      ? `This run has grown since: B was simulated from its steps up to ${formatNumber(fork.up_to)}.`
       : "";
     return [simulated, grown, where, clock, ...notes.map((note) => `${plain(note, 240)}.`)].filter(Boolean).join(" ");
   }
@@ -229,10 +229,10 @@ export class ComparePanel extends CanvasPanel {
         const high = (store.numTokens(step) / most) * half;
         context.fillRect(x, run ? middle + 4 : middle - 4 - high, wide, high);
       }
-      const label = `${run ? "b" : "a"}: ${counted(store.numSteps, "step")}`;
+      const label = `${run ? "B" : "A"}: ${counted(store.numSteps, "step")}`;
       text(context, label, LEFT - 8, middle + sign * half * 0.6, colours.muted, SMALL, "right");
     });
-    const parts = ["tokens per step", "the strip marks steps in which a (above) or b (below) has more"];
+    const parts = ["tokens per step", "the strip marks steps in which A (above) or B (below) has more"];
     text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
     const values = ticks(0, this.end, 8, !this.timed);
     let room = -Infinity;
@@ -326,7 +326,7 @@ export class ComparePanel extends CanvasPanel {
     const difference = this.differenceOf(a, b);
     const end = ({ tokens, chunkSteps }) =>
       `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
-    const lines = [nameOf(a), `a: ${end(a)}`, `b: ${end(b)}`];
+    const lines = [nameOf(a), `A: ${end(a)}`, `B: ${end(b)}`];
     if (difference >= 0) lines.push(`the first difference is token ${difference + 1}`);
     else lines.push(this.hasTokens ? "the same tokens" : "no tokens to compare");
     return { hover, request, lines };
@@ -355,7 +355,7 @@ export class ComparePanel extends CanvasPanel {
       const written = values.map((value, i) => (i < 4 ? this.write(value) : value));
       return [this.nameOf(id), ...written, difference < 0 ? none : difference + 1];
     };
-    const gains = ["TTFT a", "TTFT b", "ITL a", "ITL b", "recomputed a", "recomputed b"];
+    const gains = ["TTFT A", "TTFT B", "ITL A", "ITL B", "recomputed A", "recomputed B"];
     return {
       caption: this.describe(),
       headings: ["request", ...gains, "first different token"],

@@ -45,7 +45,7 @@ function metricsOf(store) {
     {
       name: "unused slots in blocks",
       of: (step) => (owned(step) ? store.value("unused_slots", step) / (owned(step) * size) : 0),
-      write: share("of slots in use"),
+      write: share("of the slots of blocks in use"),
     },
     { name: "waiting requests", of: value("num_waiting"), write: (v) => `${formatNumber(v)} waiting` },
     { name: "recomputed tokens", of: value("recomputed_tokens"), write: (v) => counted(v, "token") },

@@ -79,7 +79,7 @@ export class TimelinePanel extends StepPanel {
     setText(this.hintElement, [HINT, ...(this.cursor.byTime ? this.timeHints() : [])].join("; "));
   }
 
-  /** What the axis of time leaves out, and why it may begin after 0, the first arrival. */
+  /** The idle time that the axis leaves out, and the reason why it may begin after 0, the first arrival. */
   timeHints() {
     const axis = this.axis(), idle = axis.stretches.leftOut, { before } = this.store.clock, hints = [];
     if (idle) hints.push(`the time without ${formatSeconds(idle)} of idle time`);
@@ -287,7 +287,7 @@ export class TimelinePanel extends StepPanel {
       ...(binned ? bins : bars),
       { name: "token budget", mark: dashed(colours.text, 12, [4, 2]) },
       { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
-      ...(this.other ? [{ name: `run ${this.view.drawsSecond ? "a" : "b"}`, mark: frame(colours.cursor, 12, 8) }] : []),
+      ...(this.other ? [{ name: `run ${this.view.drawsSecond ? "A" : "B"}`, mark: frame(colours.cursor, 12, 8) }] : []),
       ...(this.view.stalls.length ? [{ name: "stall", mark: box(theme.event("stall").colour, 2, 10) }] : []),
     ];
     const events = ["admit", "preempt", "finish", "resume"].map((kind) => ({

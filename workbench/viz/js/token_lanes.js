@@ -100,7 +100,7 @@ export class TokenLanes {
   }
 
   tokenLine(row, i, run) {
-    const name = run ? "b" : "a", request = this.pairs[row][run], token = request.tokens[i];
+    const name = run ? "B" : "A", request = this.pairs[row][run], token = request.tokens[i];
     if (!token) return `${name}: has ended`;
     const latency = this.latency(request, i, run), step = this.stores[run].label(token.step);
     const written = this.inSeconds ? formatSeconds(latency) : counted(latency, "step");

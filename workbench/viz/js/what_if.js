@@ -166,10 +166,10 @@ export class WhatIf {
 /** Mean, P99 and throughput of both runs, a row each with the change as text. */
 export function fillMeasures(element, { measures = [], fork }, view) {
   element.hidden = !measures.length;
-  // With a fork, b is the simulated run; a saved page may draw either of two runs. Predictions are compared with each
+  // With a fork, B is the simulated run; a saved page may draw either of two runs. Predictions are compared with each
   // other.
   const simulated = fork?.predicted ? ["as it was, predicted", "changed, predicted"] : ["this run", "simulated"];
-  const sides = fork && !view.drawsSecond ? simulated : ["a", "b"];
+  const sides = fork && !view.drawsSecond ? simulated : ["A", "B"];
   replace(element, table(["measure", ...sides, "change"], measures));
 }
 

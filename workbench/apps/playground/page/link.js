@@ -51,6 +51,33 @@ export async function decodeState(text) {
 }
 
 /**
+ * Say that a name of a link is not known; "" for one that is, or for none.
+ * @param {string} kind What it names, such as "preset".
+ * @param {unknown} name
+ * @param {string[]} known All names.
+ */
+export function unknownName(kind, name, known) {
+  if (name === undefined || known.includes(String(name))) return "";
+  const given = String(name).slice(0, 40),
+    [nearest] = known.toSorted((a, b) => distance(given, a) - distance(given, b));
+  const like = distance(given, nearest) <= 2 ? `did you mean "${nearest}"?` : `there are ${known.join(", ")}.`;
+  return `The link names a ${kind} "${given}", which does not exist: ${like}`;
+}
+
+/** Number of characters to add, drop or replace that makes one word of another. */
+function distance(a, b) {
+  let row = [...b, ""].map((_, i) => i);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) {
+      next.push(Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + Number(a[i - 1] !== b[j - 1])));
+    }
+    row = next;
+  }
+  return row[b.length];
+}
+
+/**
  * The run of a link such as #step=12&request=sky&run=pVfb...: the bytes of its trace file, and the place to open it at.
  * @returns {Promise<{ run: ArrayBuffer, place: object } | null>} Null if the text does not hold a run.
  * @throws {Error} It holds one that cannot be read; the message says why.

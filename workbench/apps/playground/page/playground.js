@@ -4,7 +4,7 @@
 import { Arrivals, canBeDrawn } from "./arrivals.js";
 import { at, h, options } from "./elements.js";
 import { Engine } from "./engine.js";
-import { decodeRun, decodeState, encodeState } from "./link.js";
+import { decodeRun, decodeState, encodeState, unknownName } from "./link.js";
 import { showNumbers } from "./numbers.js";
 import { Settings } from "./settings.js";
 
@@ -26,6 +26,7 @@ class Playground {
     this.listeners = new Map();
     this.recording = null;
     this.pinned = null; // the state of the pinned run
+    this.replica = null; // that a person has chosen, of a fleet
     this.bets = { right: 0, all: 0 };
     this.busy = 0; // what has been asked for and is not shown yet
     this.preset = "chunked";
@@ -51,7 +52,7 @@ class Playground {
     at("policy").addEventListener("change", () => this.choosePolicy(at("policy").value));
     at("replicas").addEventListener("input", () => this.setFleet(at("replicas").value, at("router").value));
     at("router").addEventListener("change", () => this.setFleet(at("replicas").value, at("router").value));
-    at("replica").addEventListener("change", () => this.ask({ command: "look", replica: Number(at("replica").value) }));
+    at("replica").addEventListener("change", () => this.look(Number(at("replica").value)));
     at("source").addEventListener("input", () => {
       at("policy").value = OWN;
       this.changed();
@@ -143,7 +144,8 @@ class Playground {
     const own = typeof state.workload === "string";
     at("preset").value = own ? "" : this.preset;
     at("text").value = own ? state.workload : JSON.stringify(presets[this.preset].workload, null, 1);
-    at("policy").value = state.source === undefined ? state.policy ?? "" : OWN;
+    const isKnown = [...RULES.map(([name]) => name), ...Object.keys(policies)].includes(state.policy);
+    at("policy").value = state.source !== undefined ? OWN : isKnown ? state.policy : "";
     at("source").value = state.source ?? policies[state.policy] ?? Object.values(policies)[0];
     this.showFleet(state.replicas ?? this.usualReplicas, state.router);
     this.showWorkload(state.config ?? {});
@@ -234,8 +236,17 @@ class Playground {
     this.running = false;
     if (this.stale) this.run();
     else this.showNumbers();
-    this.goTo(this.later);
+    const { later } = this;
     this.later = null;
+    const isHere = Number.isInteger(later?.replica) && this.facts?.replicas?.[later.replica] !== undefined;
+    if (isHere) await this.look(later.replica);
+    this.goTo(later);
+  }
+
+  /** Show the steps of another replica. */
+  look(replica) {
+    this.replica = replica;
+    return this.ask({ command: "look", replica });
   }
 
   /** Ask the worker, and show its answer. Returns the facts; null for none or an error, which is shown. */
@@ -437,6 +448,8 @@ class Playground {
       else {
         const state = await decodeState(text);
         await this.openState(state ?? {});
+        const unknown = [state?.a, state].flatMap((side) => side ? this.unknownNames(side) : []);
+        if (unknown.length) this.fail(unknown.join("\n"));
         if (text && !state) this.fail("This link cannot be read: it is cut off or damaged. Ask for the whole link.");
       }
     } catch (problem) {
@@ -445,6 +458,15 @@ class Playground {
     } finally {
       this.busy--;
     }
+  }
+
+  /** A sentence for each unknown name in a state; the usual choice stands in its place. */
+  unknownNames({ preset, router, policy, workload }) {
+    return [
+      workload === undefined ? unknownName("preset", preset, Object.keys(presets)) : "",
+      unknownName("router", router, Object.keys(routers)),
+      unknownName("policy", policy, ["priority", ...Object.keys(policies)]),
+    ].filter(Boolean);
   }
 
   /** Open the run of a link, which stays in the address. */
@@ -481,7 +503,8 @@ class Playground {
   }
 
   async copyLink() {
-    await this.share(this.place);
+    const replica = this.facts?.replicas && this.replica !== null ? { replica: this.replica } : null;
+    await this.share(this.place || replica ? { ...this.place, ...replica } : undefined);
     await this.copy(location.href, "The link is copied: it holds the workload, the settings and the policy.");
   }
 
