@@ -204,7 +204,9 @@ class Tuning:
             return f"cannot tell whether it meets the target. {self.check.caution.removesuffix('.')}"
         if self.verdict == "misses":
             by = ", ".join(f"{name} by {miss:.0%}" for name, miss in self.misses.items())
-            return f"misses {by}; no setting of the sweep meets the target, and this one is the closest"
+            is_surely = all(other.score >= self.best.score for other in self.runners_up)
+            closest = "this one is the closest" if is_surely else "none is surely closer than this one"
+            return f"misses {by}; no setting of the sweep meets the target, and {closest}"
         return _VERDICTS[self.verdict]
 
     def _repr_html_(self) -> str | None:
