@@ -1,4 +1,4 @@
-"""How far the ratio of two predictions is right when the steps of a recording are noisy: simulations, CPU only.
+"""Whether the ratio of two predictions is right when the steps of a recording are noisy: simulations, CPU only.
 
 Random workloads run on a clock whose steps follow a known cost model times lognormal noise, some with bursts of steps
 that take 2 to 5 times as long. The product fits its model to such a run and predicts it as it was and with another
@@ -82,7 +82,7 @@ class Difference(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A noisy run: errors of its fit, the worst error of its own prediction, and the differences."""
+    """A noisy run: errors of its fit, the worst error of the prediction of this run, and the differences."""
 
     median_error: float
     total_error: float

@@ -313,7 +313,7 @@ class Told(Predictor):
 
 
 def test_nobody_is_told_to_take_a_setting_that_is_worse_than_the_recorded_one(recording):
-    """Few changes are no reason: of two settings that cannot be told apart, one is worse than now."""
+    """Few changes do not justify it: of two settings that cannot be told apart, one is worse than now."""
     predictor = Told(recording, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
     grid = {"max_num_seqs": [8, 7], "num_blocks": [4000, 300]}
     tuning = recording.tune("ttft_p99=900ms", grid=grid, predictor=predictor, cost_model=predictor.model)

@@ -344,7 +344,7 @@ def tune(
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
     finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
     first = min(finalists, key=lambda candidate: candidate.score)
-    # A setting with few changes is no reason to take one that is further from the target than the recorded one.
+    # Few changes do not justify a setting that is further from the target than the recorded one.
     equals = [c for c in finalists if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
     best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
