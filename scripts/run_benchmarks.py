@@ -24,7 +24,8 @@ from _common import RESULTS, BusyMachineError, before_arm, machine
 ROOT = Path(__file__).parents[1]
 # The quick ones first.
 BENCHMARKS = (
-    *("scheduler", "laws", "simulation", "partial_prefills", "cache_arena", "recording", "runner", "step_overhead"),
+    *("scheduler", "laws", "simulation", "compared", "partial_prefills", "cache_arena"),
+    *("recording", "runner", "step_overhead"),
     *(
         "kernel",
         "kernel_code",

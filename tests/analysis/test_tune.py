@@ -3,12 +3,14 @@
 import math
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
 from workbench import Trace, simulate
 from workbench.analysis.check import MAX_ERROR, shown
 from workbench.analysis.flags import vllm_flags
+from workbench.analysis.intervals import Interval
 from workbench.analysis.predict import Predictor, values_of
 from workbench.analysis.tune import mark_front, read_slo, score
 from workbench.apps.cli import main
@@ -287,3 +289,43 @@ def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, sl
         or tuning.best is tuning.current
         or all(after[name].value <= 1.05 * before[name].value for name in ("ttft_mean", "itl_mean", "e2e_mean"))
     )
+
+
+TOLD = {(): 1.0, ("max_num_seqs",): 1.5, ("num_blocks",): 2.0, ("max_num_seqs", "num_blocks"): 0.5}
+
+
+class Told(Predictor):
+    """Predicts what a table says, in units of the recorded setting's value: both changes together are the best."""
+
+    def predict_all(self, settings, **options):
+        """The predictions, with other values; in repeated simulations all changes are alike, and better than none."""
+        return [self._told(each) for each in super().predict_all(settings, **options)]
+
+    @property
+    def unchanged(self):
+        return self._told(super().unchanged)
+
+    def _told(self, prediction):
+        value = TOLD[tuple(sorted(prediction.changes))]
+        intervals = dict(prediction.intervals) | {"ttft_p99": Interval(value, value / 2, value * 2)}
+        draws = dict(prediction.draws) | {"ttft_p99": [0.9 if prediction.changes else 1.0] * 3}
+        return replace(prediction, intervals=intervals, draws=draws)
+
+
+def test_nobody_is_told_to_take_a_setting_that_is_worse_than_the_recorded_one(recording):
+    """Few changes do not justify it: of two settings that cannot be told apart, one is worse than now."""
+    predictor = Told(recording, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
+    grid = {"max_num_seqs": [8, 7], "num_blocks": [4000, 300]}
+    tuning = recording.tune("ttft_p99=900ms", grid=grid, predictor=predictor, cost_model=predictor.model)
+    assert len(tuning.runners_up) == 2 and tuning.current.score == pytest.approx(1 / 0.9)
+    assert tuning.best.changes == {"max_num_seqs": 7, "num_blocks": 300}, tuning
+    assert tuning.best.score < tuning.current.score
+
+
+def test_a_closest_setting_is_only_called_so_if_no_other_has_a_better_value(recording):
+    tuning = recording.tune("ttft_p99=1ms", grid={"max_num_seqs": [8, 9, 10]}, num_draws=2)
+    better = [other for other in tuning.runners_up if other.score < tuning.best.score]
+    words = "none is surely closer than this one" if better else "this one is the closest"
+    assert tuning.verdict_sentence.endswith(words)
+    other = replace(tuning, runners_up=(replace(tuning.best, score=tuning.best.score * 0.9),))
+    assert other.verdict_sentence.endswith("none is surely closer than this one")

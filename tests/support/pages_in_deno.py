@@ -39,10 +39,11 @@ class Page:
         """Evaluate an expression of ``page``, ``view`` and ``argument``."""
         return self._ask({"code": code, "argument": argument})
 
-    def open(self, trace: Any, other: Any = None, **options: Any) -> Page:
-        """Show a trace; ``options`` are status, options and width."""
+    def open(self, trace: Any, other: Any = None, changed: Any = None, **options: Any) -> Page:
+        """Show a trace, beside another one or a `Changed` run; ``options`` are status, options and width."""
         packet = b64encode(encode_packet(columns_of(trace), extra={"facts": trace_facts(trace)})).decode()
-        second = b64encode(encode_other(trace, other)).decode() if other is not None else None
+        sides = (other,) if changed is None else changed[:3]
+        second = b64encode(encode_other(trace, *sides)).decode() if sides[0] is not None else None
         self("page.open(argument)", {"packet": packet, "other": second, **options})
         return self
 

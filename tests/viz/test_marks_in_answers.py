@@ -584,10 +584,10 @@ def test_the_facts_of_an_incident():
 
 
 def test_a_run_without_steps_holds_no_block():
-    from workbench.viz.layout.comparison import _most_blocks
+    from workbench.trace.readings.two_sides import most_blocks
 
     empty = Trace(simulate({"requests": [{"id": "a", "prompt": {"len": 4}, "max_tokens": 1}]}).meta)
-    assert empty.num_blocks and _most_blocks(empty) == 0
+    assert empty.num_blocks and most_blocks(empty) == 0
 
 
 def test_a_page_that_explains_a_few_names_the_command_for_the_others(deno_page):

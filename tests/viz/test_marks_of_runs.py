@@ -46,7 +46,8 @@ def pair(name):
     if kind == "late":  # the tallest step is the last one of the second run
         requests = [{"id": "a", "prompt": {"len": 5}, "max_tokens": 6}]
         requests += [{"id": "b", "prompt": {"len": 90}, "max_tokens": 1, "arrival_step": 8}]
-        runs = [simulate({"requests": requests}, config={"max_num_batched_tokens": budget}) for budget in (32, 128)]
+        given = {"requests": requests, "cost_model": COSTS}  # two budgets are compared in seconds alone
+        runs = [simulate(given, config={"max_num_batched_tokens": budget}) for budget in (32, 128)]
         return *runs, *map(Facts, runs)
     if kind == "spec":
         given = {**random_workload("spec", random.Random(f"drawn {name}")), "cost_model": COSTS}
@@ -55,7 +56,8 @@ def pair(name):
         return first, second, Facts(first), Facts(second)
     given = workload(int(seed), num_requests=10, num_blocks=70)
     costs = {"cost_model": COSTS} if kind == "timed" else {}
-    change = {"max_num_batched_tokens": given["config"]["max_num_batched_tokens"] // 2, "max_num_seqs": 2}
+    half = given["config"]["max_num_batched_tokens"] // 2
+    change = {"max_num_batched_tokens" if costs else "long_prefill_token_threshold": half, "max_num_seqs": 2}
     first, second = (simulate({**given, **costs}, config=config, max_steps=400) for config in ({}, change))
     second = other_tokens(second, int(seed))
     if kind == "timed":

@@ -50,7 +50,7 @@ def recording(sigma, seed=3, **config):
     return trace
 
 
-def asked(trace, slo="ttft_p99=1s"):
+def asked(trace, slo="ttft_p99=1000s"):
     """The answer of *Which setting?*."""
     feed = Feed(trace)
     feed._in_background = lambda work: work()
@@ -81,7 +81,7 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
     assert (" is off by " in changed.facts["predicted"]) == (not caution), "how far it is off is said once"
     assert tuned["verdict"].count("not with a clock") == bool(caution) and tuned["picture"]
     words = tuned["candidates"][0]["words"]
-    tuning = trace.tune("ttft_p99=1s")
+    tuning = trace.tune("ttft_p99=1000s")
     assert tuning.words_of_best == words and (words == "best") == bool(caution)
     if caution:
         assert tuning.verdict == "cannot tell" and caution[:-1] in repr(tuning)
@@ -170,3 +170,23 @@ def test_pauses_of_a_person_are_no_error_of_a_prediction():
 def test_the_limits_of_a_fit(median, total, holds, compares):
     report = FitReport(80, 20, median, 2 * median, total, 0.5)
     assert (report.holds, report.compares) == (holds, compares)
+
+
+@pytest.mark.parametrize("is_simulated", [False, True])
+def test_compare_shows_both_predictions_and_no_badge_for_the_tokens_of_a_simulation(deno_page, is_simulated):
+    trace = recording(0.2)
+    changed = changed_run(trace, None, 0, {"max_num_batched_tokens": 64})
+    changed = changed._replace(facts={"at_step": 0, "changes": {"max_num_batched_tokens": 64}, **changed.facts})
+    deno_page.open(
+        trace, None if is_simulated else changed.trace, changed=changed if is_simulated else None, width=1100
+    )
+    deno_page.painted("compare")
+    assert deno_page("view.panel('compare').badge.hidden") == is_simulated
+    words = deno_page("view.panel('compare').measures.textContent")
+    caption = deno_page.table("compare")["caption"]
+    summary = deno_page("view.panel('compare').summary.textContent")
+    if is_simulated:
+        assert "as it was, predicted" in words and "changed, predicted" in words and "first token" in caption
+        assert changed.facts["predicted"] in summary
+    else:
+        assert "predicted" not in words + summary and caption == "same tokens"

@@ -305,7 +305,7 @@ def test_a_result_of_an_unknown_type_is_described():
 
 def test_a_comparison_says_the_same_as_compare():
     a = random_trace(3)
-    b = simulate(workload(3), config={"max_num_batched_tokens": 8}, max_steps=900)
+    b = simulate(workload(3), config={"long_prefill_token_threshold": 8}, max_steps=900)
     facts, found = comparison_facts(a, b), compare(a, b)
     assert facts["badge"] == found.badge and facts["first_divergence"]["step"] == found.first_divergence.step
     assert [row[0] for row in facts["rows"]] == [request.request_id for request in found.requests]

@@ -543,3 +543,17 @@ def test_a_settled_duel_opens_the_comparison_that_is_here_already(deno_page):
         )
         assert deno_page("view.comparing") == shows, number
         deno_page("view.showComparison(false)")
+
+
+def test_a_duel_of_routers_in_seconds_stays_one_when_steps_are_noisy():
+    """The rule of all views decides, and not the fit alone: both sides are predictions, which are compared."""
+    trace = noisy(2, 1.0)
+    caution = comparing(trace).check.caution
+    assert caution
+    routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 3}
+    score = settled(trace, routers, "mean time to first token")
+    assert not re.search(r"A [\d.]+ steps?, B", score.sentence)
+    (told,) = [note for note in score.notes if note.startswith("Both sides are simulated")]
+    assert "with times predicted from its own step costs" in told and caution[:-1] in told
+    told = settled(noisy(1, 4.0), routers, "mean time to first token").notes[-1]
+    assert "counted in steps, because no times can be predicted" in told

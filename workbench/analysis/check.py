@@ -23,7 +23,7 @@ COMPARED = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99")
 """Latencies of a comparison of two runs."""
 
 Grade = Literal["seconds", "comparison", "steps"]
-"""What predictions of a run are good for: seconds, a comparison of one with another, or nothing, so steps count."""
+"""The use of predictions of a run: seconds, a comparison of one with another, or nothing, so steps count."""
 
 WORDS = {
     "ttft_mean": "mean TTFT",
@@ -55,7 +55,7 @@ class Check:
         unchanged: The same values, predicted.
         plain: The same, predicted without noise; ``unchanged`` if it is empty. Every view simulates these, so they
             decide what the predictions are good for.
-        without_pauses: What was measured, without pauses; ``recorded`` if it is empty.
+        without_pauses: The measured values without pauses; ``recorded`` if it is empty.
     """
 
     fit: FitReport | None
@@ -87,7 +87,7 @@ class Check:
 
     @property
     def grade(self) -> Grade:
-        """What predictions of this run are good for."""
+        """The use of predictions of this run."""
         error = abs(self.worst[1]) if self.worst is not None else 0.0
         if error <= MAX_ERROR and (self.fit is None or self.fit.holds):
             return "seconds"

@@ -204,7 +204,9 @@ class Tuning:
             return f"cannot tell whether it meets the target. {self.check.caution.removesuffix('.')}"
         if self.verdict == "misses":
             by = ", ".join(f"{name} by {miss:.0%}" for name, miss in self.misses.items())
-            return f"misses {by}; no setting of the sweep meets the target, and this one is the closest"
+            is_surely = all(other.score >= self.best.score for other in self.runners_up)
+            closest = "this one is the closest" if is_surely else "none is surely closer than this one"
+            return f"misses {by}; no setting of the sweep meets the target, and {closest}"
         return _VERDICTS[self.verdict]
 
     def _repr_html_(self) -> str | None:
@@ -342,7 +344,7 @@ def tune(
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
     finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
     first = min(finalists, key=lambda candidate: candidate.score)
-    # A setting with few changes is no reason to take one that is further from the target than the recorded one.
+    # Few changes do not justify a setting that is further from the target than the recorded one.
     equals = [c for c in finalists if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
     best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)

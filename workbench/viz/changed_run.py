@@ -76,7 +76,7 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
 
 
 def _words(predictor: Predictor, unchanged: Trace) -> str:
-    """How both predictions were made, and how far that of the unchanged run is off or how to read them."""
+    """The origin of both predictions, and the error of that of the unchanged run or the way to read them."""
     from workbench.trace.readings.metrics_collector import metrics
 
     trust = predictor.check.caution

@@ -189,7 +189,7 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
 
 
 def _error_of(trace: Trace, unchanged: Trace, measure: str) -> str:
-    """How far the prediction of a run as it was is off, as a sentence; "" if the run had not ended."""
+    """The error of the prediction of a run as it was, as a sentence; "" if the run had not ended."""
     recorded, predicted = (MEASURES[measure].value([run], "s") for run in (trace, unchanged))
     if not recorded or predicted is None or any(request.age is not None for request in _requests([trace])):
         return ""

@@ -90,7 +90,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     return {
         "verdict": f"{candidates[0]['setting']}: {verdict}.",
         "losers": late if losers else "",
-        "notes": [*tuning.notes, *tuning.best.prediction.notes],
+        "notes": list(dict.fromkeys([*tuning.notes, *tuning.best.prediction.notes])),
         "picture": _paint(tuning_marks(tuning)),
         "alt": "Time to first token against inter-token latency and throughput, a point for each setting",
         "candidates": candidates,

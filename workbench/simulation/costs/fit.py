@@ -29,7 +29,7 @@ MAX_TOTAL_ERROR = 0.25
 """A fit whose held-out steps add up to a sum with a larger error is refused."""
 
 MAX_COMPARED_MEDIAN_ERROR, MAX_COMPARED_TOTAL_ERROR = 0.8, 0.5
-"""Up to these errors two predictions are still compared with each other: 95% of the differences of more than 10% have
+"""Up to these errors two predictions are still compared with each other: 97% of the differences of more than 10% have
 the right sign (`benchmarks/bench_compared.py`), though their size can be far off."""
 
 STALL_FACTOR = 5.0
