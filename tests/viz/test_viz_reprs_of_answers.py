@@ -7,6 +7,8 @@ from word_llama import make_tiny_llama
 from workbench import Engine, EngineConfig, SamplingParams, misses_table, simulate
 from workbench.engine.shortcuts import Answer
 from workbench.trace.readings.metrics import LATENCIES
+from workbench.viz.reprs import table
+from workbench.viz.style import STYLE
 
 REQUESTS = [{"id": name, "prompt": {"len": 60, "seed": 1}, "max_tokens": 4} for name in "abc"]
 TRACE = simulate({"requests": REQUESTS, "config": {"num_blocks": 10, "max_num_seqs": 2}})
@@ -70,3 +72,10 @@ def test_an_answer_has_the_table_of_its_causes_and_counts_its_request_alone():
         explained = engine.trace.explain(answer.request_id)
         assert explained._repr_html_() in answer._repr_html_() and "<pre>" not in answer._repr_html_()
         assert "1 request," in answer._repr_html_() and "6 requests" not in answer._repr_html_()
+
+
+def test_only_a_cell_with_a_long_word_may_be_broken_inside_it():
+    """A row of underscores stays in its cell, and no number is cut in two."""
+    html = table(("prompt", "time"), [("_" * 120, "1,240 ms"), ("many short words " * 9, "12,345.6")])
+    assert re.findall(r"<td class=long>(.*?)</td>", html) == ["_" * 120]
+    assert re.search(r"td\.long\{[^}]*overflow-wrap:anywhere", STYLE) and STYLE.count("overflow-wrap:anywhere") == 1

@@ -40,11 +40,21 @@ def fragment(*parts: str) -> str:
     return f'<div class="wb-repr"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
+LONGEST_WORD = 30
+"""Characters of a word that a cell keeps whole."""
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table of plain values; every cell is escaped."""
+    """An HTML table of plain values; every cell is escaped. A word that is wider than a column is broken, no other is."""
     head = "".join(f"<th>{escape(name)}</th>" for name in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    is_long = max(map(len, text.split()), default=0) > LONGEST_WORD
+    return f'<td{" class=long" if is_long else ""}>{escape(text)}</td>'
 
 
 def focus_of(request_ids: Iterable[str]) -> dict[str, int]:
