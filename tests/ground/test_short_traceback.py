@@ -52,7 +52,8 @@ def test_a_long_message_is_cut_and_whole_when_asked_again(capsys):
     assert "field 59" in whole and "field 59" not in short
 
 
-PLAIN = "from workbench import Trace, compare, simulate\ntrace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"
+PLAIN = "from workbench import Trace, compare, simulate\n"
+PLAIN += "trace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,9 @@ def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
     assert labelled.count(">extraordinari…<") == 2 and labelled.count("rotate(-90)") == 4
     for size, has_lines in ((4, True), (100, True), (180, False)):
         drawn = course.matrix(np.eye(size), "lines").svg
-        filled = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" class="prefill"', drawn)
+        filled = re.findall(
+            r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" class="prefill"', drawn
+        )
         assert len(filled) == size
         (path,) = re.findall(r'<path d="([^"]+)" class="slack"', drawn) or [""]
         across, down = (re.findall(rf"M[\d.]+ [\d.]+{letter}", path) for letter in "hv")

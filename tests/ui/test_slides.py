@@ -71,14 +71,24 @@ def test_a_key_opens_what_a_slide_hides_before_it_turns(tmp_path, browser):
     made = notebook(
         tmp_path / "questions.ipynb",
         ("slide", "text", f"# One\n\n{answer.format('Reveal', 'forty-two')}\n\n{answer.format('More', 'and why')}"),
-        ("slide", "text", f"# Second\n\n{answer.format('Hint 1', 'look' + chr(10) * 2 + answer.format('Hint 2', 'closer'))}"),
+        (
+            "slide",
+            "text",
+            f"# Second\n\n{answer.format('Hint 1', 'look' + chr(10) * 2 + answer.format('Hint 2', 'closer'))}",
+        ),
     )
     page = browser.new_page()
     assert main(["course", "slides", str(made)]) == 0
     page.goto(made.with_suffix(".html").as_uri())
     seen = []
     for _ in range(6):
-        seen.append([word for word in ("forty-two", "and why", "Second", "look", "closer") if page.get_by_text(word).is_visible()])
+        seen.append(
+            [
+                word
+                for word in ("forty-two", "and why", "Second", "look", "closer")
+                if page.get_by_text(word).is_visible()
+            ]
+        )
         page.keyboard.press("ArrowRight")
     one, two = ["forty-two", "and why"], ["Second", "look", "closer"]
     assert seen == [[], one[:1], one, two[:1], two[:2], two]

@@ -40,7 +40,9 @@ def test_a_summary_is_the_table_of_the_metrics():
 
 
 def test_a_part_of_a_trace_counts_the_requests_that_it_is_about():
-    steps = {name: [step.step for step in TRACE if name in (chunk.request_id for chunk in step.chunks)] for name in "abc"}
+    steps = {
+        name: [step.step for step in TRACE if name in (chunk.request_id for chunk in step.chunks)] for name in "abc"
+    }
     last = max(steps["c"])
     part = TRACE[last : last + 1]
     assert part.present == {"c"} and len(part.requests) == 3

@@ -110,7 +110,7 @@ class Scheduler:
             self._use(with_links(self, kinds))
 
     def __repr__(self) -> str:
-        blocks = f"{self.num_free_blocks} of {self.config.num_blocks - 1} KV blocks free"
+        blocks = f"{self.num_free_blocks} of {self.config.num_pool_blocks - 1} KV blocks free"
         return f"Scheduler(step {self.step}: {self.num_running} running, {self.num_waiting} waiting, {blocks})"
 
     # -- requests --------------------------------------------------------------------------------------------

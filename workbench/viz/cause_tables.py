@@ -39,7 +39,9 @@ def misses_html(misses: MissTable) -> str:
     parts = [f"<h4>{escape(misses.heading)}</h4>"]
     parts += [table(("lost tokens", "share", "reason"), lost)] if lost else []
     if changes:
-        parts.append(table(("saved tokens", "lost", f"change, simulated with the same requests{misses.by_rules}"), changes))
+        parts.append(
+            table(("saved tokens", "lost", f"change, simulated with the same requests{misses.by_rules}"), changes)
+        )
     if misses.unknown:
         parts.append(f"<p>What would have saved tokens is unknown: {escape(misses.unknown)}.</p>")
     return fragment(*parts)

@@ -13,7 +13,14 @@ from workbench.base.text import counted, duration
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.computed_by import computed_by, expanded_words
 from workbench.trace.readings.latency import Latency
-from workbench.trace.readings.metrics import LATENCIES, STATISTICS, SpeculationMetrics, Summary, heading_lines, open_note
+from workbench.trace.readings.metrics import (
+    LATENCIES,
+    STATISTICS,
+    SpeculationMetrics,
+    Summary,
+    heading_lines,
+    open_note,
+)
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import end_words, shown
 from workbench.trace.readings.pool_state import PoolState
@@ -45,7 +52,7 @@ LONGEST_WORD = 30
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table of plain values; every cell is escaped. A word that is wider than a column is broken, no other is."""
+    """An HTML table of plain values; every cell is escaped. Only long words are broken."""
     head = "".join(f"<th>{escape(name)}</th>" for name in headings)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -54,7 +61,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _cell(value: object) -> str:
     text = str(value)
     is_long = max(map(len, text.split()), default=0) > LONGEST_WORD
-    return f'<td{" class=long" if is_long else ""}>{escape(text)}</td>'
+    return f"<td{' class=long' if is_long else ''}>{escape(text)}</td>"
 
 
 def focus_of(request_ids: Iterable[str]) -> dict[str, int]:

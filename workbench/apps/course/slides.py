@@ -197,8 +197,8 @@ def slides_page(path: Path, *, run: bool = True) -> str:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if not run and code and not any(cell.outputs for cell in code):
         raise ValueError(
-            f"{path} has no saved outputs, so its slides would have no pictures: run and save it first, or leave --saved "
-            "out, and it runs here"
+            f"{path} has no saved outputs, so its slides would have no pictures: run and save it first, or leave "
+            "--saved out, and it runs here"
         )
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     slides: list[list[str]] = []
