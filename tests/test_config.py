@@ -11,8 +11,7 @@ import pytest
 
 from workbench import EngineConfig, SamplingParams
 from workbench.analysis.fleet.routers import ROUTERS
-from workbench.base.keyword_fields import RouterName
-from workbench.base.keyword_fields import ConfigChanges, ConfigFields, SamplingFields
+from workbench.base.keyword_fields import ConfigChanges, ConfigFields, RouterName, SamplingFields
 from workbench.viz.panel_names import PANELS, PanelName
 
 BIG = 2**31 - 1

@@ -5,8 +5,8 @@ import io
 import sys
 
 import pytest
-
 from word_llama import make_tiny_llama
+
 from workbench import Engine, EngineConfig, SamplingParams
 from workbench.apps.cli import main
 from workbench.base.progress import StatusLine, progress_bar, with_progress

@@ -52,7 +52,8 @@ def test_a_long_message_is_cut_and_whole_when_asked_again(capsys):
     assert "field 59" in whole and "field 59" not in short
 
 
-PLAIN = "from workbench import Trace, simulate\ntrace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"
+PLAIN = "from workbench import Trace, compare, simulate\n"
+PLAIN += "trace = simulate({'requests': [{'id': 'a', 'prompt': {'len': 3}}]})\n"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,11 @@ PLAIN = "from workbench import Trace, simulate\ntrace = simulate({'requests': [{
         ("simulate({'requests': [{'prompt': {'len': 3}}]})", "requests[0].id must be"),
         ("trace.explain('b')", "'b'"),
         ("simulate(7)", "workload"),
+        ("compare(trace, 3)", "b must be a Trace, such as engine.trace, got 3"),
+        ("compare('run.jsonl', trace)", "a must be a Trace, such as engine.trace, got 'run.jsonl'"),
+        ("trace.pool_state(88)", "step 88 of a trace of "),
+        ("trace.save(pth='x')", "got an unexpected keyword argument 'pth'"),
+        ("Trace.load()", "missing 1 required positional argument: 'path'"),
     ],
 )
 def test_every_error_raised_on_purpose_is_three_lines_where_the_package_was_imported(code, message, capsys):
@@ -75,6 +81,7 @@ OTHERS = (
     "def f():\n    raise ValueError('theirs')\nf()",
     "import json\njson.loads('{')",
     "open('nope')",
+    "class Other:\n    def act(self): pass\nOther().act(3)",
     # Their own code that ours calls, and a mistake of ours.
     "from workbench import EngineConfig\nclass Odd:\n    def __index__(self): raise ValueError('theirs')\n"
     "EngineConfig(num_blocks=Odd())",

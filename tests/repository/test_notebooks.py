@@ -380,6 +380,15 @@ def test_pictures_escape_their_texts_and_refuse_what_cannot_be_drawn():
     labelled = course.matrix(np.tri(4), "words", row_labels=words, column_labels=words).svg
     assert labelled.count("&lt;s&gt;") == labelled.count(">is<") == labelled.count(">\\n<") == 2
     assert labelled.count(">extraordinari…<") == 2 and labelled.count("rotate(-90)") == 4
+    for size, has_lines in ((4, True), (100, True), (180, False)):
+        drawn = course.matrix(np.eye(size), "lines").svg
+        filled = re.findall(
+            r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" class="prefill"', drawn
+        )
+        assert len(filled) == size
+        (path,) = re.findall(r'<path d="([^"]+)" class="slack"', drawn) or [""]
+        across, down = (re.findall(rf"M[\d.]+ [\d.]+{letter}", path) for letter in "hv")
+        assert len(across) == len(down) == (size - 1 if has_lines else 0), "lines in both directions, or none"
     narrow = course.matrix(np.eye(160), "many", column_labels=["w"] * 160).svg
     assert 0 < narrow.count(">w<") < 80
     with pytest.raises(ValueError, match="2 dimensions"):

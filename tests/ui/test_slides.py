@@ -66,11 +66,49 @@ def test_slides_are_turned_with_keys_and_need_no_network(lecture, browser):
     context.close()
 
 
+def test_a_key_opens_what_a_slide_hides_before_it_turns(tmp_path, browser):
+    answer = "<details><summary>{}</summary>\n\n{}\n\n</details>"
+    made = notebook(
+        tmp_path / "questions.ipynb",
+        ("slide", "text", f"# One\n\n{answer.format('Reveal', 'forty-two')}\n\n{answer.format('More', 'and why')}"),
+        (
+            "slide",
+            "text",
+            f"# Second\n\n{answer.format('Hint 1', 'look' + chr(10) * 2 + answer.format('Hint 2', 'closer'))}",
+        ),
+    )
+    page = browser.new_page()
+    assert main(["course", "slides", str(made)]) == 0
+    page.goto(made.with_suffix(".html").as_uri())
+    seen = []
+    for _ in range(6):
+        seen.append(
+            [
+                word
+                for word in ("forty-two", "and why", "Second", "look", "closer")
+                if page.get_by_text(word).is_visible()
+            ]
+        )
+        page.keyboard.press("ArrowRight")
+    one, two = ["forty-two", "and why"], ["Second", "look", "closer"]
+    assert seen == [[], one[:1], one, two[:1], two[:2], two]
+    page.keyboard.press("ArrowLeft")
+    assert page.get_by_text("forty-two").is_visible(), "what was opened stays open"
+    page.close()
+
+
 def test_a_notebook_that_does_not_run_or_has_no_slides_is_refused(tmp_path, capsys):
     broken = notebook(tmp_path / "broken.ipynb", ("slide", "code", "1 / 0"))
     with pytest.raises(ValueError, match=r"broken\.ipynb does not run, so it has no pictures: ZeroDivisionError"):
         slides_page(broken)
-    assert "1" in slides_page(broken, run=False)
+    with pytest.raises(ValueError, match=r"broken\.ipynb has no saved outputs, .* leave --saved out"):
+        slides_page(broken, run=False)
+    saved = nbformat.read(broken, as_version=4)
+    saved.cells[0].outputs = [NEW.new_output("stream", text="kept from another day")]
+    nbformat.write(saved, broken)
+    assert "kept from another day" in slides_page(broken, run=False)
+    texts = notebook(tmp_path / "texts.ipynb", ("slide", "text", "words alone"))
+    assert "words alone" in slides_page(texts, run=False)
     plain = notebook(tmp_path / "plain.ipynb", (None, "text", "words"))
     with pytest.raises(ValueError, match="marks no cell as a slide"):
         slides_page(plain, run=False)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from workbench.analysis.fork import fork, recorded_config
 from workbench.analysis.miss import Misses, by_admission, lost_by_reason
 from workbench.analysis.prefix_history import PrefixHistory
+from workbench.base.on_demand import picture
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.trace import Trace
@@ -82,7 +83,7 @@ class Change(NamedTuple):
     saved: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MissTable:
     """The misses of a whole run.
 
@@ -104,12 +105,24 @@ class MissTable:
     unknown: str = ""
     by_rules: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def heading(self) -> str:
+        """What was looked up, and how much of it was found."""
         if not self.num_admissions:
             return "no request was admitted with a prefix cache: nothing was looked up"
-        lines = [
+        return (
             f"{self.num_admissions} admissions looked up {self.looked_up} tokens and found {self.found} "
-            f"({self.found / self.looked_up:.1%})",
+            f"({self.found / self.looked_up:.1%})"
+        )
+
+    def _repr_html_(self) -> str | None:
+        return picture("MissTable", self)
+
+    def __repr__(self) -> str:
+        if not self.num_admissions:
+            return self.heading
+        lines = [
+            self.heading,
             "",
             f"{'lost':>10}  {'share':>6}  reason",
         ]

@@ -436,8 +436,8 @@ def _policy_in(changes: Mapping[str, Any]) -> SchedulingPolicy | None:
 def unknown_sharing(why: str) -> str:
     """The note of a prediction that does not know all equal prefixes, and why it does not."""
     return (
-        f"the recording has neither token ids nor block hashes, and {why}: intervals hold all from the prefixes that its "
-        "hits show to the most that prompts may share"
+        f"the recording has neither token ids nor block hashes, and {why}: intervals hold all from the prefixes that "
+        "its hits show to the most that prompts may share"
     )
 
 

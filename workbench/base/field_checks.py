@@ -143,12 +143,16 @@ def refuse_misspelt_methods(kind: type, base: type) -> None:
     """
     known = [name for name, value in vars(base).items() if callable(value) and not name.startswith("_")]
     for name, value in vars(kind).items():
-        if name.startswith("_") or not isinstance(value, FunctionType) or any(hasattr(one, name) for one in kind.__bases__):
+        if (
+            name.startswith("_")
+            or not isinstance(value, FunctionType)
+            or any(hasattr(one, name) for one in kind.__bases__)
+        ):
             continue
         if similar := get_close_matches(name, known, n=1, cutoff=0.8):
             raise FieldError(
-                f"{kind.__name__}.{name} is no method of {base.__name__} (did you mean {similar[0]}?); it would never be "
-                "called. If it is a helper, begin its name with _"
+                f"{kind.__name__}.{name} is no method of {base.__name__} (did you mean {similar[0]}?); it would never "
+                "be called. If it is a helper, begin its name with _"
             )
 
 

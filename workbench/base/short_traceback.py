@@ -8,6 +8,8 @@ way to the rest: ``%tb`` asks a second time. Errors of a class of ours bring the
 from __future__ import annotations
 
 import linecache
+import re
+import sys
 import traceback
 from functools import cache, partial
 from types import FrameType, TracebackType
@@ -54,11 +56,18 @@ def is_on_purpose(problem: BaseException) -> bool:
     frames = [(frame, line) for frame, line in traceback.walk_tb(problem.__traceback__)]
     ours = [_is_ours(frame) for frame, _ in frames]
     if not any(ours):
-        return False
+        return _is_wrong_call(problem)
     if isinstance(problem, KeyboardInterrupt) or (isinstance(problem, OSError) and problem.filename is not None):
         return True
     frame, line = frames[-1]
     return ours[-1] and line in _raising_lines(frame.f_code.co_filename)
+
+
+def _is_wrong_call(problem: BaseException) -> bool:
+    """Whether Python refused the arguments of a call of this package, before it was entered."""
+    named = re.match(r"(\w+)\.\w+\(\) (got|missing|takes) ", str(problem)) if isinstance(problem, TypeError) else None
+    kind = getattr(sys.modules.get(PACKAGE), named[1], None) if named else None
+    return isinstance(kind, type) and kind.__module__.partition(".")[0] == PACKAGE
 
 
 def _show(

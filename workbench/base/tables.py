@@ -19,7 +19,7 @@ def table_lines(
     title: Collection[int] = (0,),
     left: Collection[int] = (),
 ) -> list[str]:
-    """The lines of a table.
+    r"""The lines of a table.
 
     Args:
         rows: The cells, the headings first.
@@ -29,10 +29,10 @@ def table_lines(
 
     Example:
         >>> rows = [["", "now", "interval"], ["ttft_mean", "1.9 s", "1.2 s to 2.4 s"]]
-        >>> print(*table_lines(rows, left=(0,)), sep="\\n")
+        >>> print(*table_lines(rows, left=(0,)), sep="\n")
                      now        interval
         ttft_mean  1.9 s  1.2 s to 2.4 s
-        >>> print(*table_lines(rows, left=(0,), width=30), sep="\\n")
+        >>> print(*table_lines(rows, left=(0,), width=30), sep="\n")
         ttft_mean
           now       1.9 s
           interval  1.2 s to 2.4 s

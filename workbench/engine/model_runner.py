@@ -122,6 +122,10 @@ class ModelRunner:
             self._restore()
             raise
 
+    def __repr__(self) -> str:
+        blocks = f"{self.config.num_blocks} KV blocks of {self.bytes_per_block:,} bytes"
+        return f"ModelRunner({type(self.model).__name__}, attention by {self.backend_name}, {blocks})"
+
     def _take_model(
         self,
         changes: list[Change],

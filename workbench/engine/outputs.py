@@ -52,6 +52,9 @@ class OutputsByRequest(dict[str, "RequestOutput"]):
     def _repr_html_(self) -> str | None:
         return picture("Outputs", Outputs(self.values(), self.trace))
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
 
 def _lines(outputs: list[RequestOutput]) -> Iterable[str]:
     for output in outputs[:MAX_LINES]:

@@ -44,7 +44,9 @@ class Answer:
         return repr(find("Trace.explain")(self.trace, self.request_id))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>{self.steps._repr_html_() or ''}"
+        explanation = find("Trace.explain")(self.trace, self.request_id)
+        causes = explanation._repr_html_() or f"<pre>{escape(repr(explanation))}</pre>"
+        return f"{causes}{self.steps._repr_html_() or ''}"
 
 
 class Shortcuts:

@@ -109,6 +109,10 @@ class Scheduler:
             self._linked |= set(kinds)
             self._use(with_links(self, kinds))
 
+    def __repr__(self) -> str:
+        blocks = f"{self.num_free_blocks} of {self.config.num_pool_blocks - 1} KV blocks free"
+        return f"Scheduler(step {self.step}: {self.num_running} running, {self.num_waiting} waiting, {blocks})"
+
     # -- requests --------------------------------------------------------------------------------------------
 
     @property

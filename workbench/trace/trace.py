@@ -403,11 +403,20 @@ class Trace:
             "end": self.end,
         }
 
+    @property
+    def present(self) -> set[str]:
+        """Ids of the requests that a part of a trace is about; all of a whole one."""
+        if self.whole is self:
+            return set(self.requests)
+        steps = tuple(self._steps)
+        names = (name for step in steps for name in (*step.running, *step.waiting, *step.finished, *step.aborted))
+        return {*names, *(chunk.request_id for step in steps for chunk in step.chunks)}
+
     def __repr__(self) -> str:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
-            f"Trace({printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.requests), 'request')}, "
+            f"Trace({printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.present), 'request')}, "
             f"{counted(tokens, 'token')} scheduled{ended})"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.causes import CAUSE_COLUMNS, CauseTable, Explanation
+from workbench.analysis.misses import MissTable
 from workbench.base.text import printable
 from workbench.trace.readings.metrics import amount
 from workbench.viz.reprs import fragment, table
@@ -28,6 +29,22 @@ def causes_html(causes: CauseTable) -> str:
     """The time of all requests, by its causes."""
     what, *notes = causes.heading
     return _fragment(what, CAUSE_COLUMNS, list(causes.cells), notes)
+
+
+def misses_html(misses: MissTable) -> str:
+    """The misses of a run by reason, and the changes that would have saved tokens."""
+    total = sum(misses.lost.values())
+    lost = [(f"{tokens:,}", f"{tokens / total:.1%}", reason) for reason, tokens in misses.lost.items()]
+    changes = [(f"{change.saved:,}", f"{change.lost:,}", change.change) for change in misses.changes]
+    parts = [f"<h4>{escape(misses.heading)}</h4>"]
+    parts += [table(("lost tokens", "share", "reason"), lost)] if lost else []
+    if changes:
+        parts.append(
+            table(("saved tokens", "lost", f"change, simulated with the same requests{misses.by_rules}"), changes)
+        )
+    if misses.unknown:
+        parts.append(f"<p>What would have saved tokens is unknown: {escape(misses.unknown)}.</p>")
+    return fragment(*parts)
 
 
 def _unbroken(text: str) -> str:

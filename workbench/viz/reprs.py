@@ -13,7 +13,14 @@ from workbench.base.text import counted, duration
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace.readings.computed_by import computed_by, expanded_words
 from workbench.trace.readings.latency import Latency
-from workbench.trace.readings.metrics import LATENCIES, STATISTICS, heading_lines, open_note
+from workbench.trace.readings.metrics import (
+    LATENCIES,
+    STATISTICS,
+    SpeculationMetrics,
+    Summary,
+    heading_lines,
+    open_note,
+)
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import end_words, shown
 from workbench.trace.readings.pool_state import PoolState
@@ -40,11 +47,21 @@ def fragment(*parts: str) -> str:
     return f'<div class="wb-repr"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
+LONGEST_WORD = 30
+"""Characters of a word that a cell keeps whole."""
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table of plain values; every cell is escaped."""
+    """An HTML table of plain values; every cell is escaped. Only long words are broken."""
     head = "".join(f"<th>{escape(name)}</th>" for name in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    text = str(value)
+    is_long = max(map(len, text.split()), default=0) > LONGEST_WORD
+    return f"<td{' class=long' if is_long else ''}>{escape(text)}</td>"
 
 
 def focus_of(request_ids: Iterable[str]) -> dict[str, int]:
@@ -123,16 +140,8 @@ def trace_html(trace: Trace) -> str:
     return fragment(*parts)
 
 
-def _takes_part(trace: Trace) -> set[str]:
-    """The requests that a part of a trace is about; all of a whole one."""
-    if trace.whole is trace:
-        return set(trace.requests)
-    names = (name for step in trace for name in (*step.running, *step.waiting, *step.finished, *step.aborted))
-    return {*names, *(chunk.request_id for step in trace for chunk in step.chunks)}
-
-
 def _requests_table(trace: Trace, limit: int = 24) -> str:
-    present = _takes_part(trace)
+    present = trace.present
     infos = {request_id: info for request_id, info in trace.requests.items() if request_id in present}
     texts: dict[str, list[str]] = {request_id: [] for request_id in infos}
     counts = dict.fromkeys(texts, 0)
@@ -208,8 +217,16 @@ def _tokens_per_second(times: Sequence[float]) -> str:
 
 def metrics_html(metrics: TraceMetrics) -> str:
     """Metrics as a table in which each latency has its unit; ``print`` shows the same numbers as text."""
-    summary = metrics.summary
-    first, *others = heading_lines(summary, metrics.speculation)
+    return _summary(metrics.summary, metrics.speculation)
+
+
+def summary_html(summary: Summary) -> str:
+    """The same without the fate of drafts, which a summary does not know."""
+    return _summary(summary, SpeculationMetrics())
+
+
+def _summary(summary: Summary, speculation: SpeculationMetrics) -> str:
+    first, *others = heading_lines(summary, speculation)
     rows = []
     for title, name in LATENCIES:
         found = getattr(summary, name)

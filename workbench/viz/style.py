@@ -46,6 +46,7 @@ STYLE = (
     # Named three times to take precedence over the rules of notebooks, which align tables to the right.
     ".wb-repr.wb-repr.wb-repr :is(td,th){padding:2px 14px 2px 0;vertical-align:top;text-align:left;background:none}"
     ".wb-repr td{font-variant-numeric:tabular-nums;overflow-wrap:break-word;white-space:pre-wrap}"
+    ".wb-repr td.long{overflow-wrap:anywhere;min-width:8em}"
     ".wb-repr.wb-repr.wb-repr pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace}"
     ".wb-repr td:first-child{overflow-wrap:normal}"
     ".wb-repr i.dot{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}" + _HUES

@@ -158,8 +158,8 @@ def watch(
     Args:
         source: A Trace, or an Engine (anything with ``trace``, ``state``, ``start``, ``pause`` and ``step``).
         other: A second trace of the same workload, to compare with.
-        panels: Names of the panels to show, such as "chunks" or "kv_pool" (`panel_names.PANELS`), or one text with commas;
-            all by default.
+        panels: Names of the panels to show, such as "chunks" or "kv_pool" (`panel_names.PANELS`), or a text with
+            commas; all by default.
         theme: "auto" (that of the notebook), "light" or "dark".
         view: The view to begin with: "story", "scheduler", "kernel", "all" or "incident".
         bare: Leave the controls out.

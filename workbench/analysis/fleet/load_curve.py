@@ -61,8 +61,9 @@ class LoadCurve:
         for point in self.points:
             if point.row is not None and point.replicas != point.row.replicas:
                 yield (
-                    f"at {point.load:g}x {counted(point.row.replicas, 'replica')} met the target too, by chance: a smaller load "
-                    f"needed {point.replicas}, and runs of this layout lie within {self._ranges(point.row)}"
+                    f"at {point.load:g}x {counted(point.row.replicas, 'replica')} met the target too, by chance: a "
+                    f"smaller load needed {point.replicas}, and runs of this layout lie within "
+                    f"{self._ranges(point.row)}"
                 )
             elif point.row is None:
                 yield f"at {point.load:g}x no number of replicas that was tried meets the target"

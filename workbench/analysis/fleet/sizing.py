@@ -116,8 +116,8 @@ class FleetTable:
             return f"{counted(self.best.replicas, 'replica')} with {self.best.router} {meets} {limits}"
         closest = min(self.rows, key=lambda row: row.score)
         return (
-            f"no layout meets {limits}; closest: {counted(closest.replicas, 'replica')} with {closest.router}, whose worst value "
-            f"is {closest.score:.3g} times its limit"
+            f"no layout meets {limits}; closest: {counted(closest.replicas, 'replica')} with {closest.router}, whose "
+            f"worst value is {closest.score:.3g} times its limit"
         )
 
     def _limit(self) -> str:
@@ -125,8 +125,8 @@ class FleetTable:
         assert self.best is not None and self.highest is not None
         still = "still meets" if self.best.replicas == 1 else "still meet"
         text = (
-            f"{counted(self.best.replicas, 'replica')} {still} it at {self.highest.load / self.best.load:.3g} times this "
-            f"load, {number(self.highest.rate)} requests/s"
+            f"{counted(self.best.replicas, 'replica')} {still} it at {self.highest.load / self.best.load:.3g} times "
+            f"this load, {number(self.highest.rate)} requests/s"
         )
         if self.price is not None:
             text += f", where a million output tokens cost {number(self.highest.cost(self.price))}"

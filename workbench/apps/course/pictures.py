@@ -44,6 +44,10 @@ class Picture:
         return fragment(f"<h5>{escape(self.title)}</h5>", image(self.svg))
 
 
+SMALLEST_WITH_LINES = 4.0
+"""Width and height of cells, in pixels, from which on lines are drawn between them, in both directions."""
+
+
 def matrix(
     values: np.ndarray,
     title: str,
@@ -79,17 +83,24 @@ def matrix(
         for x, label in enumerate(column_labels[:num_columns])
         if x % every == 0
     ]
+    wide, tall = num_columns * cell, num_rows * high
+    parts.append(_rect(left, top, wide, tall, 'class="free"'))
     for y, row in enumerate(shades):
         if y < len(row_labels):
             parts.append(svg.text(left - 6, top + y * high + high * 0.75, _visible(row_labels[y]), "number", "end"))
         edges = [0, *(np.flatnonzero(np.diff(row)) + 1), num_columns]
         for start, stop in pairwise(edges):
-            ink = f'class="prefill" fill-opacity="{row[start]:.2f}"' if row[start] else 'class="free"'
-            parts.append(_rect(left + start * cell, top + y * high, (stop - start) * cell, high - 0.5, ink))
+            if row[start]:
+                ink = f'class="prefill" fill-opacity="{row[start]:.2f}"'
+                parts.append(_rect(left + start * cell, top + y * high, (stop - start) * cell, high, ink))
+    if min(cell, high) >= SMALLEST_WITH_LINES:
+        across = "".join(f"M{left} {top + y * high:.1f}h{wide:.1f}" for y in range(1, num_rows))
+        down = "".join(f"M{left + x * cell:.1f} {top}v{tall:.1f}" for x in range(1, num_columns))
+        parts.append(f'<path d="{across}{down}" class="slack"/>')
     for start in column_starts:
         x = left + start * cell
-        parts.append(f'<path d="M{x:.1f} {top}V{top + num_rows * high:.1f}" class="cursor"/>')
-    return Picture(title, svg.drawing(top + num_rows * high + 2, title, parts, WIDTH))
+        parts.append(f'<path d="M{x:.1f} {top}V{top + tall:.1f}" class="cursor"/>')
+    return Picture(title, svg.drawing(top + tall + 2, title, parts, WIDTH))
 
 
 def bars(values: Mapping[str, float], title: str, unit: str = "") -> Picture:

@@ -98,11 +98,7 @@ def most_reads(name: str, times: Callable[[Case], float] | float, why: str) -> L
 
     def limit(work: Work) -> str:
         most, found = times(work.case) if callable(times) else times, work.reads(name)
-        return (
-            f"it loads each element of {name} {found:.3g} times, and {_enough(most)}: {why}"
-            if found > most
-            else ""
-        )
+        return f"it loads each element of {name} {found:.3g} times, and {_enough(most)}: {why}" if found > most else ""
 
     return limit
 

@@ -123,10 +123,20 @@ function show() {{
   document.querySelector("footer").textContent = `${{s + 1}} of ${{slides.length}}`;
   history.replaceState(null, "", `#${{at}}`);
 }}
+/** Open the next answer that the slide hides; false if it hides none. */
+function reveal() {{
+  const hidden = slides[place[at][0]].querySelectorAll("details:not([open])");
+  const next = [...hidden].find((each) => each.checkVisibility());
+  if (!next) return false;
+  next.open = true;
+  next.scrollIntoView({{ block: "nearest" }});
+  return true;
+}}
 const turn = (key) => {{
   const move = {{ ArrowRight: 1, " ": 1, PageDown: 1, Enter: 1, ArrowLeft: -1, PageUp: -1 }}[key];
   if (key === "Home") at = 0;
   else if (key === "End") at = place.length - 1;
+  else if (move > 0 && reveal()) return true;
   else if (move) at = Math.max(0, Math.min(place.length - 1, at + move));
   else return false;
   show();
@@ -161,7 +171,8 @@ def slides_page(path: Path, *, run: bool = True) -> str:
         run: Run it first, in its folder; otherwise its saved outputs are shown.
 
     Raises:
-        ValueError: The file is not a notebook, a cell fails, or no cell is marked as a slide.
+        ValueError: The file is not a notebook, a cell fails, no cell is marked as a slide, or no output is saved that
+            could be shown.
     """
     with extra_for("slides"):
         import nbformat
@@ -183,6 +194,12 @@ def slides_page(path: Path, *, run: bool = True) -> str:
             ).execute()
         except CellExecutionError as problem:
             raise ValueError(f"{path} does not run, so it has no pictures: {problem.ename}: {problem.evalue}") from None
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if not run and code and not any(cell.outputs for cell in code):
+        raise ValueError(
+            f"{path} has no saved outputs, so its slides would have no pictures: run and save it first, or leave "
+            "--saved out, and it runs here"
+        )
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     slides: list[list[str]] = []
     for cell in notebook.cells:

@@ -367,7 +367,11 @@ def read_policy(source: str) -> SchedulingPolicy:
     except Exception as problem:
         lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == POLICY_FILE]
         where = f", line {lines[-1]}" if lines else ""
-        kind = "" if isinstance(problem, FieldError) or (isinstance(problem, ValueError) and not lines) else f"{type(problem).__name__}: "
+        kind = (
+            ""
+            if isinstance(problem, FieldError) or (isinstance(problem, ValueError) and not lines)
+            else f"{type(problem).__name__}: "
+        )
         raise ValueError(f"{POLICY_FILE}{where}: {kind}{problem}") from None
 
 

@@ -253,7 +253,8 @@ def left_out(history: History, step: Step) -> None:
         return
     needed, num_free = _most_blocks(limits, head.num_tokens), step.free_blocks - limits.num_watermark_blocks
     if num_left > limits.num_drafts * (2 + len(step.chunks)) and needed <= num_free:
-        what = f"it needs {counted(needed, 'block')}, {num_free} are free, and of the budget {counted(num_left, 'token')} are left"
+        left = f"{counted(num_left, 'token')} of the budget are left"
+        what = f"it needs {counted(needed, 'block')}, {num_free} are free, and {left}"
         history.report("left_out", first, what)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.base.text import counted
 from workbench.trace.records import StepRecord
 
 log = logging.getLogger("workbench")
@@ -64,6 +65,10 @@ class Breakpoints:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # views and cells add breakpoints, the engine's thread checks them
         self.stopped_by: tuple[int, str] | None = None
+
+    def __repr__(self) -> str:
+        told = "; ".join(f"{each.number}: {each.label}, {counted(each.hits, 'hit')}" for each in self) or "none"
+        return f"Breakpoints({told})"
 
     def __iter__(self) -> Iterator[Breakpoint]:
         return iter(tuple(self._breakpoints))

@@ -9,7 +9,7 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from workbench.base.text import counted, printable
+from workbench.base.text import counted, printable, shown
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.divergence import (
     Divergence,
@@ -205,7 +205,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
     length.
 
     Raises:
-        TraceError: The traces hold different requests or different prompts.
+        TraceError: One of them is no trace, or they hold different requests or different prompts.
 
     Example:
         >>> from workbench import simulate
@@ -216,6 +216,9 @@ def compare(a: Trace, b: Trace) -> Comparison:
         >>> result.requests[0].ttft_delta
         1.0
     """
+    for name, given in (("a", a), ("b", b)):
+        if not hasattr(given, "requests"):
+            raise TraceError(f"{name} must be a Trace, such as engine.trace, got {shown(given)}")
     matching = match_requests(a, b)
     _check_same_workload(a, b, matching.pairs)
     metrics_a, metrics_b = metrics(a), metrics(b)

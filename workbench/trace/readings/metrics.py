@@ -222,7 +222,7 @@ class Distribution:
         return f"{AT_LEAST if name in self.bounds else ''}{amount(getattr(self, name), unit)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """A run in a few numbers. Latencies are in ``unit``: "s", or "steps" if the trace has no clock.
 
@@ -276,6 +276,12 @@ class Summary:
     e2e: Distribution
     first_step: int = 0
     clock: RunClock = field(default_factory=RunClock)
+
+    def __repr__(self) -> str:
+        return _table(self, SpeculationMetrics())
+
+    def _repr_html_(self) -> str | None:
+        return picture("Summary", self)
 
 
 @with_attached_methods

@@ -243,7 +243,11 @@ def pool_state(trace: Trace, index: int, moment: Moment = "scheduled") -> PoolSt
     Raises:
         IndexError: There is no such step.
     """
-    return _history(trace).state(trace.offset + range(len(trace))[index], moment)
+    try:
+        place = trace.offset + range(len(trace))[index]
+    except IndexError:
+        raise IndexError(f"step {index} of a trace of {len(trace)} steps") from None
+    return _history(trace).state(place, moment)
 
 
 def keyframe_before(trace: Trace, index: int) -> Keyframe:
