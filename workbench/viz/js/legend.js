@@ -61,7 +61,8 @@ export class LegendLines {
   /** Draw the entries, in as many lines as they need, or hide it if there are none. A mark that changes has a `key`. */
   show(entries, width, colour) {
     this.element.hidden = !entries.length;
-    const signature = JSON.stringify([entries.map(({ name, key }) => [name, key]), width, colour, globalThis.devicePixelRatio]);
+    const { devicePixelRatio } = globalThis, marks = entries.map(({ name, key }) => [name, key]);
+    const signature = JSON.stringify([marks, width, colour, devicePixelRatio]);
     if (signature === this.signature) return;
     this.signature = signature; // also while it is hidden: WebKit may forget what a hidden canvas showed
     if (!entries.length) return;
