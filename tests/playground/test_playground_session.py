@@ -444,7 +444,7 @@ def test_a_policy_that_fails_while_it_runs_is_reported_once_and_vllms_rule_is_us
 
 def test_a_misspelt_method_is_named_with_its_line():
     source = "class P(SchedulingPolicy):\n    def waiting_odrer(self, view):\n        return view.waiting"
-    with pytest.raises(ValueError, match=r"line 1: P\.waiting_odrer is no method .* \(did you mean waiting_order\?\)"):
+    with pytest.raises(ValueError, match=r"line 1: P\.waiting_odrer is not .* \(did you mean waiting_order\?\)"):
         read_policy(source)
 
 

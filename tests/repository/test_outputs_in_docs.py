@@ -1,4 +1,4 @@
-"""What pages show below a command is what the command prints, if its files are in the repository."""
+"""The output that a page shows below a command is that of the command, if its files are in the repository."""
 
 import json
 import re

@@ -163,7 +163,7 @@ def test_a_wrong_answer_is_told_once_and_vllms_rule_is_used(caplog, hook, answer
     ],
 )
 def test_a_misspelt_method_of_a_policy_is_refused(base, meant, written):
-    message = rf"Mine\.{written} is no method of {base.__name__} \(did you mean {meant}\?\)"
+    message = rf"Mine\.{written} is not a method of {base.__name__} \(did you mean {meant}\?\)"
     with pytest.raises(ValueError, match=message):
         type("Mine", (base,), {written: lambda self, view: None})
 

@@ -68,7 +68,7 @@ def test_places_that_arrive_together_leave_a_page_where_it_is(trace):
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("before", [None, 1, 3])
 def test_a_view_that_loads_late_keeps_the_step_that_python_chose(deno_page, trace, before, live):
-    """What a page tells when it first draws arrives after Python has chosen the next step."""
+    """A page tells its place when it first draws, and Python has chosen the next step before that arrives."""
     shown, cursor = watch(trace), cursor_of(trace)
     cursor.step = before
     cursor.request = "r1" if before == 3 else None

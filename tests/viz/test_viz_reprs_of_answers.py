@@ -1,4 +1,4 @@
-"""What a notebook cell shows of answers, and of the parts of an engine: tables and one line, not walls of fields."""
+"""Answers and parts of an engine as a notebook cell shows them: tables and one line, not walls of fields."""
 
 import re
 

@@ -242,7 +242,7 @@ class Past:
     def why_unknown(self) -> str:
         """Why a setting may find prefixes that the recording does not show; "" if no setting can.
 
-        Without a prefix cache none does: to turn it on is refused where nothing shows what is shared.
+        Without a prefix cache none does: turning it on is refused if nothing shows what is shared.
         """
         return self._contents.why_unknown if self._trace.config.get("enable_prefix_caching") else ""
 

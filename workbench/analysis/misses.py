@@ -107,7 +107,7 @@ class MissTable:
 
     @property
     def heading(self) -> str:
-        """What was looked up, and how much of it was found."""
+        """The tokens that were looked up, and how many of them were found."""
         if not self.num_admissions:
             return "no request was admitted with a prefix cache: nothing was looked up"
         return (

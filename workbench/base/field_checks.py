@@ -151,8 +151,8 @@ def refuse_misspelt_methods(kind: type, base: type) -> None:
             continue
         if similar := get_close_matches(name, known, n=1, cutoff=0.8):
             raise FieldError(
-                f"{kind.__name__}.{name} is no method of {base.__name__} (did you mean {similar[0]}?); it would never "
-                "be called. If it is a helper, begin its name with _"
+                f"{kind.__name__}.{name} is not a method of {base.__name__} (did you mean {similar[0]}?); it would "
+                "never be called. If it is a helper, begin its name with _"
             )
 
 

@@ -205,7 +205,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
     length.
 
     Raises:
-        TraceError: One of them is no trace, or they hold different requests or different prompts.
+        TraceError: One of them is not a trace, or they hold different requests or different prompts.
 
     Example:
         >>> from workbench import simulate
