@@ -142,9 +142,12 @@ def test_a_duel_names_its_unit_with_the_question(unit):
         del workload["cost_model"]
     ask(session, "run", workload=json.dumps(workload), config={}, policy="")
     assert ask(session, "pin")[0]["unit"] == unit
-    ask(session, "run", workload=json.dumps(workload), config={"max_num_batched_tokens": 16}, policy="")
+    ask(session, "run", workload=json.dumps(workload), config={"max_num_seqs": 2}, policy="")
     told = ask(session, "settle", measure="mean time to first token")[0]["told"]
     assert ("steps" in told) == (unit == "steps"), told
+    ask(session, "run", workload=json.dumps(workload), config={"max_num_batched_tokens": 16}, policy="")
+    answer = ask(session, "settle", measure="mean time to first token")[0]
+    assert ("do not last equally long" in answer.get("error", "")) == (unit == "steps"), answer
 
 
 def run_fleet(session, router, replicas=4, **values):
