@@ -40,7 +40,11 @@ const LAYOUTS = {
     right: ["pool", "end"],
     bottom: ["metrics"],
   },
-  kernel: { wide: ["timeline", "compare"], left: ["packed", "rectangle"], right: ["kernel", "weights", "tables", "end"] },
+  kernel: {
+    wide: ["timeline", "compare"],
+    left: ["packed", "rectangle"],
+    right: ["kernel", "weights", "tables", "end"],
+  },
   all: {
     wide: ["timeline", "gantt", "compare"],
     left: ["packed", "rectangle", "weights", "texts"],

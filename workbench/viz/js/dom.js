@@ -140,7 +140,9 @@ export const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 
  */
 export function timeWords(time, span, distance = 0) {
   if (!inMinutes(time, span)) return formatTick(time, distance || span / 1000 || 1);
-  const digits = distance > 0 && distance < 1 && Math.abs(time) >= distance * 1e-6 ? Math.ceil(-Math.log10(distance) - 1e-6) : 0;
+  const digits = distance > 0 && distance < 1 && Math.abs(time) >= distance * 1e-6
+    ? Math.ceil(-Math.log10(distance) - 1e-6)
+    : 0;
   const all = Number(time.toFixed(digits)), whole = Math.floor(all), pad = (n) => String(n).padStart(2, "0");
   const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60, rest = (all - whole).toFixed(digits);
   const seconds = `${pad(whole % 60)}${rest.slice(1)}`;
