@@ -793,9 +793,10 @@ def test_the_visible_steps_are_shared_with_the_host(drawn):
     bars = {round(rect[1], 3) for rect in marks.rects() if rect[0] in (LIGHT.prefill, LIGHT.decode)}
     assert round(axis.x(8), 3) in bars
     page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": [-90, last + 90]})
-    assert told()["range"] is None and page("view.cursor.rangeMode") == "fit", "all of them"
+    assert page("view.cursor.chosenRange") is None and page("view.cursor.rangeMode") == "fit", "all of them"
+    assert told()["range"] == [-90, last + 90], "the host keeps what it has set"
     page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": [5, 5.2]})
-    low, high = told()["range"]
+    low, high = page("view.cursor.chosenRange")
     assert high - low == 6, "as many as the view zooms in to"
     page("(page.values.cursor = argument, page.listeners['change:cursor']())", {**told(), "range": None})
     assert page("view.cursor.range[0]") == 0 and page("view.cursor.rangeMode") == "fit"
