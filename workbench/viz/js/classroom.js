@@ -181,7 +181,7 @@ export class Classroom {
     replace(this.code, rows.length > 0 && [canvas, h("p", {}, this.link)]);
   }
 
-  /** How many have answered, and the button that shows the answers and the picture to everybody. */
+  /** The number of answers so far, and the button that shows the answers and the picture to everybody. */
   progressOf({ text, duel, sides }, spread, followers) {
     const given = spread.reduce((sum, [, n]) => sum + n, 0);
     const end = () => duel ? this.view.send("settle") : this.view.send("class", { what: "end" });

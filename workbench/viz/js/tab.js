@@ -1,4 +1,4 @@
-// What the browser's tab keeps, so that it outlives a reload. A browser that lets a page keep nothing forgets it.
+// Values that the browser's tab keeps over a reload. A browser that lets a page keep nothing forgets them.
 
 /** Keep a value under a name; null forgets it. */
 export function keep(name, value) {
