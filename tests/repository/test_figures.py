@@ -12,6 +12,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPTS_WITH_CHECK = [
     "make_figures.py",
     "make_reference.py",
+    "make_command_page.py",
     "make_api_page.py",
     "make_request_table.py",
     "make_log_tables.py",

@@ -13,7 +13,8 @@ from workbench import viz
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = ("workbench", "workbench.engine", "workbench.viz", "workbench.vllm")
-GENERATED = {"docs/reference.md", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/api/*.md"))}
+API_PAGES = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/api/*.md")}
+GENERATED = {"docs/reference.md", "docs/commands.md"} | API_PAGES
 """Pages that name the places of objects, and import nothing."""
 
 IMPORT = re.compile(r"\bfrom (workbench[\w.]*) import|\bimport (workbench\.[\w.]*)")

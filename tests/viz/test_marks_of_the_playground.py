@@ -255,7 +255,8 @@ RIGHT, TOP = WIDTH - LEFT - 8, BASE - 8
 ARRIVALS = """(() => {
   page.changes = [];
   page.drawing = document.createElement("canvas");
-  page.arrivals = new page.Arrivals(page.drawing, (workload) => page.changes.push(workload));
+  page.said = [];
+  page.arrivals = new page.Arrivals(page.drawing, (workload) => page.changes.push(workload), (w) => page.said.push(w));
   page.arrivals.show(argument);
 })()"""
 
@@ -359,10 +360,35 @@ def test_arrivals_that_are_added_moved_and_removed(page, seed):
         values[nearest] = value
         assert values_of(page("page.changes.at(-1)")) == [pytest.approx(each) for each in values]
         check_arrivals(page, values, end, top, selected=nearest)
+    assert page("page.said.at(-1)") == f"r{nearest}, {told(values, nearest)}" if nearest < 9 else True
+    by_time = sorted(range(10), key=lambda i: (values[i][0], i))
+    now = by_time.index(nearest)
+    for key, by in (("PageDown", 1), ("PageUp", -1), ("PageUp", -1)):
+        page(fire, ["keydown", {"key": key}])
+        now = min(9, max(0, now + by))
+        check_arrivals(page, values, end, top, selected=by_time[now])
+        assert page("page.said.at(-1)").endswith(told(values, by_time[now]))
+    while by_time[now] != nearest:
+        page(fire, ["keydown", {"key": "PageDown"}])
+        now += 1
+    page(fire, ["keydown", {"key": "Enter"}])
+    values.append((round(values[nearest][0] + 0.05, 3), values[nearest][1]))
+    assert values_of(page("page.changes.at(-1)")) == [pytest.approx(each) for each in values]
+    check_arrivals(page, values, end, top, selected=10)
+    page(fire, ["keydown", {"key": "Backspace"}])
+    del values[10]
+    page("(page.arrivals.selected = argument, page.arrivals.draw())", nearest)
     page(fire, ["keydown", {"key": "Delete"}])
     del values[nearest]
     assert values_of(page("page.changes.at(-1)")) == [pytest.approx(each) for each in values]
     check_arrivals(page, values, end, top)
+
+
+def told(values, chosen):
+    """The words about a request after its name."""
+    place = sorted(range(len(values)), key=lambda i: (values[i][0], i)).index(chosen) + 1
+    time, length = values[chosen]
+    return f"{place} of {len(values)}: {length} prompt tokens at {round(time, 3):g} s"
 
 
 def test_workloads_without_a_place_for_each_request_are_not_drawn(page):

@@ -38,7 +38,7 @@ _EXAMPLES = """\
 
 def add_parser(commands: Commands) -> None:
     """Add ``doctor`` to the commands."""
-    help = "what this machine computes with, and why; for bug reports"
+    help = "devices and libraries that this machine computes with, and why; for bug reports"
     parser = add_command(commands, "doctor", run, help, examples=_EXAMPLES)
     parser.add_argument("model", nargs="?", help="a model, to say what was made of each key of its files instead")
     add_loading_options(parser)

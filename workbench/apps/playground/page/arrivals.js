@@ -2,6 +2,11 @@
 
 const HEIGHT = 120, LEFT = 42, BOTTOM = 18, RADIUS = 4.5, REACH = 9, MAX_LENGTH = 8192;
 
+/** Seconds by which a key moves a request. */
+const STEP = 0.05;
+
+const rounded = (time) => Math.round(time * 1000) / 1000;
+
 /** Whether a workload is a plain list of requests, each with a length and a time. */
 export function canBeDrawn(workload) {
   const { requests } = workload;
@@ -22,10 +27,12 @@ export class Arrivals {
   /**
    * @param {HTMLCanvasElement} canvas
    * @param {(workload: object) => void} changed Called with the changed workload.
+   * @param {(words: string) => void} say Tells the chosen request to those who do not see it.
    */
-  constructor(canvas, changed) {
+  constructor(canvas, changed, say = () => {}) {
     this.canvas = canvas;
     this.changed = changed;
+    this.say = say;
     this.selected = null;
     canvas.addEventListener("pointerdown", (event) => this.press(event));
     canvas.addEventListener("pointermove", (event) => this.drag(event));
@@ -57,7 +64,7 @@ export class Arrivals {
     const time = Math.min(1, Math.max(0, (event.clientX - box.left - LEFT) / width)) * this.end;
     const part = Math.min(1, Math.max(0, 1 - (event.clientY - box.top - 8) / height));
     const length = Math.min(MAX_LENGTH, Math.max(1, Math.round(Math.exp(part * Math.log(this.top)))));
-    return { time: Math.round(time * 1000) / 1000, length };
+    return { time: rounded(time), length };
   }
 
   find(event) {
@@ -72,58 +79,101 @@ export class Arrivals {
 
   press(event) {
     this.selected = this.find(event);
-    if (this.selected === null) {
-      const { time, length } = this.value(event), { requests } = this.workload;
-      const ids = new Set(requests.map((request) => request.id));
-      let number = requests.length;
-      while (ids.has(`new${number}`)) number++;
-      const added = { id: `new${number}`, prompt: { len: length }, max_tokens: 16, arrival_time: time };
-      this.workload = { ...this.workload, requests: [...requests, added] };
-      this.selected = requests.length;
-      this.changed(this.workload);
-    }
+    if (this.selected === null) this.add(this.value(event));
     this.dragging = true;
     this.canvas.setPointerCapture(event.pointerId);
     this.draw();
   }
 
+  /** Add a request, and choose it. */
+  add({ time, length }) {
+    const { requests } = this.workload, ids = new Set(requests.map((request) => request.id));
+    let number = requests.length;
+    while (ids.has(`new${number}`)) number++;
+    const added = { id: `new${number}`, prompt: { len: length }, max_tokens: 16, arrival_time: time };
+    this.workload = { ...this.workload, requests: [...requests, added] };
+    this.selected = requests.length;
+    this.changed(this.workload);
+  }
+
   drag(event) {
     if (!this.dragging || this.selected === null || !event.buttons) return;
     const { time, length } = this.value(event);
-    this.alter(this.selected, { arrival_time: time, prompt: { len: length } });
+    this.alter({ arrival_time: time, prompt: { len: length } });
+    this.draw();
   }
 
   release() {
     this.dragging = false;
   }
 
-  alter(index, change) {
-    const requests = this.workload.requests.map((request, i) => i === index ? { ...request, ...change } : request);
+  /** Change the chosen request. */
+  alter(change) {
+    const requests = this.workload.requests.map((each, i) => i === this.selected ? { ...each, ...change } : each);
     this.workload = { ...this.workload, requests };
-    this.draw();
     this.changed(this.workload);
   }
 
+  /** Choose, move, add or remove a request by a key. */
   key(event) {
-    const { requests } = this.workload, moves = { ArrowLeft: -0.05, ArrowRight: 0.05 };
-    const grows = { ArrowUp: 1.25, ArrowDown: 0.8 };
-    if (event.key in moves || event.key in grows || event.key === "Delete" || event.key === "Backspace") {
-      event.preventDefault();
-    } else return;
-    if (this.selected === null || !requests[this.selected]) this.selected = 0;
-    const request = requests[this.selected];
-    if (event.key in moves) {
-      const time = Math.max(0, (request.arrival_time ?? 0) + moves[event.key]);
-      this.alter(this.selected, { arrival_time: Math.round(time * 1000) / 1000 });
-    } else if (event.key in grows) {
-      const length = Math.min(MAX_LENGTH, Math.max(1, Math.round(lengthOf(request) * grows[event.key])));
-      this.alter(this.selected, { prompt: { len: length } });
-    } else if (requests.length > 1) {
-      this.workload = { ...this.workload, requests: requests.filter((_, i) => i !== this.selected) };
-      this.selected = null;
-      this.draw();
-      this.changed(this.workload);
-    }
+    const act = this.actOf(event.key);
+    if (!act) return;
+    event.preventDefault();
+    const { requests } = this.workload;
+    if (this.selected === null || !requests[this.selected]) this.selected = this.inOrder()[0];
+    act(requests[this.selected]);
+    this.draw();
+    this.say(this.words());
+  }
+
+  /** What a key does to the chosen request; undefined for other keys. */
+  actOf(key) {
+    const move = (by) => ({ arrival_time: time = 0 }) => this.alter({ arrival_time: rounded(Math.max(0, time + by)) });
+    const grow = (by) => (request) => {
+      const length = Math.min(MAX_LENGTH, Math.max(1, Math.round(lengthOf(request) * by)));
+      this.alter({ prompt: { len: length } });
+    };
+    const add = (request) => this.add({ time: rounded((request.arrival_time ?? 0) + STEP), length: lengthOf(request) });
+    const remove = (request) => this.remove(request);
+    return {
+      ArrowLeft: move(-STEP),
+      ArrowRight: move(STEP),
+      ArrowUp: grow(1.25),
+      ArrowDown: grow(0.8),
+      PageUp: () => this.choose(-1),
+      PageDown: () => this.choose(1),
+      Enter: add,
+      Delete: remove,
+      Backspace: remove,
+    }[key];
+  }
+
+  /** The places of the requests in order of their arrival. */
+  inOrder() {
+    const { requests } = this.workload, time = (place) => requests[place].arrival_time ?? 0;
+    return requests.map((_, place) => place).sort((a, b) => time(a) - time(b) || a - b);
+  }
+
+  /** Choose the request that arrives before the chosen one (-1) or after it (1). */
+  choose(by) {
+    const order = this.inOrder(), place = order.indexOf(this.selected) + by;
+    this.selected = order[Math.max(0, Math.min(order.length - 1, place))];
+  }
+
+  remove(request) {
+    const { requests } = this.workload;
+    if (requests.length === 1) return;
+    this.workload = { ...this.workload, requests: requests.filter((each) => each !== request) };
+    this.selected = null;
+    this.changed(this.workload);
+  }
+
+  /** The chosen request, in words. */
+  words() {
+    const { requests } = this.workload, request = requests[this.selected];
+    if (!request) return `${requests.length} requests, none is chosen`;
+    const place = this.inOrder().indexOf(this.selected) + 1, time = request.arrival_time ?? 0;
+    return `${request.id}, ${place} of ${requests.length}: ${lengthOf(request)} prompt tokens at ${time} s`;
   }
 
   draw() {

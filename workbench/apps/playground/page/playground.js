@@ -31,7 +31,8 @@ class Playground {
     this.busy = 0; // what has been asked for and is not shown yet
     this.preset = "chunked";
     this.settings = new Settings(at("sliders"), at("switches"), () => this.changed());
-    this.arrivals = new Arrivals(at("drawing"), (workload) => this.takeDrawing(workload));
+    const say = (words) => at("drawing-said").textContent = words;
+    this.arrivals = new Arrivals(at("drawing"), (workload) => this.takeDrawing(workload), say);
     options(at("preset"), [...Object.entries(presets).map(([name, { title }]) => [name, title]), ["", "Your own"]]);
     options(at("policy"), [...RULES, ...Object.keys(policies).map((name) => [name, name]), [OWN, "Your own policy"]]);
     options(at("router"), Object.keys(routers).map((name) => [name, name]));
