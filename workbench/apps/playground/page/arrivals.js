@@ -126,7 +126,7 @@ export class Arrivals {
     this.say(this.words());
   }
 
-  /** What a key does to the chosen request; undefined for other keys. */
+  /** The effect of a key on the chosen request; undefined for other keys. */
   actOf(key) {
     const move = (by) => ({ arrival_time: time = 0 }) => this.alter({ arrival_time: rounded(Math.max(0, time + by)) });
     const grow = (by) => (request) => {
@@ -168,7 +168,7 @@ export class Arrivals {
     this.changed(this.workload);
   }
 
-  /** The chosen request, in words. */
+  /** The words about the chosen request. */
   words() {
     const { requests } = this.workload, request = requests[this.selected];
     if (!request) return `${requests.length} requests, none is chosen`;
