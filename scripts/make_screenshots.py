@@ -30,9 +30,9 @@ WIDTHS = ((390, 844), (1100, 800), (1440, 900), (2560, 1300))
 
 
 @contextmanager
-def opened(browser: Browser, address: str, size: tuple[int, int], scheme: str) -> Iterator[Locator]:
+def opened(browser: Browser, address: str, size: tuple[int, int]) -> Iterator[Locator]:
     """Open the view on a new page."""
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme="light")
     page = context.new_page()
     page.goto(address)
     root = page.locator(".wb-root").first
@@ -42,22 +42,18 @@ def opened(browser: Browser, address: str, size: tuple[int, int], scheme: str) -
     context.close()
 
 
-def save(root: Locator, name: str) -> None:
-    """Save a picture of the window once everything is drawn."""
-    root.page.wait_for_timeout(800)
-    root.page.screenshot(path=FOLDER / f"{name}.png")
+def save(root: Locator, name: str, *, dark: bool = False) -> None:
+    """Save a picture of the window once everything is drawn, and one of it in the dark theme if asked."""
+    for scheme, suffix in (("dark", "-dark"), ("light", "")) if dark else (("light", ""),):
+        root.page.emulate_media(color_scheme=scheme)
+        root.page.wait_for_timeout(800)
+        root.page.screenshot(path=FOLDER / f"{name}{suffix}.png")
     print(name, flush=True)
 
 
-def look_at(root: Locator, step: int, select: int | None = None) -> None:
-    """Move the cursor to a step and choose a request for its rectangle."""
-    root.evaluate(
-        """(root, [step, select]) => {
-            root.workbench.cursor.seek(step);
-            if (select !== null) root.workbench.cursor.select(select);
-        }""",
-        [step, select],
-    )
+def look_at(root: Locator, step: int) -> None:
+    """Move the cursor to a step."""
+    root.evaluate("(root, step) => root.workbench.cursor.seek(step)", step)
 
 
 def take(browser: Browser, wanted: set[str]) -> None:
@@ -72,20 +68,13 @@ def take(browser: Browser, wanted: set[str]) -> None:
         one, two = Path(folder) / "one.html", Path(folder) / "two.html"
         to_html(engine.trace, one)
         to_html(engine.trace, two, other=engine.fork(at_step=0, max_num_batched_tokens=128))
-        pages = (
-            ("dashboard-light", one, (1280, 2150), "light", 7, 1),
-            ("dashboard-dark", one, (1280, 2150), "dark", 12, 0),
-            ("dashboard-compare", two, (1280, 1190), "light", 7, None),
-        )
-        for name, path, size, scheme, step, select in pages:
-            if not asked(name):
-                continue
-            with opened(browser, f"file://{path}#all", size, scheme) as root:
-                look_at(root, step, select)
-                save(root, name)
+        if asked("dashboard-compare"):
+            with opened(browser, f"file://{two}#all", (1280, 1190)) as root:
+                look_at(root, 7)
+                save(root, "dashboard-compare", dark=True)
         for width, height in WIDTHS:
             if asked(name := f"dashboard-story-{width}"):
-                with opened(browser, f"file://{one}#story", (width, height), "light") as root:
+                with opened(browser, f"file://{one}#story", (width, height)) as root:
                     look_at(root, 7)
                     save(root, name)
     if asked("dashboard-live") or asked("dashboard-step-into"):
@@ -103,16 +92,16 @@ def take_live(browser: Browser) -> None:
             engine.step()
         server = app.serve(engine, port=port, threaded=True)
         wait_for_port(port)
-        with opened(browser, f"http://127.0.0.1:{port}/", SMALL_SCREEN, "light") as root:
+        with opened(browser, f"http://127.0.0.1:{port}/", SMALL_SCREEN) as root:
             look_at(root, 7)
-            save(root, "dashboard-live")
+            save(root, "dashboard-live", dark=True)
             root.get_by_role("button", name="Take the next step phase by phase").click()
             for _ in range(12):
                 root.page.wait_for_timeout(500)
                 root.get_by_role("button", name="Next phase").click()
             root.page.wait_for_timeout(500)
             root.evaluate("(root) => root.workbench.cursor.toLive()")
-            save(root, "dashboard-step-into")
+            save(root, "dashboard-step-into", dark=True)
         server.stop()
 
 
