@@ -272,7 +272,8 @@ def test_a_fleet_is_drawn_as_rows_of_one_time_axis(tmp_path):
     picture = run.to_svg("s3/1")
     assert [picture.count(f">replica {index}<") for index in range(3)] == [1, 1, 1]
     assert picture.count('fill="none" stroke="#d55e00"') == 1 and "the way of s3/1" in picture
-    assert f"3 replicas over {max(trace[-1].end for trace in run.traces):.4g} s" in picture
+    first = min(info.arrival_time for trace in run.traces for info in trace.requests.values())
+    assert f"3 replicas over {max(trace[-1].end for trace in run.traces) - first:.4g} s" in picture
     assert ElementTree.fromstring(picture).tag.endswith("svg") and "<svg" in run._repr_html_()
     assert picture.count("stroke-dasharray") == 3 and "kept in the prefix cache" in picture
     with pytest.raises(ValueError, match="request 's99/1' has no step"):

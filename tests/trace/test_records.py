@@ -23,6 +23,7 @@ from trace_helpers import one_trace, traces
 
 import workbench
 from workbench import Engine
+from workbench.analysis.misses import MissTable
 from workbench.analysis.tune import Tuning
 from workbench.base.on_demand import ASKED_FOR, ATTACHED, AttachedMethod
 from workbench.engine.outputs import Outputs
@@ -40,7 +41,7 @@ from workbench.trace import (
     WorkItem,
     records,
 )
-from workbench.trace.readings.metrics import TraceMetrics
+from workbench.trace.readings.metrics import Summary, TraceMetrics
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.reasons import Reason
 
@@ -238,9 +239,8 @@ def test_every_attached_function_is_there_and_has_its_type():
         module, function = home.split(":")
         assert callable(getattr(importlib.import_module(module), function))
         kind, method = name.split(".")
-        owner = next(
-            cls for cls in (Engine, Outputs, Trace, TraceMetrics, PoolState, StepRecord, Tuning) if cls.__name__ == kind
-        )
+        owners = (Engine, Outputs, Trace, TraceMetrics, Summary, MissTable, PoolState, StepRecord, Tuning)
+        owner = next(cls for cls in owners if cls.__name__ == kind)
         assert callable(getattr(owner, method))
         if not method.startswith("_"):
             assert isinstance(vars(owner)[method], AttachedMethod)

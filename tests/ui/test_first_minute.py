@@ -73,11 +73,13 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     page.wait("view.other && view.other.comparison")
     page.frame()
     real = dialog.locator(".wb-verdict").text_content()
-    assert "first token of " in real and " -> " in real
     panel = page.root.locator("[data-panel=compare]")
-    assert panel.locator(".wb-measures th").all_text_contents() == ["measure", "this run", "simulated", "change"]
-    rows = panel.locator(".wb-measures tbody tr").all_text_contents()
-    assert [row[:7] for row in rows] == ["mean TT", "P99 TTF", "mean IT", "P99 ITL", "output "]
+    is_timed = "first token of " in real  # the times of so short a run may vary too much to predict others
+    sides = ["as it was, predicted", "changed, predicted"] if is_timed else ["this run", "simulated"]
+    assert panel.locator(".wb-measures th").all_text_contents() == ["measure", *sides, "change"]
+    rows = panel.locator(".wb-measures tbody td:first-child").all_text_contents()
+    assert (rows[:2] == ["mean TTFT", "P99 TTFT"]) if is_timed else (rows[:2] == ["steps", "most KV blocks in use"])
+    assert is_timed or real.startswith(f"steps {steps} -> "), real
     assert not dialog.locator(".wb-measures").is_visible(), "once is enough"
     words = panel.locator(".wb-facts").text_content()
     assert "simulated from the first step with token budget 8" in words and "never differ" not in words
@@ -102,7 +104,8 @@ def test_a_recording_is_simulated_under_another_setting_too(open_page, serve):
     page.wait("view.other && view.other.comparison")
     page.frame()
     assert page.view("view.other.numSteps") == len(fork(trace, max_num_batched_tokens=16)) > len(trace)
-    assert "first token of " in dialog.locator(".wb-verdict").text_content()
+    steps = f"steps {len(trace)} -> {page.view('view.other.numSteps')}; "
+    assert dialog.locator(".wb-verdict").text_content().startswith(steps), "steps of two budgets have no one length"
     assert "simulated from the first step with token budget 16" in page.root.locator(".wb-facts").first.text_content()
 
 
@@ -115,7 +118,7 @@ def test_a_comparison_with_a_run_without_a_clock_is_in_steps(open_page, tmp_path
     panel = page.root.locator("[data-panel=compare]")
     shown = [row.split("\t") for row in panel.locator(".wb-measures tbody tr").all_inner_texts()]
     expected = [[each.name, *each.values(), each.words] for each in compare(engine.trace, simulated).measures]
-    assert shown == expected and any("steps" in row[1] for row in shown)
+    assert shown == expected and shown[0][0] == "steps", "steps of two budgets do not last equally long"
     assert panel.get_by_label("Align the two runs by").locator("option[value=time]").is_disabled()
     panel.get_by_label("Rows of the requests").select_option("tokens")
     page.frame()

@@ -24,6 +24,7 @@ from workbench.trace.clock import time_of_day
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import Reason
+from workbench.trace.run_zero import run_zero
 
 OUTSIDE = ("grammar", "adapter", "transfer", "encoder")
 """Kinds of reasons that end with an event outside the scheduler; ``max_loras`` is a limit of the scheduler itself."""
@@ -114,7 +115,7 @@ class _Asker:
             num_lost_blocks=state.num_lost_blocks,
             num_still_steps=still,
             circling=circling,
-            at=last.end if last is not None and last.end else None,
+            at=last.end - run_zero(trace) if last is not None and last.end else None,
             source=trace.meta.source,
             server=Server.of(trace),
             missing=tuple(self.missing(verdict)),

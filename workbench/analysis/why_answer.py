@@ -84,7 +84,7 @@ class Why:
         num_lost_blocks: Blocks that no request is recorded to hold, and that are not free.
         num_still_steps: Number of last steps that schedule nothing.
         circling: Requests that lose their progress again and again, while no request gets a token.
-        at: Time of the last step in seconds since the start of the trace; None without a clock.
+        at: End of the last step in seconds since the first arrival; None without a clock.
         source: The recorded engine.
         missing: Facts that the record lacks and the answer would need.
         holders: If requests wait for a seat alone, those that hold the seats, the one that leaves first at the front.
@@ -129,7 +129,7 @@ class Why:
 
 
 def _lines(answer: Why) -> Iterator[str]:
-    when = f", {answer.at:.3f} s after the start" if answer.at is not None else ""
+    when = f", {answer.at:.3f} s after the first arrival" if answer.at is not None else ""
     when += f" ({answer.clock})" if answer.clock else ""
     waiting = sum(waiter.status == "waiting" for waiter in answer.waiters)
     yield (

@@ -231,10 +231,11 @@ class Classroom:
         measure: str,
         routers: dict[str, Any] | None = None,
         unit: str = "s",
+        now: dict[str, Any] | None = None,
     ) -> None:
         """Let the class bet on a duel, which `settle` ends: this run or its requests with changes, or two routers.
 
-        The question says the unit in which it will be settled.
+        The question says the unit in which it will be settled, and the settings ``now`` that changes replace.
         """
         self._teacher(visitor)
         routers = router_duel.read_routers(routers) if routers is not None else None
@@ -244,7 +245,7 @@ class Classroom:
             "routers": routers,
             "unit": choice("unit", unit, ("s", "steps")),
         }
-        asked = {"text": question(changes, measure, routers, unit), "choices": list(SIDES), "duel": duel}
+        asked = {"text": question(changes, measure, routers, unit, now), "choices": list(SIDES), "duel": duel}
         self._put(asked | ({"sides": router_duel.sides(routers)} if routers is not None else {}))
 
     def _put(self, asked: dict[str, Any]) -> None:

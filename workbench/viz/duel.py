@@ -135,7 +135,11 @@ class Score(NamedTuple):
 
 
 def question(
-    changes: Mapping[str, Any], measure: str, routers: Mapping[str, Any] | None = None, unit: str = "s"
+    changes: Mapping[str, Any],
+    measure: str,
+    routers: Mapping[str, Any] | None = None,
+    unit: str = "s",
+    now: Mapping[str, Any] | None = None,
 ) -> str:
     """The question to the class.
 
@@ -144,6 +148,7 @@ def question(
         measure: The measure that decides, see MEASURES.
         routers: The routers of both sides and the number of replicas (`workbench.viz.router_duel`), instead of changes.
         unit: Unit in which the duel will be settled: "s" or "steps".
+        now: The settings of this run.
 
     Raises:
         ValueError: There is no change, no such measure, or the duel cannot be settled.
@@ -159,7 +164,8 @@ def question(
     if not changes:
         raise ValueError("a duel needs a setting that differs: move a slider first")
     what = ", ".join(f"{name} {value}" for name, value in changes.items())
-    return f"A is this run. B has the same requests with {what}. {which}"
+    known = ", ".join(f"{name} {now[name]}" for name in changes if name in now) if now else ""
+    return f"A is this run{f', with {known}' if known else ''}. B has the same requests with {what}. {which}"
 
 
 def _is_time(measure: str) -> bool:

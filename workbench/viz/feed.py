@@ -335,8 +335,9 @@ class Feed:
         question(values.get("changes") or {}, str(values.get("measure")), routers)  # which may refuse
 
         def ask() -> None:
-            """Say in the question in which unit the duel can be settled."""
-            self._bets = {**values, "unit": unit_of_changes(self._newest_trace())}
+            """Say in the question in which unit the duel can be settled, and what the run has now."""
+            trace = self._newest_trace()
+            self._bets = {**values, "unit": unit_of_changes(trace), "now": trace.config}
 
         self._in_background(ask)
 

@@ -132,8 +132,9 @@ class Fit:
     def __init__(self, steps: StepCosts, num_traces: int, stalled: Collection[int] | None = None) -> None:
         if len(steps) < MIN_STEPS:
             raise ValueError(
-                f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)}: record more, give "
-                "a cost model, or use fork(), which answers in steps"
+                f"a fit needs at least {MIN_STEPS} steps with timings, the traces have {len(steps)} (a first "
+                "step, which warms up, does not count): record more, give a cost model, or use fork(), which answers "
+                "in steps"
             )
         self._num_disturbed = steps.num_disturbed
         self._steps, self._stalls = without_stalls(steps, stalled)

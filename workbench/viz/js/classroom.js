@@ -95,6 +95,18 @@ export class Classroom {
     }, LEAD_MS);
   }
 
+  /** Whether this page follows, and a person has moved it away from the teacher's place. */
+  get isAway() {
+    const { role, lead } = this.facts;
+    return role === "follower" && Boolean(lead?.view) && JSON.stringify(this.view.place.now()) !== JSON.stringify(lead);
+  }
+
+  /** Go to the teacher's place again. */
+  goBack() {
+    this.taken = null;
+    this.take(this.facts.lead);
+  }
+
   /** Go where the teacher is, whenever that place changes. */
   take(lead) {
     const written = JSON.stringify(lead);

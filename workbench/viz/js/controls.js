@@ -117,7 +117,7 @@ export class Controls {
       cursor.speed = Number(this.speed.value);
     });
     this.speed.value = cursor.speed;
-    this.follow = button("Follow", "Go to the newest step and follow it (Esc)", () => cursor.toLive());
+    this.follow = button("Follow", "Go to the newest step and follow it (Esc)", () => this.catchUp());
     this.follow.classList.add("wb-live");
     this.follow.removeAttribute("aria-label"); // its words change
     this.link = this.view.linkBox.button();
@@ -153,6 +153,13 @@ export class Controls {
   togglePlay() {
     this.view.cursor.togglePlay();
     this.update();
+  }
+
+  /** Follow the newest step, or in a class the teacher. */
+  catchUp() {
+    const { classroom, cursor } = this.view;
+    if (classroom.isAway) classroom.goBack();
+    else cursor.toLive();
   }
 
   /** Show or hide what is folded on a phone and for followers. */
@@ -210,9 +217,9 @@ export class Controls {
     this.numbers.hidden = !view.exact || !store.numSteps;
     if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
     this.phases.update();
-    // A follower's place is the teacher's, until they leave.
-    this.follow.hidden = cursor.follow || !store.numSteps || status.class?.role === "follower";
-    setText(this.follow, live ? "Follow" : "Go to end");
+    const { classroom } = view, isLed = status.class?.role === "follower";
+    this.follow.hidden = !store.numSteps || (isLed ? !classroom.isAway : cursor.follow);
+    setText(this.follow, isLed ? "Back to the teacher" : live ? "Follow" : "Go to end");
     this.message.hidden = !status.message;
     this.message.dataset.kind = status.kind || "problem";
     setText(this.message, status.message || "");
@@ -222,6 +229,7 @@ export class Controls {
     const { live, status: { state } } = this.view;
     if (!live) return "This trace has no steps.";
     if (state === "running") return "The first step is being computed.";
+    if (!this.view.may("ask")) return "No steps yet.";
     return state === "paused" ? "No steps yet: press Run, or Step for one." : "No steps yet: ask the model something.";
   }
 

@@ -240,7 +240,7 @@ class View {
   /** Another run has taken the place of the one on display: nothing of that one is left. */
   beginAnother() {
     const { cursor, store } = this;
-    this.other = cursor.beside = null;
+    this.other = null;
     this.showComparison(false);
     cursor.hover = {};
     if (cursor.selected >= store.requests.length) cursor.selected = null;
@@ -277,8 +277,6 @@ class View {
     if (!other.append(packet)) return;
     this.other = other;
     this.otherCount++;
-    this.cursor.beside = this.comparison?.refused ? null : other;
-    this.changed("data");
     this.whatIf.update(this.comparison || {});
     this.showComparison(true);
   }
@@ -483,7 +481,9 @@ class View {
   showComparison(shown) {
     const panel = this.panel("compare");
     if (panel) panel.element.hidden = !shown;
-    this.changed("status");
+    // A closed comparison leaves no outlines behind; a view without its panel has them alone.
+    this.cursor.beside = (shown || !panel) && !this.comparison?.refused ? this.other : null;
+    this.changed("data");
     if (!shown || !panel || !this.scrolls) return;
     this.scrolls = false; // the answer has come: a phone has it below its screen, or above
     this.scrollTo(panel.element);

@@ -135,8 +135,8 @@ export function formatTick(seconds, distance) {
 export const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 8);
 
 /**
- * A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds, with digits after
- * the point if the others are less than a second apart.
+ * A time of a run, as one of many at a distance: in seconds, or for a long run in minutes and seconds, with digits
+ * after the point if the others are less than a second apart.
  */
 export function timeWords(time, span, distance = 0) {
   if (!inMinutes(time, span)) return formatTick(time, distance || span / 1000 || 1);

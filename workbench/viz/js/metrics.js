@@ -43,9 +43,9 @@ function metricsOf(store) {
       most: 1,
     },
     {
-      name: "unused slots in blocks",
+      name: "unused slots of used blocks",
       of: (step) => (owned(step) ? store.value("unused_slots", step) / (owned(step) * size) : 0),
-      write: share("of the slots of blocks in use"),
+      write: share("unused"),
     },
     { name: "waiting requests", of: value("num_waiting"), write: (v) => `${formatNumber(v)} waiting` },
     { name: "recomputed tokens", of: value("recomputed_tokens"), write: (v) => counted(v, "token") },

@@ -22,7 +22,8 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     """The result of `workbench.trace.readings.compare.compare` as plain data.
 
     Returns:
-        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text), ``same_tokens``,
+        ``badge`` ("" if the tokens are the same by construction), ``verdict``, ``measures`` (name, value of a, value
+        of b, and the change as text), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
         recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
         of all requests, and ``rounding``, the share of two times up to which their difference
@@ -34,7 +35,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         return {"refused": str(problem)}
     parted = found.first_divergence
     return {
-        "badge": found.badge,
+        "badge": "" if found.is_replay and found.same_tokens else found.badge,
         "verdict": verdict(found),
         "measures": [[each.name, *each.values(), each.words] for each in found.measures],
         "same_tokens": found.same_tokens,
@@ -82,7 +83,7 @@ def verdict(found: Comparison) -> str:
     parts = [change_words("steps", *map(str, (len(found.a), len(found.b))))] if in_steps else []
     if found.counts_only:
         counts = [change_words(each.name, number(each.a), number(each.b)) for each in found.measures]
-        return "; ".join(filter(None, counts)) or "no count changes"
+        return "; ".join(filter(None, counts)) or "no number of steps, blocks, preemptions or cached tokens changes"
     firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
     if firsts:
         most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
