@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from browsers import CHROMIUM_PROGRAM, missing, wait_for_port
@@ -67,7 +68,11 @@ def take(browser: Browser, wanted: set[str]) -> None:
         engine.run(progress=False)
         one, two = Path(folder) / "one.html", Path(folder) / "two.html"
         to_html(engine.trace, one)
-        to_html(engine.trace, two, other=engine.fork(at_step=0, max_num_batched_tokens=128))
+        if asked("dashboard-compare"):
+            with Engine(engine.model, replace(CONFIG, max_num_batched_tokens=128)) as slower:
+                Arrivals(slower).begin()
+                slower.run(progress=False)
+                to_html(engine.trace, two, other=slower.trace)
         if asked("dashboard-compare"):
             with opened(browser, f"file://{two}#all", (1280, 1190)) as root:
                 look_at(root, 7)

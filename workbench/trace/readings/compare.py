@@ -111,8 +111,8 @@ class Comparison:
 
     @property
     def is_replay(self) -> bool:
-        """Whether both runs are simulated: their tokens, and the time of each step, are given and not computed."""
-        return _is_simulated(self.a) and _is_simulated(self.b)
+        """Whether a run is simulated, so that its tokens are given and not computed."""
+        return _is_simulated(self.a) or _is_simulated(self.b)
 
     @property
     def counts_only(self) -> bool:
@@ -129,7 +129,7 @@ class Comparison:
         lines = []
         order = {request_id: index for index, request_id in enumerate(self.a.requests)}
         requests = sorted(self.requests, key=lambda request: order[request.request_id])
-        is_measured = self.unit == "s" and not self.is_replay
+        is_measured = self.unit == "s" and not (_is_simulated(self.a) and _is_simulated(self.b))
         for measure in self.measures:
             unit = f" {measure.unit}" if measure.unit else ""
             line = f"{measure.name}: {number(measure.a)} -> {number(measure.b)}{unit}"

@@ -34,6 +34,9 @@ const ALIGNMENTS = [
 ];
 const HEADINGS = ["request", "TTFT A", "B", "Δ", "ITL A", "B", "Δ", "recomputed A", "B", "Δ"];
 
+/** A note as a sentence. */
+const sentenceOf = (note) => `${note.slice(0, 1).toUpperCase()}${plain(note.slice(1), 240)}.`;
+
 export class ComparePanel extends CanvasPanel {
   constructor(view) {
     super(view, { id: "compare", title: "Compare", hint: READING, height: 200 });
@@ -154,7 +157,7 @@ export class ComparePanel extends CanvasPanel {
     const grown = fork?.up_to < this.store.label(this.cursor.last)
       ? `This run has grown since: B was simulated from its steps up to ${formatNumber(fork.up_to)}.`
       : "";
-    return [simulated, grown, where, clock, ...notes.map((note) => `${plain(note, 240)}.`)].filter(Boolean).join(" ");
+    return [simulated, grown, where, clock, ...notes.map(sentenceOf)].filter(Boolean).join(" ");
   }
 
   // -- gains and losses ------------------------------------------------------------------------------------------
