@@ -1,6 +1,7 @@
 """Pictures take the theme of the element around them: dark on dark, in colours that stand out, and light on light."""
 
 import io
+from collections import Counter
 from html import escape
 from pathlib import Path
 
@@ -66,9 +67,12 @@ def shots(browser):
 
 
 def shades(picture):
-    """The luminance of the background, at the left edge, and of the pixel that differs most from it."""
+    """The luminance of the background, the commonest colour of the edges, and of what differs most from it."""
     each = [luminance("#" + bytes(colour).hex()) for _, colour in picture.getcolors(1 << 24)]
-    paper = luminance("#" + bytes(picture.getpixel((0, picture.height // 2))).hex())
+    pixels = np.asarray(picture)
+    edges = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    ((paper, _),) = Counter(map(bytes, edges)).most_common(1)
+    paper = luminance("#" + paper.hex())
     return paper, max(each, key=lambda shade: abs(shade - paper))
 
 
