@@ -17,7 +17,7 @@ def test_a_page_has_a_live_example_below_its_first_paragraph(name, monkeypatch):
     monkeypatch.setattr(docs_playground.runtime, "is_fetched", lambda: True)
     shown = docs_playground.with_playground(markdown, name)
     before, _, _ = shown.partition("<details")
-    assert markdown.startswith(before) and 100 < len(before) < 1500 and before.count("#") == 1
+    assert markdown.startswith(before) and 100 < len(before) < 1500 and before.count("# ") == 1
     depth = "" if name == "index.md" else "../../"
     (address,) = re.findall(r'<iframe src="([^"]*)"', shown)
     assert (

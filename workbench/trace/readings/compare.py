@@ -110,11 +110,6 @@ class Comparison:
         ]
 
     @property
-    def is_replay(self) -> bool:
-        """Whether a run is simulated, so that its tokens are given and not computed."""
-        return _is_simulated(self.a) or _is_simulated(self.b)
-
-    @property
     def counts_only(self) -> bool:
         """Whether the runs have no times and different token budgets: a latency in steps of one is another time."""
         return self.unit == "steps" and has_unequal_steps(self.a, self.b)

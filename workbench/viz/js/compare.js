@@ -118,7 +118,7 @@ export class ComparePanel extends CanvasPanel {
     for (const element of [this.align, this.rowsOf, this.gains]) element.hidden = false;
     this.setHeight(TOP + MIRROR + 22 + this.rows.length * ROW + 22);
     // A simulation repeats the tokens of its run: that they are the same says nothing.
-    this.badge.hidden = Boolean(findings.fork) || !findings.badge;
+    this.badge.hidden = Boolean(findings.fork);
     setText(this.badge, findings.badge);
     this.badge.dataset.state = findings.same_tokens ? "running" : findings.same_tokens === false ? "bad" : "";
     this.jump.hidden = !findings.first_divergence;

@@ -22,8 +22,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     """The result of `workbench.trace.readings.compare.compare` as plain data.
 
     Returns:
-        ``badge`` ("" if the tokens are the same by construction), ``verdict``, ``measures`` (name, value of a, value
-        of b, and the change as text), ``same_tokens``,
+        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
         recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
         of all requests, and ``rounding``, the share of two times up to which their difference
@@ -35,7 +34,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         return {"refused": str(problem)}
     parted = found.first_divergence
     return {
-        "badge": "" if found.is_replay and found.same_tokens else found.badge,
+        "badge": found.badge,
         "verdict": verdict(found),
         "measures": [[each.name, *each.values(), each.words] for each in found.measures],
         "same_tokens": found.same_tokens,
