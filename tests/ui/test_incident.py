@@ -198,7 +198,8 @@ def test_each_axis_says_whether_it_has_idle_time(page_of):
     trace.meta = msgspec.structs.replace(trace.meta, source="vllm 0.33.0")
     page = page_of(trace)
     page.view("view.show('incident')")
-    page.frame()
+    for panel in ("incident", "timeline"):  # each is drawn once it is in sight
+        page.root.locator(f"[data-panel={panel}] .wb-hint").first.filter(has_text="idle time").wait_for()
     hints = {
         name: page.root.locator(f"[data-panel={name}] .wb-hint").first.inner_text() for name in ("incident", "timeline")
     }
