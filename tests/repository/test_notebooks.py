@@ -47,6 +47,11 @@ class TestNotebook:
         for cell in code_cells(path):
             assert cell.outputs == [] and cell.execution_count is None
 
+    def test_shows_nothing_in_an_output_widget(self, path):
+        """The client of ``nbconvert --execute`` sends while it waits for a cell's reply then, and may miss it."""
+        for cell in code_cells(path):
+            assert not re.search(r"\binteract(ive|ive_output|_manual)?\(|\bOutput\(", cell.source)
+
     def test_asks_asserts_and_says_what_vllm_does(self, path):
         text = "\n".join(cell.source for cell in nbformat.read(path, 4).cells)
         assert text.startswith("# ")
