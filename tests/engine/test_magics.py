@@ -3,7 +3,7 @@
 import pytest
 
 from workbench import Engine, simulate
-from workbench.base.ipython import complete_in, members_after
+from workbench.base.ipython import complete_in, members_after, texts_for
 from workbench.config import field_names
 
 WORKLOAD = {"requests": [{"id": "first", "prompt": {"len": 9}, "max_tokens": 3}]}
@@ -107,6 +107,28 @@ def test_an_error_in_a_magic_names_the_cell(run, engine, shell):
     shorten_in(shell)
     _, said = run("%watch chonks")
     assert len(said.strip().splitlines()) == 3 and "unknown 'chonks'" in said and "%tb" in said
+    assert "line 1 of this cell: %watch chonks\n" in said
+
+
+@pytest.mark.filterwarnings("ignore:`Completer.complete`")  # the call that a front end makes
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("%explain ", ["asked"]),
+        ("%explain -e recorded f", ["first"]),
+        ("%explain -e rec", ["recorded"]),
+        ("%watch kv_", ["kv_pool"]),
+        ("%watch --height 300 chunks kv_", ["kv_pool"]),
+        ("%step -e eng", ["engine"]),
+        ("%step -e rec", []),
+    ],
+)
+def test_arguments_of_a_magic_are_completed(run, engine, shell, text, found):
+    engine.add_request([5, 6], request_id="asked", max_tokens=1)
+    engine.step()
+    shell.user_ns["recorded"] = simulate(WORKLOAD)
+    _, matches = shell.complete(text.split(" ")[-1], text, len(text))
+    assert [match for match in matches if match in {*found, "asked", "first", "chunks", "recorded"}] == found
 
 
 @pytest.mark.parametrize("jedi", [True, False])
@@ -169,6 +191,48 @@ def test_members_of_a_result_are_completed_and_nothing_is_called(shell, engine, 
     assert results.count(f"{begin}{found}") == 1, results[:9]
     assert not any(result.startswith(f"{begin}_") for result in results)
     assert len(engine.trace) == steps
+
+
+@pytest.mark.parametrize("jedi", [True, False])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("trace.explain('", {"first", "second"}),
+        ('trace.explain("s', {"second"}),
+        ("trace.explain(request_id='f", {"first"}),
+        ("trace.to_link(step=1, request_id='f", {"first"}),
+        ("engine.output('", {"asked"}),
+        ("engine.trace.explain('a", {"asked"}),
+        ("trace.view('kv_", {"kv_pool"}),
+        ("trace.watch(panels=['chunks', 'kv_", {"kv_pool"}),
+        ("trace.watch(theme='d", {"dark"}),
+        ("trace.slowest(5, by='t", {"ttft"}),
+        ("trace.fork(max_num_seqs=2, policy='", {"fcfs", "priority"}),
+    ],
+)
+def test_texts_of_an_argument_are_completed(shell, engine, jedi, text, found):
+    from IPython.core.completer import provisionalcompleter, rectify_completions
+
+    trace = simulate({"requests": [*WORKLOAD["requests"], {"id": "second", "prompt": {"len": 3}}]})
+    engine.add_request([5, 6], request_id="asked", max_tokens=1)
+    engine.step()
+    shell.user_ns |= {"trace": trace, "engine": engine}
+    shell.Completer.use_jedi = jedi
+    complete_in(shell, field_names)
+    with provisionalcompleter():
+        completions = list(rectify_completions(text, shell.Completer.completions(text, len(text))))
+    begin = max(text.rfind("'"), text.rfind('"')) + 1
+    assert {(text[: each.start] + each.text)[begin:] for each in completions} >= found
+    assert not {(text[: each.start] + each.text)[begin:] for each in completions} & ({"first", "second"} - found)
+
+
+def test_objects_of_others_are_not_asked_for_texts():
+    class Other:
+        def explain(self, request_id: str) -> None:
+            raise AssertionError
+
+    assert texts_for(Other(), "explain") == [] and texts_for(None, "explain") == []
+    assert texts_for(simulate(WORKLOAD), "_no_such") == [] and texts_for(simulate(WORKLOAD), "no_such") == []
 
 
 def test_other_functions_complete_as_before(shell):

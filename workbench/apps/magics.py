@@ -7,7 +7,7 @@ runs a Metal kernel, if its extra is installed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
@@ -16,13 +16,35 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from workbench.engine.engine import Engine
 from workbench.kernels.msl.compiler import why_unavailable
 from workbench.trace.trace import Trace
+from workbench.viz.panel_names import PanelName
 
 
 def load(shell: Any) -> None:
     """Register the magics with an IPython shell."""
     shell.register_magics(WorkbenchMagics)
+    for name in ("%%ask", "%step", "%watch", "%explain"):
+        shell.set_hook("complete_command", _complete, str_key=name)
     if not why_unavailable():
         shell.register_magics(MetalMagics)
+
+
+def _complete(shell: Any, event: Any) -> list[str]:
+    """What an argument of a magic can be: a variable after ``-e``, a request of ``%explain``, a panel of ``%watch``."""
+    given = event.text_until_cursor.split()
+    before = given if event.text_until_cursor.endswith(" ") else given[:-1]
+    if before[-1] in ("-e", "--engine"):
+        kinds = Engine if event.command in ("%%ask", "%step") else (Engine, Trace)
+        return [name for name, value in shell.user_ns.items() if isinstance(value, kinds) and name[0] != "_"]
+    if event.command == "%watch":
+        return list(get_args(PanelName))
+    if event.command != "%explain":
+        return []
+    named = [before[index + 1] for index, word in enumerate(before[:-1]) if word in ("-e", "--engine")]
+    try:
+        source = _source(shell, named[0] if named else None)
+    except UsageError:
+        return []
+    return list(getattr(source, "trace", source).requests)
 
 
 @magics_class
@@ -36,7 +58,7 @@ class WorkbenchMagics(Magics):
     def ask(self, line: str, cell: str) -> Any:
         """Ask the model: the answer appears word by word, then its way through the engine."""
         given = parse_argstring(self.ask, line)
-        return self._source(given.engine, steps=True).ask(cell.strip(), max_tokens=given.max_tokens)
+        return _source(self.shell, given.engine, steps=True).ask(cell.strip(), max_tokens=given.max_tokens)
 
     @magic_arguments()
     @argument("-e", "--engine", help="variable that holds the engine; by default the only open one")
@@ -45,7 +67,7 @@ class WorkbenchMagics(Magics):
     def step(self, line: str) -> Any:
         """Take steps; the last one is shown."""
         given = parse_argstring(self.step, line)
-        engine, record = self._source(given.engine, steps=True), None
+        engine, record = _source(self.shell, given.engine, steps=True), None
         for _ in range(given.count):
             if (taken := engine.step()) is None:
                 break
@@ -60,7 +82,7 @@ class WorkbenchMagics(Magics):
     def watch(self, line: str) -> Any:
         """Show a live view."""
         given = parse_argstring(self.watch, line)
-        return self._source(given.engine).watch(panels=tuple(given.panels), height=given.height)
+        return _source(self.shell, given.engine).watch(panels=tuple(given.panels), height=given.height)
 
     @magic_arguments()
     @argument("-e", "--engine", help="variable that holds the engine or the trace; by default the only one")
@@ -69,38 +91,39 @@ class WorkbenchMagics(Magics):
     def explain(self, line: str) -> Any:
         """Say where the time of a request went."""
         given = parse_argstring(self.explain, line)
-        source = self._source(given.engine)
+        source = _source(self.shell, given.engine)
         return getattr(source, "trace", source).explain(given.request)
 
-    def _source(self, name: str | None, *, steps: bool = False) -> Any:
-        """The engine or trace to use.
 
-        Args:
-            name: Its variable; None for the only one of the notebook, an engine before a trace.
-            steps: It must be an engine.
+def _source(shell: Any, name: str | None, *, steps: bool = False) -> Any:
+    """The engine or trace to use.
 
-        Raises:
-            UsageError: There is none, or there are several.
-        """
-        kinds = (Engine,) if steps else (Engine, Trace)
-        wanted = "an engine" if steps else "an engine or a trace"
-        assert self.shell is not None
-        variables = self.shell.user_ns
-        if name is not None:
-            if not isinstance(found := variables.get(name), kinds):
-                raise UsageError(f"-e {name}: there is no variable of this name that holds {wanted}")
-            return found
-        for kind in kinds:
-            # Names that begin with _ are IPython's: outputs of cells.
-            values = [(name, value) for name, value in variables.items() if not name.startswith("_")]
-            usable = [pair for pair in values if isinstance(pair[1], kind) and not getattr(pair[1], "closed", False)]
-            found = {id(value): (name, value) for name, value in usable}
-            if len(found) > 1:
-                names = ", ".join(name for name, _ in found.values())
-                raise UsageError(f"choose one with -e NAME: {names}")
-            if found:
-                return next(iter(found.values()))[1]
-        raise UsageError(f"this notebook has no variable that holds {wanted}: engine = workbench.Engine('smollm2')")
+    Args:
+        shell: The shell whose variables are searched.
+        name: Its variable; None for the only one of the notebook, an engine before a trace.
+        steps: It must be an engine.
+
+    Raises:
+        UsageError: There is none, or there are several.
+    """
+    kinds = (Engine,) if steps else (Engine, Trace)
+    wanted = "an engine" if steps else "an engine or a trace"
+    variables = shell.user_ns
+    if name is not None:
+        if not isinstance(found := variables.get(name), kinds):
+            raise UsageError(f"-e {name}: there is no variable of this name that holds {wanted}")
+        return found
+    for kind in kinds:
+        # Names that begin with _ are IPython's: outputs of cells.
+        values = [(name, value) for name, value in variables.items() if not name.startswith("_")]
+        usable = [pair for pair in values if isinstance(pair[1], kind) and not getattr(pair[1], "closed", False)]
+        found = {id(value): (name, value) for name, value in usable}
+        if len(found) > 1:
+            names = ", ".join(name for name, _ in found.values())
+            raise UsageError(f"choose one with -e NAME: {names}")
+        if found:
+            return next(iter(found.values()))[1]
+    raise UsageError(f"this notebook has no variable that holds {wanted}: engine = workbench.Engine('smollm2')")
 
 
 @magics_class

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from inspect import signature
 from types import FunctionType, MethodType, NoneType, SimpleNamespace, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from workbench.base import keyword_fields
 from workbench.base.short_traceback import shorten_in
 
 _IN_DICT = re.compile(r"""\bconfig\s*=\s*(?:\{[^{}]*['"]|dict\([^()]*?)\w*$""")
@@ -15,6 +17,9 @@ _IN_DICT = re.compile(r"""\bconfig\s*=\s*(?:\{[^{}]*['"]|dict\([^()]*?)\w*$""")
 
 _OF_RESULT = re.compile(r"(\w+)((?:\.\w+)*(?:\([^()]*\)|\[[^][]*\])(?:\.\w+|\([^()]*\)|\[[^][]*\])*)\.(\w*)$")
 """A name, what is asked of it, with a call or an index, and the beginning of a member: ``trace.metrics().su``."""
+
+_IN_TEXT = re.compile(r"""(\w+)(\.trace)?\.(\w+)\((?:[^()]*?(\w+)\s*=\s*)?[\[(]?(?:['"][^'"]*['"],\s*)*['"]([^'"]*)$""")
+"""A name, a method, perhaps the name of an argument, and the beginning of a text: ``trace.watch(panels=["chunks", "kv_``."""
 
 
 def set_up(field_names: Callable[[], frozenset[str]]) -> None:
@@ -52,10 +57,56 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
         names = sorted(name for name in members_after(begin, found[2]) if name.startswith(found[3])) if found else []
         return {"completions": list(map(SimpleCompletion, names)), "matched_fragment": found[3] if found else ""}
 
+    @context_matcher()
+    def texts_of_argument(context: Any) -> dict[str, Any]:
+        found = _IN_TEXT.search(context.text_until_cursor)
+        source = shell.user_ns.get(found[1]) if found else None
+        source = source.trace if found and found[2] and _is_ours(source) else source
+        texts = [text for text in texts_for(source, found[3], found[4]) if text.startswith(found[5])] if found else []
+        completions = list(map(SimpleCompletion, texts))
+        return {"completions": completions, "matched_fragment": found[5] if found else "", "suppress": bool(texts)}
+
     names = {getattr(matcher, "__name__", "") for matcher in completer.custom_matchers}
-    for matcher in (fields_of_call, members_of_result):
+    for matcher in (fields_of_call, members_of_result, texts_of_argument):
         if matcher.__name__ not in names:
             completer.custom_matchers.append(matcher)
+
+
+def texts_for(source: Any, method: str, argument: str | None = None) -> list[str]:
+    """Texts that an argument of a method takes: ids of requests for ``request_id``, else the values of its type.
+
+    Args:
+        source: An engine or a trace; nothing is found for other objects.
+        method: Name of the method.
+        argument: Name of the argument; the first one by default.
+    """
+    function = _public_method(source, method)
+    if function is None:
+        return []
+    parameters = list(signature(function).parameters.values())[1:]
+    wanted = next((each for each in parameters if argument in (None, each.name)), None)
+    if wanted is None:
+        return []
+    if wanted.name == "request_id":
+        return list(source.requests if hasattr(source, "requests") else source.outputs)
+    names = vars(keyword_fields) | function.__globals__
+    return _literals(get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)[""])
+
+
+def _public_method(source: Any, name: str) -> Any:
+    function = getattr(type(source), name, None) if _is_ours(source) and not name.startswith("_") else None
+    return function if hasattr(function, "__code__") else None
+
+
+def _is_ours(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "workbench"
+
+
+def _literals(hint: Any) -> list[str]:
+    """The texts of a type's literals, those of its parts too: ``Sequence[Literal["chunks"] | str]``."""
+    if get_origin(hint) is Literal:
+        return [value for value in get_args(hint) if isinstance(value, str)]
+    return [text for part in get_args(hint) for text in _literals(part)]
 
 
 def members_after(begin: object, path: str) -> set[str]:

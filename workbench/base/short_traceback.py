@@ -7,6 +7,7 @@ way to the rest: ``%tb`` asks a second time. Errors of a class of ours bring the
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 import sys
@@ -16,6 +17,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 PACKAGE = "workbench"
+_MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\((.*)\)")
+"""The call to which IPython translates a magic before Python sees the cell."""
+
 MAX_CHARACTERS = 300
 """Of a message that lists fields or panels, what three lines of a notebook show."""
 
@@ -88,8 +92,6 @@ def _show(
 @cache
 def _raising_lines(file: str) -> frozenset[int]:
     """The lines of a source file that belong to a ``raise`` of an exception made there; a bare one passes on."""
-    import ast  # only when an error is shown
-
     tree = ast.parse("".join(linecache.getlines(file)))
     raises = (node for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc is not None)
     return frozenset(line for node in raises for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -113,4 +115,10 @@ def _place(problem: BaseException) -> str:
     frame, number = callers[-1]
     [summary] = traceback.StackSummary.extract(iter([(frame, number)]))
     file = "this cell" if "ipykernel" in summary.filename or "ipython-input" in summary.filename else ""
-    return f"  line {number} of {file or summary.filename}: {summary.line}"
+    return f"  line {number} of {file or summary.filename}: {_MAGIC.sub(_as_written, summary.line or '')}"
+
+
+def _as_written(call: re.Match[str]) -> str:
+    """The line of a magic, from IPython's call of it."""
+    name, line = ast.literal_eval(f"({call[2]},)")[:2]
+    return f"{'%' if call[1] == 'line' else '%%'}{name} {line}".rstrip()

@@ -30,13 +30,19 @@ REACHABLE = (
     "control the engine; keep that link to yourself."
 )
 
+_EXAMPLES = """\
+  workbench demo
+  workbench demo --host 0.0.0.0 --port 8000
+  workbench demo --headless --model model.gguf"""
+
 BROWSER_SECONDS = 10
 """Maximum time that the run waits for the browser to show its page."""
 
 
 def add_parser(commands: Commands) -> None:
     """Add ``demo`` to the commands."""
-    parser = add_command(commands, "demo", run, "a real model serving real requests, with the dashboard", extra="serve")
+    help = "a real model serving real requests, with the dashboard"
+    parser = add_command(commands, "demo", run, help, examples=_EXAMPLES, extra="serve")
     add_dashboard_port_option(parser)
     add_allow_host_option(parser)
     parser.add_argument(
