@@ -40,6 +40,7 @@ FILES = {
 NOT_RUN = {
     r"trace watch": "it serves until Ctrl-C",
     r"serve": "it serves until Ctrl-C",
+    r"demo": "it serves until Ctrl-C, or runs a model; tests of demo do both",
     r"trace kv-events|trace info events": "it needs a vLLM that publishes events",
     r"hunt|certify": "it searches for a minute, or needs other schedulers; tests/hunt and tests/certify run it",
     r"why http": "it needs a running server; tests of analysis/why_metrics run one",

@@ -7,6 +7,7 @@ import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from trace_helpers import one_trace, traces
@@ -102,6 +103,28 @@ def test_files(tmp_path, monkeypatch):
         trace.to_chrome_trace(tmp_path / "t.json")
     assert (tmp_path / "t.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.json", "t.json", "t.json.gz"]
+
+
+def test_times_count_from_the_first_arrival_in_a_part_too():
+    trace = late_run()
+    events = list(chrome_events(trace))
+    assert [event["ts"] for event in events if event["name"] == "waiting"] == [0.0, 1e6]
+    starts = [event["ts"] for event in slices(events, 1) if event["name"].startswith("step ")]
+    assert starts == [pytest.approx((record.time - 3.0) * 1e6) for record in trace]
+    of_part = [event["ts"] for event in slices(list(chrome_events(trace[2:])), 1) if event["name"].startswith("step ")]
+    assert of_part == starts[2:]
+
+
+def late_run():
+    """A run whose recorder started three seconds before the first request, and whose first step began two later."""
+    requests = [{"id": name, "prompt": {"len": 9}, "arrival_time": 0.0} for name in "ab"]
+    records = simulate({"requests": requests, "cost_model": {"fixed": 0.5}})
+    trace = Trace(records.meta)
+    for number, (_, info) in enumerate(records.arrivals()):
+        trace.add_request(msgspec.structs.replace(info, arrival_time=3.0 + number))
+    for record in records:
+        trace.append(msgspec.structs.replace(record, time=record.time + 5.0, end=record.end + 5.0))
+    return trace
 
 
 def test_slices_begin_at_their_first_step():

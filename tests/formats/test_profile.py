@@ -47,7 +47,7 @@ def recorded(name="one_process") -> Trace:
 
 def moments(trace):
     """Of each step: when it was scheduled and when its output came, in microseconds."""
-    clock = Clock(tuple(trace))
+    clock = Clock(trace)
     for record in trace:
         phases = {phase.name: phase for phase in record.phases}
         yield record, clock.since(phases["schedule"].end), clock.since(phases["update"].begin)

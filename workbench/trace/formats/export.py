@@ -13,6 +13,7 @@ from workbench.base.on_demand import extra_for
 from workbench.base.whole_file import replaced_when_complete
 from workbench.trace.readings.narrate import shown
 from workbench.trace.records import Chunk, StepRecord
+from workbench.trace.run_zero import run_zero
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +77,7 @@ def write_chrome_trace(path: str | os.PathLike[str], events: Iterator[dict[str, 
 
 
 def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace. Times are in microseconds since the first step."""
+    """The events of a Chrome trace. Times are in microseconds since the run's first arrival."""
     records = tuple(trace)
     tracks = {request_id: number for number, request_id in enumerate(trace.requests, start=1)}
     yield _named("process_name", ENGINE, 0, f"engine ({trace.meta.source})")
@@ -87,7 +88,7 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
     for request_id, track in tracks.items():
         yield _named("thread_name", REQUESTS, track, request_id)
         yield _event("M", "thread_sort_index", REQUESTS, track, args={"sort_index": track})
-    clock = Clock(records)
+    clock = Clock(trace)
     running = trace.keyframe.block_tables if trace.keyframe is not None else {}  # before the first step
     waits_since = {
         request_id: ("waiting", clock.arrival(info))
@@ -115,19 +116,19 @@ def chrome_events(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 class Clock:
-    """Start and duration of each step, in microseconds since the first one.
+    """Start and duration of each step, in microseconds since the run's first arrival, or first step without times.
 
     Args:
-        records: The steps.
+        trace: The trace, or a part of one.
 
     Attributes:
         is_timed: Whether the steps have times; otherwise each takes a millisecond.
     """
 
-    def __init__(self, records: tuple[StepRecord, ...]) -> None:
-        self.is_timed = any(record.end or record.timings for record in records)
-        self._origin = records[0].time if records else 0.0
-        self._first_step = records[0].step if records else 0
+    def __init__(self, trace: Trace) -> None:
+        self.is_timed = any(record.end or record.timings for record in trace)
+        self._zero = run_zero(trace)
+        self._first_step = trace[0].step if len(trace) else 0
 
     def span(self, record: StepRecord) -> tuple[float, float]:
         """Start and duration of a step."""
@@ -143,7 +144,7 @@ class Clock:
 
     def since(self, seconds: float) -> float:
         """A moment of the trace, which is in seconds."""
-        return round((seconds - self._origin) * 1e6, 3)
+        return round((seconds - self._zero) * 1e6, 3)
 
 
 def _engine_events(

@@ -20,6 +20,7 @@ from workbench.trace.file import read_blocks
 from workbench.trace.formats.export import ENGINE, REQUESTS, Clock, chrome_events, write_chrome_trace
 from workbench.trace.formats.shared_axis import MAX_DELAY_US, Mark, SharedAxis, match_iterations
 from workbench.trace.records import StepRecord
+from workbench.trace.run_zero import run_zero
 from workbench.trace.step_marks import OUTPUT, SCHEDULED, mark_of
 from workbench.trace.trace import Trace
 
@@ -104,7 +105,7 @@ def join_profile(trace: Trace, profile: str | os.PathLike[str], path: str | os.P
         OSError: A file cannot be read or written.
     """
     records = tuple(trace)
-    clock = Clock(records)
+    clock = Clock(trace)
     if not clock.is_timed:
         raise TraceError("this trace has no times, which a profile could be joined with: record a running engine")
     name = os.fspath(profile)
@@ -146,7 +147,7 @@ def _told_offset(trace: Trace, content: _Profile) -> float | None:
     """The offset that SharedAxis should find, by the two times of day; None if one of them is not known."""
     if not (content.base_time and trace.meta.created) or not len(trace):
         return None
-    return content.base_time / 1e3 - (trace.meta.created + trace[0].time) * 1e6
+    return content.base_time / 1e3 - (trace.meta.created + run_zero(trace)) * 1e6
 
 
 def _read(path: str | os.PathLike[str]) -> _Profile:
