@@ -19,7 +19,7 @@ _OF_RESULT = re.compile(r"(\w+)((?:\.\w+)*(?:\([^()]*\)|\[[^][]*\])(?:\.\w+|\([^
 """A name, what is asked of it, with a call or an index, and the beginning of a member: ``trace.metrics().su``."""
 
 _IN_TEXT = re.compile(r"""(\w+)(\.trace)?\.(\w+)\((?:[^()]*?(\w+)\s*=\s*)?[\[(]?(?:['"][^'"]*['"],\s*)*['"]([^'"]*)$""")
-"""A name, a method, perhaps the name of an argument, and the beginning of a text: ``trace.watch(panels=["chunks", "kv_``."""
+"""A name, a method, perhaps an argument's name, and the beginning of a text: ``trace.watch(panels=["chunks", "kv_``."""
 
 
 def set_up(field_names: Callable[[], frozenset[str]]) -> None:
@@ -59,12 +59,14 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
 
     @context_matcher()
     def texts_of_argument(context: Any) -> dict[str, Any]:
-        found = _IN_TEXT.search(context.text_until_cursor)
-        source = shell.user_ns.get(found[1]) if found else None
-        source = source.trace if found and found[2] and _is_ours(source) else source
-        texts = [text for text in texts_for(source, found[3], found[4]) if text.startswith(found[5])] if found else []
+        if not (found := _IN_TEXT.search(context.text_until_cursor)):
+            return {"completions": []}
+        name, trace, method, argument, begin = found.groups()
+        source = shell.user_ns.get(name)
+        source = source.trace if trace and _is_ours(source) else source
+        texts = [text for text in texts_for(source, method, argument) if text.startswith(begin)]
         completions = list(map(SimpleCompletion, texts))
-        return {"completions": completions, "matched_fragment": found[5] if found else "", "suppress": bool(texts)}
+        return {"completions": completions, "matched_fragment": begin, "suppress": bool(texts)}
 
     names = {getattr(matcher, "__name__", "") for matcher in completer.custom_matchers}
     for matcher in (fields_of_call, members_of_result, texts_of_argument):
