@@ -394,7 +394,7 @@ def test_the_steps_of_a_trace_are_read_and_compared_once_until_it_grows(monkeypa
     assert trace.stalls() == slow_steps.slow_steps(trace) == ()
     assert len(read) == len(compared) == 1
     assert not {"_stretches", "_states"} & explainer_of(trace).__dict__.keys()  # a summary explains no request
-    trace.disturbed.add(trace[5].step)
+    trace.mark_disturbed([trace[5].step])
     explainer_of(trace)
     assert compared == [len(trace) - 1, len(trace) - 2]
 
