@@ -3,11 +3,13 @@
 import base64
 import gzip
 import pickle
+import random
 import re
 import zlib
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from workbench import simulate
 from workbench.analysis.explain import explainer_of, slowest
@@ -16,6 +18,7 @@ from workbench.trace import Trace
 from workbench.trace.lines import Supplement
 from workbench.viz.export_html import html_page
 from workbench.viz.feed import Feed
+from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.link import link_to
 
 LOADED = range(20, 26)
@@ -41,6 +44,24 @@ def recorded(count=10):
     ]
     costs = Uneven(fixed=0.01, per_prefill_token=2e-4, per_sequence=1e-3)
     return simulate({"config": {"max_num_batched_tokens": 48}, "requests": rows}, cost_model=costs)
+
+
+def with_late_steps(trace, rng, pause_before=None):
+    """The run with some steps that take 1.7 times as long, one that takes 30 times, and perhaps a pause before one."""
+    slow = dict.fromkeys(rng.sample(range(5, len(trace)), 6), 1.7) | {rng.randrange(32, 40): 30.0}
+    source = "vllm 0.33.0" if pause_before else trace.meta.source  # whose pauses are its own
+    late, shift = Trace(msgspec.structs.replace(trace.meta, source=source)), 0.0
+    arrivals = trace.arrivals()
+    for index, record in enumerate(trace):
+        shift += 5.0 if index == pause_before else 0.0
+        while arrivals and arrivals[0][0] <= index:
+            info = arrivals.pop(0)[1]
+            late.add_request(msgspec.structs.replace(info, arrival_time=info.arrival_time + shift))
+        longer = record.duration * (slow.get(index, 1.0) - 1.0)
+        late.append(msgspec.structs.replace(record, time=record.time + shift, end=record.end + shift + longer))
+        shift += longer
+    late.end = trace.end
+    return late
 
 
 def live(trace):
@@ -109,3 +130,39 @@ def test_two_pages_mark_a_step_once_and_a_run_that_forgets_its_beginning_keeps_t
     writer.close("done")
     assert Trace.load(tmp_path / "run.jsonl").disturbed == frozenset(LOADED)
     assert growing.continued_from(trace[22:].keyframe).disturbed == frozenset(LOADED[2:])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_part_has_the_causes_and_the_stalls_of_the_whole(seed):
+    """By its own few steps a part would call others slow, and divide steps by another fit."""
+    rng = random.Random(seed)
+    trace = with_late_steps(recorded(16), rng)
+    whole, first = explainer_of(trace), rng.randrange(15, 30)
+    part = trace[first : first + rng.randrange(28, 45)]
+    explainer = explainer_of(part)
+    assert explainer._fitted == whole._fitted
+    there = {record.step for record in part}
+    assert whole.slow and whole.stalls
+    assert explainer.slow == {step: slow for step, slow in whole.slow.items() if step in there}
+    assert explainer.stalls == {step: stall for step, stall in whole.stalls.items() if step in there}
+    inside = [
+        request_id
+        for request_id, request in part.metrics().requests.items()
+        if request.e2e is not None and part.requests[request_id].arrival_step > first
+    ]
+    assert inside
+    page = answers_of(html_page(part))["explanations"]
+    for request_id in inside:
+        in_part, in_whole = part.explain(request_id), trace.explain(request_id)
+        assert (in_part.parts, in_part.ttft, in_part.gaps) == (in_whole.parts, in_whole.ttft, in_whole.gaps)
+        assert page[request_id] == explanation_facts(in_whole, confirmed=False)
+
+
+def test_the_time_before_a_part_is_no_stall_of_its_first_step():
+    """A stall counts the pause before its step, and the time of the steps that the part leaves out is none."""
+    trace = with_late_steps(recorded(16), random.Random(1), pause_before=20)
+    assert trace.stalls()[0].step == 20 and trace.stalls()[0].before >= 5
+    part = trace[20:]
+    running = next(chunk.request_id for chunk in part[0].chunks if part.requests[chunk.request_id].arrival_step < 15)
+    amounts = {found.kind: found.amount for found in part.explain(running).parts}
+    assert amounts["stall"] == pytest.approx(5, rel=0.01)

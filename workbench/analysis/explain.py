@@ -90,6 +90,8 @@ class _Stretch(NamedTuple):
 class Explainer:
     """Explains the requests of one trace.
 
+    The durations of a slice's steps are judged, and divided, by the fit of the whole trace.
+
     Args:
         trace: The trace.
         cost_model: Divides steps between the requests in them; None to fit it, or to divide by tokens.
@@ -152,7 +154,8 @@ class Explainer:
 
     def _cut(self) -> Iterator[_Stretch]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
-        previous_end = 0.0
+        offset = self.trace.offset
+        previous_end = self.trace.whole[offset - 1].end if offset and self.unit == "s" else 0.0
         for record in self._records:
             if self.unit == "steps":
                 yield _Stretch(float(record.step), float(record.step + 1), record, True)
