@@ -15,7 +15,7 @@ from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
-from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
+from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span, before
 from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
@@ -249,7 +249,8 @@ class Explainer:
         """The causes of a stretch of the run for a request, without a stall."""
         record = stretch.record
         if not stretch.is_step:
-            yield Share(Cause("between"), 1.0, {})
+            is_first = record.step == self.trace[0].step and not self.trace.offset
+            yield Share(before(record.step) if is_first else Cause("between"), 1.0, {})
             return
         chunk = states.chunks.get(record.step)
         if chunk is not None:
