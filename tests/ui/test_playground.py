@@ -420,7 +420,7 @@ def test_two_routers_duel(open_playground):
     figures = page.page.query_selector_all("#rows figure")
     assert [figure.query_selector("figcaption").text_content() for figure in figures] == [
         "A: 4 replicas, round_robin",
-        "now: 4 replicas, sticky",
+        "B: 4 replicas, sticky",
     ]
     left, right = (figure.bounding_box() for figure in figures)
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "side by side"

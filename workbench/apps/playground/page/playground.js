@@ -333,7 +333,7 @@ class Playground {
     options(at("replica"), replicas.map((requests, i) => [i, words(requests, i)]));
     at("replica").value = replica;
     const sides = fleet.length > 1 && this.pinned
-      ? [`A: ${this.fleetOf(this.pinned)}`, `now: ${this.fleetOf(this.state)}`]
+      ? [`A: ${this.fleetOf(this.pinned)}`, `B: ${this.fleetOf(this.state)}`]
       : [];
     at("rows").replaceChildren(...fleet.map((drawing, i) => {
       const picture = new DOMParser().parseFromString(drawing, "image/svg+xml").documentElement;
