@@ -199,3 +199,4 @@ def test_time_between_steps_is_the_reason_if_it_is_as_long_as_what_is_missing():
     said = Confirmation("without a", before=1.0, after=0.5, recorded=2.0, between=0.9)
     assert "because it leaves out the 900 ms between steps; rely on the measured parts" in said.sentence("s")
     assert "between steps" not in replace(said, between=0.1).sentence("s")
+    assert "out the 900 ms before the first step;" in replace(said, when="before the first step").sentence("s")

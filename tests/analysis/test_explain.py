@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tiers import examples
 
 from workbench import Trace, simulate
@@ -14,6 +15,7 @@ from workbench.analysis.causes import (
     BUDGET,
     CUT,
     DECODES,
+    IDLE,
     IN_PROGRESS,
     PARTIAL,
     PREEMPTED,
@@ -316,7 +318,7 @@ def test_the_biggest_part_is_the_same_everywhere(seed, tmp_path, capsys):
     for explanation in slowest(trace, None, "ttft"):
         ttft, name = explanation.ttft, explanation.request_id
         most = max(ttft.parts, key=lambda part: part.amount)
-        others = [part for part in ttft.parts if part.kind not in ("own", "between") and part.amount > 0]
+        others = [part for part in ttft.parts if part.kind not in ("own", *IDLE) and part.amount > 0]
         assert ttft.biggest.cause == found[name].cause == most.cause and most.cause in printed[name]
         assert found[name].share == pytest.approx(most.amount / ttft.total)
         if not others:
@@ -394,7 +396,7 @@ def test_the_steps_of_a_trace_are_read_and_compared_once_until_it_grows(monkeypa
     assert trace.stalls() == slow_steps.slow_steps(trace) == ()
     assert len(read) == len(compared) == 1
     assert not {"_stretches", "_states"} & explainer_of(trace).__dict__.keys()  # a summary explains no request
-    trace.disturbed.add(trace[5].step)
+    trace.mark_disturbed([trace[5].step])
     explainer_of(trace)
     assert compared == [len(trace) - 1, len(trace) - 2]
 
@@ -408,3 +410,44 @@ def test_an_explainer_explains_the_steps_that_its_metrics_are_of():
     kept = explainer_of(growing)
     growing.append(trace[3])
     assert kept.explain("a").total == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "copied", "kinds"),
+    [
+        (0, False, {"a": "before", "b": "between"}),
+        (0, True, {"a": "before", "b": "between"}),
+        (2, False, {"a": "before_part", "b": "between"}),
+        (2, True, {"a": "before_part", "b": "before_part"}),  # it does not know of the steps before
+    ],
+)
+def test_time_without_a_step_is_before_the_first_one_or_between_two(first, copied, kinds, tmp_path):
+    """The engine begins 9 s after request a, pauses for 5 s before step 2, and b arrives in this pause."""
+    requests = [{"id": "a", "prompt": {"len": 20}, "max_tokens": 6}, {"id": "b", "prompt": {"len": 9}, "max_tokens": 3}]
+    requests[1]["arrival_step"] = 2
+    simulated = simulate({"requests": requests}, cost_model=CostModel(fixed=0.1))
+    trace = Trace(simulated.meta)
+    for request_id, arrival in (("a", 1.0), ("b", 11.0)):
+        trace.add_request(replace(simulated.requests[request_id], arrival_time=arrival))
+    for record in simulated:
+        late = 10.0 if record.step < 2 else 15.0
+        trace.append(replace(record, time=record.time + late, end=record.end + late))
+    part = trace[first:]
+    if copied:
+        part.save(tmp_path / "part.jsonl")
+        part = Trace.load(tmp_path / "part.jsonl")
+    words = {
+        "before": "before the first step",
+        "before_part": "before this part of the run",
+        "between": "between steps",
+    }
+    for request_id, kind in kinds.items():
+        found = {each.kind: each for each in part.explain(request_id).parts}
+        idle = {name: each for name, each in found.items() if name in IDLE}
+        told = {name: each.cause for name, each in idle.items()}
+        expected = {kind} | ({"between"} if request_id == "a" and not (first and copied) else set())
+        assert told == {name: words[name] for name in expected}
+        assert not any(each.is_culprit for each in idle.values())
+    amounts = {each.kind: each.amount for each in part.explain("a").parts}
+    before = {(0, False): 9.0, (0, True): 9.0, (2, False): 9.2, (2, True): 14.2}[first, copied]
+    assert amounts[kinds["a"]] == pytest.approx(before)

@@ -281,7 +281,7 @@ def test_a_running_server_is_asked_twice(capsys):
         finally:
             server.shutdown()
             thread.join()
-    assert "0 running, 3 waiting, 25% of 1000 KV blocks in use" in capsys.readouterr().out
+    assert "0 running, 3 waiting, 25% of 999 KV blocks in use" in capsys.readouterr().out
 
 
 def test_a_source_that_is_not_there_is_one_line(capsys, tmp_path):

@@ -115,11 +115,11 @@ def test_steps_that_a_page_disturbed_are_left_out():
             return super().step_seconds(chunks) * (1.9 if 3 <= self.number <= 12 else 1)
 
     trace = simulate(workload(), cost_model=Disturbed(**TRUE.to_dict()))
-    trace.disturbed.update(range(2, 12))
+    trace.mark_disturbed(range(2, 12))
     model, report = CostModel.fit(trace)
     assert list(model.to_dict().values()) == pytest.approx(list(TRUE.to_dict().values()), rel=1e-6)
     assert report.notes == ("left out: 10 steps during which a page was loading",)
-    trace.disturbed.update(range(len(trace) - 10))
+    trace.mark_disturbed(range(len(trace) - 10))
     assert CostModel.fit(trace)[1].notes[-1:] != report.notes, "more than half of the steps stay in"
 
 

@@ -66,16 +66,16 @@ def test_the_first_divergence_and_its_reason():
     b = simulate(WORKLOAD, config={"long_prefill_token_threshold": 16})
     result = compare(a, b)
     assert (result.first_divergence.step, result.first_divergence.request_id) == (0, "long")
-    assert result.first_divergence.what == "a computes tokens [0, 64), b computes tokens [0, 16)"
+    assert result.first_divergence.what == "A computes tokens [0, 64), B computes tokens [0, 16)"
     by_id = {request.request_id: request for request in result.requests}
     assert by_id["short"].divergence.step == 0
     assert by_id["short"].divergence.what == (
-        "a lets it wait (token budget used up (64 of 64)), b computes tokens [0, 6)"
+        "A lets it wait (token budget used up (64 of 64)), B computes tokens [0, 6)"
     )
     assert result.same_tokens
     assert by_id["short"].ttft_delta == -1  # in a it waits for the long one's first chunk
     assert by_id["long"].ttft_delta > 0
-    assert compare(b, a).first_divergence.what == "a computes tokens [0, 16), b computes tokens [0, 64)"
+    assert compare(b, a).first_divergence.what == "A computes tokens [0, 16), B computes tokens [0, 64)"
     assert "config: long_prefill_token_threshold 0 -> 16" in result.notes
 
 
@@ -89,11 +89,11 @@ def test_fields_that_only_one_configuration_has_are_counted_and_few_are_named():
     recorded = with_config(block_size=16, num_blocks=80, tensor_parallel_size=1)
     assert compare(recorded, of_an_engine).notes == (
         "config: num_blocks 80 -> 64",
-        "config, in one trace only: tensor_parallel_size 1 in a; 4 fields in b",
+        "config, in one trace only: tensor_parallel_size 1 in A; 4 fields in B",
     )
     policy = with_config(block_size=16, scheduling_policy="ShortestFirst()")
     assert compare(with_config(block_size=16), policy).notes == (
-        "config, in one trace only: scheduling_policy 'ShortestFirst()' in b",
+        "config, in one trace only: scheduling_policy 'ShortestFirst()' in B",
     )
     assert compare(recorded, recorded).notes == ()
 
@@ -230,7 +230,7 @@ def test_the_first_token_that_differs():
     difference = result.first_token_difference
     assert (difference.request_id, difference.index, difference.b - difference.a) == ("short", 2, 1)
     assert (
-        result.badge == f"different tokens: short, output token 3: token {difference.a} in a, token {difference.b} in b"
+        result.badge == f"different tokens: short, output token 3: token {difference.a} in A, token {difference.b} in B"
     )
     assert result.first_divergence is None  # the schedule is the same
     assert [request.request_id for request in result.requests if request.token_difference] == ["short"]
@@ -240,7 +240,7 @@ def test_an_output_that_ends_earlier_differs():
     shorter = {**WORKLOAD, "requests": [{**request, "max_tokens": 2} for request in WORKLOAD["requests"]]}
     difference = compare(simulate(WORKLOAD), simulate(shorter)).first_token_difference
     assert (difference.index, difference.b) == (2, None)
-    assert compare(simulate(shorter), simulate(WORKLOAD)).badge.endswith(f"nothing in a, token {difference.a} in b")
+    assert compare(simulate(shorter), simulate(WORKLOAD)).badge.endswith(f"nothing in A, token {difference.a} in B")
 
 
 def test_an_unfinished_run_is_compared_up_to_its_last_step():
@@ -267,11 +267,11 @@ def test_tokens_that_were_not_recorded():
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (lambda requests: requests[:2], "only a has 'late'"),
-        (lambda requests: [*requests, {"id": "x", "prompt": [1]}], "only b has 'x'"),
-        (lambda requests: [{**requests[0], "prompt": {"len": 99}}, *requests[1:]], "100 tokens in a, 99 in b"),
+        (lambda requests: requests[:2], "only A has 'late'"),
+        (lambda requests: [*requests, {"id": "x", "prompt": [1]}], "only B has 'x'"),
+        (lambda requests: [{**requests[0], "prompt": {"len": 99}}, *requests[1:]], "100 tokens in A, 99 in B"),
         (lambda requests: [{**requests[0], "prompt": {"len": 100, "seed": 2}}, *requests[1:]], "differ: token 1 is"),
-        (lambda requests: [], "only a has 'long', 'short', 'late'"),
+        (lambda requests: [], "only A has 'long', 'short', 'late'"),
     ],
 )
 def test_other_workloads_are_refused(change, reason):
@@ -283,7 +283,7 @@ def test_other_workloads_are_refused(change, reason):
 def test_other_arrivals_are_noted():
     moved = {**WORKLOAD, "requests": [{**request, "arrival_step": 1} for request in WORKLOAD["requests"]]}
     notes = compare(simulate(WORKLOAD), simulate(moved)).notes
-    assert notes == ("3 requests arrive in different steps, the first is long: 0 in a, 1 in b",)
+    assert notes == ("3 requests arrive in different steps, the first is long: 0 in A, 1 in B",)
     first, *others = WORKLOAD["requests"]
     found = compare(
         simulate(WORKLOAD), simulate({**WORKLOAD, "requests": [first, *others[:-1], {**others[-1], "arrival_step": 9}]})
@@ -301,7 +301,7 @@ def test_cut_traces_are_noted(tmp_path):
     (tmp_path / "t.jsonl").write_bytes(data[:-40])
     result = compare(Trace.load(tmp_path / "t.jsonl"), trace)
     assert result.first_divergence is None
-    assert "a is not whole" in result.notes[0]
+    assert "A is not whole" in result.notes[0]
 
 
 def test_seconds_if_both_have_a_clock():

@@ -104,4 +104,4 @@ def test_two_recordings_of_real_vllm_differ_in_their_schedules_but_not_in_latenc
     found = compare(a, b)
     assert [UNCHANGED in line for line in changes(a, b)] == [True, True]
     assert found.first_divergence is not None and "30 requests matched by id" in str(found)
-    assert f"a: vllm {first.removesuffix('-again')}, " in str(found) and "b: vllm 0.32.0, 159 steps" in str(found)
+    assert f"A: vllm {first.removesuffix('-again')}, " in str(found) and "B: vllm 0.32.0, 159 steps" in str(found)

@@ -62,7 +62,7 @@ def test_diff(tmp_path, capsys):
     assert main(["trace", "diff", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 0
     printed = capsys.readouterr().out
     assert "same tokens" in printed
-    assert "first divergence: step 0, a: a computes tokens [0, 50), b computes tokens [0, 20)" in printed
+    assert "first divergence: step 0, a: A computes tokens [0, 50), B computes tokens [0, 20)" in printed
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     real = dialog.locator(".wb-verdict").text_content()
     panel = page.root.locator("[data-panel=compare]")
     is_timed = "first token of " in real  # the times of so short a run may vary too much to predict others
-    sides = ["as it was, predicted", "changed, predicted"] if is_timed else ["this run", "simulated"]
+    sides = ["A: as it was, predicted", "B: changed, predicted"] if is_timed else ["A: this run", "B: simulated"]
     assert panel.locator(".wb-measures th").all_text_contents() == ["measure", *sides, "change"]
     rows = panel.locator(".wb-measures tbody td:first-child").all_text_contents()
     assert (rows[:2] == ["mean TTFT", "P99 TTFT"]) if is_timed else (rows[:2] == ["steps", "most KV blocks in use"])

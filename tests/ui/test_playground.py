@@ -362,11 +362,15 @@ def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     assert said.startswith("Time until all are finished: A ") and "You bet on A: you were right." in said
     assert said.endswith("Right so far: 1 of 1.")
     page.page.click("#duel")
+    assert page.text("verdict") == said and page.page.is_visible("#verdict"), "it is that of the run on display"
     page.page.check("#bets input[value=B]")
     page.page.select_option("#policy", "")
+    assert page.text("status") == "B waits for your bet" and page.page.is_hidden("#verdict")
     page.page.click("#bets button")
     page.page.wait_for_function("() => document.getElementById('verdict').textContent.endsWith('1 of 2.')")
     assert "you were wrong" in page.text("verdict")
+    page.type("text", '{"requests": [}')  # a setting that cannot run leaves no verdict of another one
+    assert page.text("error") and page.page.is_hidden("#verdict")
 
 
 @pytest.mark.parametrize("preset, column", [("preemption", "preempted"), ("prefix-caching", "cached")])
@@ -420,7 +424,7 @@ def test_two_routers_duel(open_playground):
     figures = page.page.query_selector_all("#rows figure")
     assert [figure.query_selector("figcaption").text_content() for figure in figures] == [
         "A: 4 replicas, round_robin",
-        "now: 4 replicas, sticky",
+        "B: 4 replicas, sticky",
     ]
     left, right = (figure.bounding_box() for figure in figures)
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"], "side by side"

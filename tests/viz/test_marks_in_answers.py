@@ -15,6 +15,7 @@ from test_marks_of_runs import PAIRS, compared, first_difference, pair, percenti
 from test_marks_of_steps import near, tokens
 
 from workbench import simulate, simulate_fleet
+from workbench.analysis.causes import IDLE
 from workbench.trace import Trace, TraceMeta
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import amount
@@ -462,7 +463,7 @@ def test_the_parts_of_an_explanation(deno_page):
                 assert made["more"] == (f"{others} more{said(left) if used else ''}" if others > 0 else "")
                 assert not used or list(used) == list(part.culprits)
                 assert (made["first"], made["last"]) == (part.steps[0], part.steps[-1])
-                assert made["is_own"] == (part.kind in ("own", "between"))
+                assert made["is_own"] == (part.kind in ("own", *IDLE))
                 assert made["is_listed"] == (part.amount >= 0.005 * total)
         check_drawer(deno_page, trace, who, facts)
     assert explanation_facts(trace.explain("r0"))["confirmation"].startswith("Time")

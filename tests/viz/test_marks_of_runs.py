@@ -16,7 +16,9 @@ from test_marks_of_steps import near, tokens
 from viz_traces import requests_in_time, workload
 
 from workbench import simulate
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
+from workbench.viz.changed_run import changed_run
 from workbench.viz.palette import EVENT_MARKS
 
 LEFT, SPACE = 84, 1100
@@ -161,6 +163,41 @@ def test_compare(deno_page, name, align):
         lines = Marks(page.painted("compare", step)["over"]).rects(colour=LIGHT.cursor)
         place = [x(0, step) - 0.75, 18, 1.5, page("view.panel('compare').height") - 22]
         assert [line[1:] for line in lines] == ([pytest.approx(place)] if align != "arrival" else [])
+
+
+def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_page):
+    """What was recorded has noise of its own, which would look like an effect of the setting."""
+
+    class Noisy(CostModel):
+        number = 0
+
+        def step_seconds(self, chunks):
+            self.number += 1
+            return super().step_seconds(chunks) * random.Random(self.number).uniform(0.8, 1.3)
+
+    rows = [
+        {"id": f"r{i}", "prompt": {"len": 20 + 9 * i}, "max_tokens": 9 + i, "arrival_time": 0.05 * i} for i in range(12)
+    ]
+    costs = Noisy(fixed=0.02, per_prefill_token=1e-4, per_sequence=1e-3)
+    trace = simulate({"config": {"max_num_batched_tokens": 64}, "requests": rows}, cost_model=costs)
+    changed = changed_run(trace, None, 0, {"max_num_seqs": 3})
+    page = deno_page
+
+    def shown(*sides, **more):
+        page.open(*sides, **more)
+        page("(view.panel('compare').align.value = 'time', view.panel('compare').realign(), page.frame())")
+        painted = page.painted("compare", 5)
+        return painted, page("view.panel('compare').hintElement.textContent"), page.table("compare")["rows"]
+
+    painted, hint, rows = shown(trace, changed=changed)
+    assert hint.startswith("Top: this run as it was, predicted (A). Bottom: what if, predicted (B); ")
+    assert page("view.store.numSteps") == len(trace)  # the other panels show what was recorded
+    alone = shown(changed.unchanged, changed.trace)
+    assert painted == alone[0] and rows == alone[2]
+    assert painted["marks"] != shown(trace, changed.trace)[0]["marks"]
+    page.open(trace, changed=changed)
+    page("view.beginAnother()")
+    assert page("view.predicted") is None
 
 
 def check_compared_row(marks, facts, who, middle, x, align, colours):

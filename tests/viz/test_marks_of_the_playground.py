@@ -96,7 +96,7 @@ def test_the_numbers_of_the_playground(page, name):
                 "duration",
                 "steps",
             ]
-            assert [row[0] for row in rows] == (["A", "now"] if both_ else ["A" if pinned else "now"])
+            assert [row[0] for row in rows] == (["A", "B"] if both_ else ["A" if pinned else "now"])
             for row, each in zip(rows, facts):
                 expected = numbers_of(each)
                 assert len(row) == 13

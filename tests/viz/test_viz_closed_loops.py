@@ -99,7 +99,11 @@ def test_a_page_that_loads_marks_the_steps_that_it_disturbs():
         growing.append(record)
     feed.confirm()
     feed.confirm()
+    assert growing.disturbed == {3, 4}
     growing.append(trace[5])
+    feed.next_packet()
+    growing.append(trace[6])
+    feed.next_packet()
     assert growing.disturbed == {3, 4, 5}
     Feed(trace).confirm()
     assert trace.disturbed == set()

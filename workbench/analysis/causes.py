@@ -30,6 +30,11 @@ OTHER_WAIT = "waiting in the queue"
 PREEMPTED = "preempted, waiting to resume"
 PASSED_OVER = "passed over while running"
 BETWEEN = "between steps"
+BEFORE = "before the first step"
+BEFORE_PART = "before this part of the run"
+IDLE = ("between", "before", "before_part")
+"""Kinds of time in which the trace has no step."""
+
 SLOW = "slower than its contents explain"
 STALL = "stalls: time that the contents of a step do not explain"
 
@@ -59,6 +64,8 @@ _WORDS = {
     "in_progress": IN_PROGRESS,
     "passed_over": PASSED_OVER,
     "between": BETWEEN,
+    "before": BEFORE,
+    "before_part": BEFORE_PART,
     "stall": STALL,
     "slow": SLOW,
     "token_budget": BUDGET,
@@ -83,8 +90,10 @@ class Cause(NamedTuple):
 
     Attributes:
         kind: A kind of reason (`workbench.trace.reasons.Kind`), or "own", "recomputed", "prompts", "decodes",
-            "in_progress", "passed_over", "between", "stall" for the time that the contents of a step do not explain,
-            "slow" for that of a step which is late without standing still, or "cut" for a chunk that a limit cut small.
+            "in_progress", "passed_over", "between" for time between steps, "before" for the wait for a run's first
+            step, "before_part" for the time before a trace that lacks earlier steps, "stall" for the time that the
+            contents of a step do not explain, "slow" for that of a step which is late without standing still, or "cut"
+            for a chunk that a limit cut small.
         limit: For "cut" the limit, as in ``chunk.limited_by``; for "seats" and "adapter" the field of EngineConfig.
     """
 
@@ -105,6 +114,11 @@ class Cause(NamedTuple):
             return f"waiting for a seat ({self.limit})" if self.limit else SEATS
         words = _WORDS.get(self.kind, OTHER_WAIT)
         return f"{words} ({self.limit})" if self.limit else words
+
+
+def before(first_step: int) -> Cause:
+    """The cause of the time before the first step of a trace."""
+    return Cause("before_part" if first_step else "before")
 
 
 class _PartFields(NamedTuple):
@@ -178,7 +192,7 @@ class Part(_PartFields):
     @property
     def is_culprit(self) -> bool:
         """Whether it made the request slow: it is neither the request's work nor time in which no step was taken."""
-        return self.kind not in ("own", "between")
+        return self.kind != "own" and self.kind not in IDLE
 
 
 @dataclass(frozen=True)
@@ -228,7 +242,8 @@ class Confirmation:
         recorded: The recorded latency. It is ``before`` if the run was under a policy in Python, which cannot be
             simulated from the trace.
         is_recorded: Whether ``before`` is the recorded latency.
-        between: The part of the recorded latency between steps, which a simulation has not.
+        between: The part of the recorded latency in which no step was taken, which a simulation has not.
+        when: The words for that part.
     """
 
     change: str
@@ -237,6 +252,7 @@ class Confirmation:
     recorded: float
     is_recorded: bool = False
     between: float = 0.0
+    when: str = BETWEEN
 
     @property
     def holds(self) -> bool:
@@ -249,7 +265,7 @@ class Confirmation:
         if not self.holds:
             why = ""
             if self.between and abs(self.before + self.between - self.recorded) <= MAX_ERROR * self.recorded:
-                why = f", because it leaves out the {amount(self.between, unit)} between steps"
+                why = f", because it leaves out the {amount(self.between, unit)} {self.when}"
             gives = f"the simulation of the run as it was gives {before}, not {recorded}{why}"
             return f"{self.change}: not confirmed, {gives}; rely on the measured parts"
         which = "simulated and recorded" if self.is_recorded else f"both simulated, recorded {recorded}"
@@ -310,9 +326,10 @@ class Explanation:
             return None
         is_early = in_ttft is not None and in_ttft.cause == biggest.cause
         parts = self.ttft.parts if is_early and self.ttft is not None else self.parts
-        between = sum(part.amount for part in parts if part.kind == "between")
+        idle = [part for part in parts if part.kind in IDLE and part.amount > 0]
         found = self._confirm(biggest, is_early)
-        return found and replace(found, between=between)
+        between, when = sum(part.amount for part in idle), " and ".join(part.cause for part in idle) or BETWEEN
+        return found and replace(found, between=between, when=when)
 
     def span(self, by: str) -> Span | None:
         """The time to first token ("ttft") or the whole time ("e2e"), or the time so far; None if nothing is known."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from workbench.analysis.causes import Cause, Part, Span
+from workbench.analysis.causes import Cause, Part, Span, before
 
 LONG_GAP = 2.0
 """A gap between two tokens is long if it is this many times the median gap of its request."""
@@ -111,8 +111,12 @@ class Course:
                     culprits[cause][request_id] += share * length * weight / whole
                     if cause.kind == "token_budget":
                         tokens[request_id] += round(weight)
+        early = min(end, self.pieces[0].begin) - begin if self.pieces else 0.0
+        if early > 1e-9:
+            amounts[before(self.first_step)] += early
+            steps[before(self.first_step)].append(self.first_step)
         outside = (end - begin) - math.fsum(amounts.values())
-        if amounts and abs(outside) > 0:  # before the first step or after the last one of the trace, and rounding
+        if amounts and abs(outside) > 0:  # after the last step of the trace, and rounding
             cause = Cause("between") if abs(outside) > 1e-9 else max(amounts, key=lambda name: amounts[name])
             amounts[cause] += outside
             steps[cause] = steps[cause] or [self.first_step]

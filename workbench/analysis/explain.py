@@ -15,7 +15,7 @@ from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
-from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span
+from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Span, before
 from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
@@ -90,6 +90,8 @@ class _Stretch(NamedTuple):
 class Explainer:
     """Explains the requests of one trace.
 
+    The durations of a slice's steps are judged, and divided, by the fit of the whole trace.
+
     Args:
         trace: The trace.
         cost_model: Divides steps between the requests in them; None to fit it, or to divide by tokens.
@@ -152,7 +154,8 @@ class Explainer:
 
     def _cut(self) -> Iterator[_Stretch]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
-        previous_end = 0.0
+        offset = self.trace.offset
+        previous_end = self.trace.whole[offset - 1].end if offset and self.unit == "s" else 0.0
         for record in self._records:
             if self.unit == "steps":
                 yield _Stretch(float(record.step), float(record.step + 1), record, True)
@@ -246,7 +249,8 @@ class Explainer:
         """The causes of a stretch of the run for a request, without a stall."""
         record = stretch.record
         if not stretch.is_step:
-            yield Share(Cause("between"), 1.0, {})
+            is_first = record.step == self.trace[0].step and not self.trace.offset
+            yield Share(before(record.step) if is_first else Cause("between"), 1.0, {})
             return
         chunk = states.chunks.get(record.step)
         if chunk is not None:

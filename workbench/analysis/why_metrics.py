@@ -28,7 +28,7 @@ class WhyMetrics:
         waiting_by_reason: Number of waiting requests by vLLM's reasons, "capacity" and "deferred".
         num_tokens: Prompt and output tokens of the time between.
         num_preemptions: Preemptions of the time between.
-        num_blocks: KV blocks of the pool; "" if the server does not say.
+        num_blocks: KV blocks that requests can have; "" if the server does not say.
     """
 
     verdict: Verdict
@@ -79,8 +79,13 @@ def why_metrics(scrapes: Scrapes) -> WhyMetrics:
         waiting_by_reason=last.values("vllm:num_requests_waiting_by_reason", "reason"),
         num_tokens=tokens,
         num_preemptions=preemptions,
-        num_blocks=scrapes.settings.get("num_gpu_blocks", ""),
+        num_blocks=_usable(scrapes.settings.get("num_gpu_blocks", "")),
     )
+
+
+def _usable(num_gpu_blocks: str) -> str:
+    """The blocks of a pool without block 0, which is never handed out and does not count for the use of the pool."""
+    return str(int(num_gpu_blocks) - 1) if num_gpu_blocks.isdecimal() else num_gpu_blocks
 
 
 def _lines(answer: WhyMetrics) -> Iterator[str]:

@@ -21,6 +21,9 @@ writes; a reader refuses any other by name.
 MAX_NAME = 100
 """Maximum length of a supplement's name, in characters."""
 
+DISTURBED = "disturbed"
+"""Name of the supplement that marks a step during which the process was busy with something else."""
+
 BlockHashes = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{16})*$")]
 
 
@@ -143,6 +146,8 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
     - "shadow": the result of a shadow launch of the Metal kernel (`workbench.engine.shadow.ShadowLauncher`).
     - "top_tokens": the most likely tokens beside each output token (`workbench.trace.readings.top_tokens`).
     - "block_hashes": for each request that ended the hashes of the blocks after those of its prompt (`PrefixHashes`).
+    - "disturbed": what the process was busy with besides the step, such as ``{"by": "a loading page"}``; fits of step
+      durations leave the step out (``Trace.mark_disturbed``).
     - "host": what the machine did during a long step of vLLM (`workbench.simulation.costs.stalls.causes_of`).
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from typing import Any, Self, TypeVar, overload
 
 import msgspec
@@ -15,7 +15,15 @@ from workbench.trace import storage
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
-from workbench.trace.lines import Keyframe, RequestInfo, Supplement, TraceEndReason, TraceLine, TraceMeta
+from workbench.trace.lines import (
+    DISTURBED,
+    Keyframe,
+    RequestInfo,
+    Supplement,
+    TraceEndReason,
+    TraceLine,
+    TraceMeta,
+)
 from workbench.trace.records import Event, StepRecord
 
 T = TypeVar("T")
@@ -42,8 +50,6 @@ class Trace:
         clock_drift: Seconds that the wall clock gained on the clock of the steps up to the last one; unset if it is not
             known.
         has_ended: Its file has an end line: nothing more is written to it, whatever became of the requests.
-        disturbed: Numbers of steps during which this process was busy with something else, such as a page that loads.
-            Fits of step durations leave them out; a file does not keep them.
         problems: Descriptions of what is wrong with the file that the trace was loaded from; empty for a whole file.
 
     Raises:
@@ -65,7 +71,6 @@ class Trace:
         self.end: TraceEndReason = ""
         self.has_ended = False
         self.clock_drift: float | msgspec.UnsetType = msgspec.UNSET
-        self.disturbed: set[int] = set()
         self.problems: list[str] = []
         self.requests = Requests()
         self._keyframe: Keyframe | None = None
@@ -151,6 +156,30 @@ class Trace:
             if run.newest._check_supplement(supplement):
                 run.newest._supplements[supplement.step, supplement.name] = supplement
             run.record(supplement)
+
+    def mark_disturbed(self, steps: Iterable[int], by: str = "a loading page") -> None:
+        """Mark steps during which this process was busy with something else: fits of step durations leave them out.
+
+        The mark is the step's supplement "disturbed", so a file has it too. A step that is not in the trace, or is
+        marked already, is passed over. May be called from any thread.
+
+        Args:
+            steps: Numbers of steps.
+            by: The other work.
+
+        Raises:
+            TraceError: The trace is a slice.
+        """
+        self._check_whole()
+        run = self._run
+        with run.lock:
+            newest = run.newest
+            first = newest._steps[0].step if newest._steps else 0
+            for step in steps:
+                if first <= step < first + len(newest._steps) and (step, DISTURBED) not in newest._supplements:
+                    mark = Supplement(step, DISTURBED, {"by": by})
+                    newest._supplements[step, DISTURBED] = mark
+                    run.record(mark)
 
     def _check_supplement(self, supplement: Supplement) -> bool:
         """Whether the step of a supplement is in the trace; False if the trace begins after it."""
@@ -313,6 +342,11 @@ class Trace:
         said = self.whole._supplements.get((step, name))
         return said.facts if said is not None and self._holds(step) else None
 
+    @property
+    def disturbed(self) -> frozenset[int]:
+        """Numbers of the steps that `mark_disturbed` marked, in this process or before the trace was written."""
+        return frozenset(said.step for said in self.supplements if said.name == DISTURBED)
+
     def _holds(self, step: int) -> bool:
         return bool(self._steps) and self._steps[0].step <= step <= self._steps[-1].step
 
@@ -386,7 +420,7 @@ class Trace:
 
         Threads that ask at once may each make it: nobody waits for another one's work.
         """
-        size = (len(self), len(self.requests), len(self.whole._supplements), len(self.disturbed))
+        size = (len(self), len(self.requests), len(self.whole._supplements))
         kept = self._lazy.get(name)
         if kept is None or kept[0] != size:
             self._lazy[name] = kept = (size, make(self))

@@ -111,6 +111,7 @@ class Feed:
         self._visible = VisibleStep(self.controller, self._newest_trace)
         self._mounted = False
         self._opened_in = _next_step(self.trace)
+        self._loaded_beside = range(0)  # steps beside which the page was loaded, and that are not marked yet
         self._sent: dict[str, int] = {}  # sizes of what has been sent of the trace
         self._message, self._kind = "", "problem"
         self._handled = 0
@@ -157,6 +158,7 @@ class Feed:
                 self._asked = {request_id: text for request_id, text in self._asked.items() if request_id not in gone}
                 self.trace = newest
                 self._sent, self._explanations = {}, {}
+            self._mark_disturbed()
             columns = columns_of(self.trace)
             sizes, sent = columns.sizes(), self._sent
             if sizes == sent and not self._resend:
@@ -202,10 +204,17 @@ class Feed:
     def confirm(self) -> None:
         """The view is loaded and has read a packet: from now on none is lost, and each step is sent once."""
         if not self._mounted and self.controller is not None:  # the page was loaded beside the engine's steps
-            self.trace.disturbed.update(range(self._opened_in, _next_step(self.trace) + 1))
+            self._loaded_beside = range(self._opened_in, _next_step(self.trace) + 1)
+            self._mark_disturbed()
         self._mounted = True
         if self.room is not None:
             self.room.enter(self, self.on_news)
+
+    def _mark_disturbed(self) -> None:
+        """Mark the steps beside which the page was loaded; the one that was computed meanwhile once it is recorded."""
+        if (steps := self._loaded_beside) and (there := _next_step(self.trace)) > steps.start:
+            self.trace.mark_disturbed(range(steps.start, min(there, steps.stop)))
+            self._loaded_beside = range(there, steps.stop)
 
     def other_packet(self) -> bytes | None:
         """The whole trace to compare with, or None if there is none or it has been sent already."""

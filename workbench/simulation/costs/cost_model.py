@@ -218,8 +218,9 @@ def step_costs(*traces: Trace) -> StepCosts:
     steps = StepCosts([], [], [], [])
     quiet: list[int] = []
     for index, trace in enumerate(traces):
+        disturbed = trace.disturbed
         for step in measured_steps(trace):  # one after the other: a list of them is as large as the result
-            if step.record.step not in trace.disturbed:
+            if step.record.step not in disturbed:
                 quiet.append(len(steps))
             steps.features.append(step_features(step.record.chunks))
             steps.places.append((index, step.record.step))

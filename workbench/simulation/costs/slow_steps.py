@@ -8,7 +8,7 @@ small differences between such steps; if there are too few of them, it stands in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -19,7 +19,7 @@ from workbench.simulation.costs.coefficients import SEARCHED_ON, relative_coeffi
 from workbench.simulation.costs.cost_model import step_costs
 from workbench.simulation.costs.fit import MIN_STEPS, NORMAL_SPREAD, find_stalls
 from workbench.simulation.costs.step_model import Features, StepCosts, predicted_seconds
-from workbench.trace import Trace
+from workbench.trace import StepRecord, Trace
 from workbench.trace.readings.metrics import amount, percentile
 
 SLOW_FACTOR = 1.35
@@ -82,7 +82,8 @@ def slow_steps(trace: Trace) -> tuple[SlowStep, ...]:
     """The steps that took longer than others like them, in order.
 
     Args:
-        trace: A trace with timings; a trace without them, or of few steps, has none.
+        trace: A trace with timings; a trace without them, or of few steps, has none. Those of a slice are the whole
+            trace's.
 
     Example:
         >>> from workbench import CostModel, simulate
@@ -91,12 +92,11 @@ def slow_steps(trace: Trace) -> tuple[SlowStep, ...]:
         ()
     """
     compared = compare_steps(trace)
-    found, steps = sorted(compared.slow.items()), compared.steps
+    steps = compared.steps
     return tuple(
         [
             SlowStep(record.step, steps.seconds[index], expected, record.num_tokens, record.time)
-            for index, expected in found
-            for record in [trace[steps.places[index][1] - trace[0].step]]
+            for record, index, expected in compared.of_trace(trace, compared.slow)
         ]
     )
 
@@ -152,7 +152,7 @@ def find_slow(steps: StepCosts, expected: Sequence[Expected]) -> dict[int, float
 
 
 class Compared(NamedTuple):
-    """The measured steps of a trace, each compared with those near it.
+    """The measured steps of a whole trace, each compared with those near it.
 
     Attributes:
         steps: The steps.
@@ -166,10 +166,17 @@ class Compared(NamedTuple):
     slow: dict[int, float]
     stalled: dict[int, float]
 
+    def of_trace(self, trace: Trace, found: Mapping[int, float]) -> Iterator[tuple[StepRecord, int, float]]:
+        """The records of found indices that are in the trace or slice, in order, with index and expected seconds."""
+        first = trace[0].step if len(trace) else 0
+        for index, expected in sorted(found.items()):
+            if 0 <= (place := self.steps.places[index][1] - first) < len(trace):
+                yield trace[place], index, expected
+
 
 def compare_steps(trace: Trace) -> Compared:
-    """Compare the steps of a trace, once for all who ask until it grows."""
-    return trace.reading_so_far("compared steps", _compared)
+    """Compare the steps of a trace, once for all who ask until it grows; a slice has the comparison of the whole."""
+    return trace.whole.reading_so_far("compared steps", _compared)
 
 
 def _compared(trace: Trace) -> Compared:

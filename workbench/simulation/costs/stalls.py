@@ -115,7 +115,8 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
     """The steps that took many times what their contents explain, in order.
 
     Args:
-        trace: A trace with timings; a trace without them, or of few steps, has no stalls.
+        trace: A trace with timings; a trace without them, or of few steps, has no stalls. Those of a slice are the
+            whole trace's.
 
     Example:
         >>> from workbench import simulate
@@ -126,10 +127,8 @@ def stalls(trace: Trace) -> tuple[Stall, ...]:
     """
     compared = compare_steps(trace)
     steps = compared.steps
-    first = trace[0].step if len(trace) else 0
     found = []
-    for index, expected in sorted(_standing_out(compared).items()):
-        record = trace[steps.places[index][1] - first]
+    for record, index, expected in compared.of_trace(trace, _standing_out(compared)):
         own, before = steps.seconds[index], steps.pauses[index]
         if before and own < STALL_FACTOR * expected:  # the pause alone is the stall
             expected = own

@@ -80,7 +80,7 @@ class Comparison:
         tokens = [("nothing" if token is None else f"token {token}") for token in (difference.a, difference.b)]
         return (
             f"different tokens: {difference.request_id}, output token {difference.index + 1}: "
-            f"{tokens[0]} in a, {tokens[1]} in b"
+            f"{tokens[0]} in A, {tokens[1]} in B"
         )
 
     def sorted_by(self, value: str) -> list[RequestComparison]:
@@ -101,7 +101,7 @@ class Comparison:
         return [
             *(
                 ", ".join(filter(None, (f"{name}: {run.meta.source}", f"{len(run)} steps", recorded_when(run))))
-                for name, run in (("a", self.a), ("b", self.b))
+                for name, run in (("A", self.a), ("B", self.b))
             ),
             self.badge,
             f"first divergence: {parted}",
@@ -151,9 +151,9 @@ class Comparison:
     def _table(self) -> tuple[list[str], list[list[str]]]:
         title = ["request"]
         title += [
-            f"{name} {column}" for name in (f"TTFT {self.unit}", f"ITL {self.unit}") for column in ("a", "b", "Δ")
+            f"{name} {column}" for name in (f"TTFT {self.unit}", f"ITL {self.unit}") for column in ("A", "B", "Δ")
         ]
-        title += ["recomputed a", "b", "Δ"]
+        title += ["recomputed A", "B", "Δ"]
         rows = [
             [
                 request.request_id,
@@ -212,7 +212,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
         >>> workload = {"requests": [{"id": "r", "prompt": {"len": 100}, "max_tokens": 2}]}
         >>> result = compare(simulate(workload), simulate(workload, config={"max_num_batched_tokens": 50}))
         >>> print(result.first_divergence)
-        step 0, r: a computes tokens [0, 100), b computes tokens [0, 50)
+        step 0, r: A computes tokens [0, 100), B computes tokens [0, 50)
         >>> result.requests[0].ttft_delta
         1.0
     """
@@ -265,14 +265,14 @@ def _check_same_workload(a: Trace, b: Trace, pairs: Iterable[tuple[str, str]]) -
     for request_id, in_b_id in pairs:
         in_a, in_b = a.requests[request_id], b.requests[in_b_id]
         if in_a.num_prompt_tokens != in_b.num_prompt_tokens:
-            lengths = f"{in_a.num_prompt_tokens} tokens in a, {in_b.num_prompt_tokens} in b"
+            lengths = f"{in_a.num_prompt_tokens} tokens in A, {in_b.num_prompt_tokens} in B"
             raise TraceError(f"the prompts of request {request_id!r} differ in length: {lengths}")
         tokens = in_a.prompt_token_ids, in_b.prompt_token_ids
         if all(tokens) and tokens[0] != tokens[1]:
             index = next(i for i, (x, y) in enumerate(zip(*tokens)) if x != y)
             raise TraceError(
-                f"the prompts of request {request_id!r} differ: token {index + 1} is {tokens[0][index]} in a, "
-                f"{tokens[1][index]} in b"
+                f"the prompts of request {request_id!r} differ: token {index + 1} is {tokens[0][index]} in A, "
+                f"{tokens[1][index]} in B"
             )
         if _hash_key(a) == _hash_key(b) and in_a.block_hashes != in_b.block_hashes and _hash_key(a):
             raise TraceError(f"the prompts of request {request_id!r} differ, as their block hashes show")
@@ -284,7 +284,7 @@ def _hash_key(trace: Trace) -> str:
 
 
 def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
-    notes = [f"{name} is not whole: {problem}" for name, trace in (("a", a), ("b", b)) for problem in trace.problems]
+    notes = [f"{name} is not whole: {problem}" for name, trace in (("A", a), ("B", b)) for problem in trace.problems]
     if matching.note:
         notes.append(matching.note)
     moved = [
@@ -292,7 +292,7 @@ def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
     ]
     if moved:
         first_a, first_b = moved[0]
-        steps = f"{a.requests[first_a].arrival_step} in a, {b.requests[first_b].arrival_step} in b"
+        steps = f"{a.requests[first_a].arrival_step} in A, {b.requests[first_b].arrival_step} in B"
         if len(moved) == 1:
             notes.append(f"{first_a} arrives in different steps: {steps}")
         else:
@@ -306,7 +306,7 @@ def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
         notes.append(f"config: {', '.join(changed)}")
     if _hash_key(a) != _hash_key(b) and _hash_key(a) and _hash_key(b):
         notes.append("block hashes were made with different keys: prefixes shared across the two runs are unknown")
-    one_sided = [known for known in (_known_only("a", a, b), _known_only("b", b, a)) if known]
+    one_sided = [known for known in (_known_only("A", a, b), _known_only("B", b, a)) if known]
     if one_sided:
         notes.append(f"config, in one trace only: {'; '.join(one_sided)}")
     return notes

@@ -103,7 +103,7 @@ def divergence(
         if of_a == of_b:
             continue
         step = min(scheduled[0] for scheduled in (of_a, of_b) if scheduled is not None)
-        what = f"a {_describe(a, request_id, step, of_a)}, b {_describe(b, id_in_b or request_id, step, of_b)}"
+        what = f"A {_describe(a, request_id, step, of_a)}, B {_describe(b, id_in_b or request_id, step, of_b)}"
         return Divergence(step, request_id, what)
     raise AssertionError("lists that are not equal have an entry that differs")
 

@@ -46,7 +46,7 @@ def match_requests(a: Trace, b: Trace) -> Matching:
             return Matching(tuple(pairs), f"{len(pairs)} requests matched {way}{left_out}")
     only = [
         f"only {name} has {', '.join(map(repr, missing[:3]))}{' and others' if len(missing) > 3 else ''}"
-        for name, one, other in (("a", a, b), ("b", b, a))
+        for name, one, other in (("A", a, b), ("B", b, a))
         if (missing := [request_id for request_id in one.requests if request_id not in other.requests])
     ]
     raise TraceError(f"the traces hold different requests ({'; '.join(only)}): compare runs of the same workload")

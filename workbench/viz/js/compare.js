@@ -25,6 +25,8 @@ const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
 const READING = "Top: this run (A). Bottom: what if (B)";
 
+const PREDICTED = "Top: this run as it was, predicted (A). Bottom: what if, predicted (B)";
+
 const SECOND = "Top: the run that was kept (A), outlined in the timeline. Bottom: the run that is drawn (B)";
 
 const ALIGNMENTS = [
@@ -65,9 +67,15 @@ export class ComparePanel extends CanvasPanel {
     return this.view.other;
   }
 
-  /** Runs a and b. */
+  /** Runs a and b; a prediction b is beside the prediction of this run, with which it is compared. */
   get stores() {
-    return this.view.drawsSecond ? [this.other, this.store] : [this.store, this.other];
+    return this.view.drawsSecond ? [this.other, this.store] : [this.view.predicted ?? this.store, this.other];
+  }
+
+  /** The words for the two runs. */
+  get reading() {
+    if (this.view.predicted) return PREDICTED;
+    return this.findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: A. Bottom: B";
   }
 
   get findings() {
@@ -130,9 +138,7 @@ export class ComparePanel extends CanvasPanel {
       : "cells: chunks, lines: waiting";
     setText(
       this.hintElement,
-      `${findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: A. Bottom: B"}; ${rows}${
-        this.hasTokens ? "; × marks the first different token" : ""
-      }`,
+      `${this.reading}; ${rows}${this.hasTokens ? "; × marks the first different token" : ""}`,
     );
     this.fillGains();
   }
@@ -278,7 +284,8 @@ export class ComparePanel extends CanvasPanel {
 
   /** Of the two requests of a row, that of the run which the other panels draw: its colour and number are theirs. */
   drawn(pair) {
-    return pair[this.view.drawsSecond ? 1 : 0];
+    const request = pair[this.view.drawsSecond ? 1 : 0];
+    return this.view.predicted ? this.store.byId.get(request.id) ?? request : request;
   }
 
   drawChunks(context, [a, b], middle) {
@@ -314,7 +321,8 @@ export class ComparePanel extends CanvasPanel {
     if (!this.comparable || !this.x || this.align.value === "arrival") return;
     const bottom = this.tokens ? TOP + MIRROR : height;
     context.fillStyle = this.theme.colours.cursor;
-    context.fillRect(this.x(this.store, this.cursor.step) - 0.75, TOP - 4, 1.5, bottom - TOP);
+    const drawn = this.stores[this.view.drawsSecond ? 1 : 0];
+    context.fillRect(this.x(drawn, Math.min(this.cursor.step, drawn.numSteps - 1)) - 0.75, TOP - 4, 1.5, bottom - TOP);
   }
 
   // -- words -----------------------------------------------------------------------------------------------------

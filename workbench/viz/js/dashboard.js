@@ -16,6 +16,7 @@ import { bindKeys, keyList } from "./keys.js";
 import { LinkBox } from "./link_box.js";
 import { OwnQuestions } from "./own_questions.js";
 import { Place } from "./place.js";
+import { decodePacket } from "./packet.js";
 import { PhaseBox } from "./phase_box.js";
 import { BreakpointsForm, close, openBelow } from "./popovers.js";
 import { Question } from "./question.js";
@@ -83,6 +84,7 @@ class View {
       this.tuningForm.element,
       this.linkBox.element,
     ];
+    this.predicted = null; // the prediction of the run as it was, with which a predicted other one is compared
     this.otherCount = 0;
     this.build();
     this.show(this.whole ? this.firstView() : "all");
@@ -240,7 +242,7 @@ class View {
   /** Another run has taken the place of the one on display: nothing of that one is left. */
   beginAnother() {
     const { cursor, store } = this;
-    this.other = null;
+    this.other = this.predicted = null;
     this.showComparison(false);
     cursor.hover = {};
     if (cursor.selected >= store.requests.length) cursor.selected = null;
@@ -270,12 +272,18 @@ class View {
     this.model.save_changes();
   }
 
-  /** Take the whole second run of a comparison. */
+  /** Take the whole second run of a comparison; if it was predicted, the prediction of the first one follows it. */
   receiveOther(packet) {
     if (!packet?.byteLength) return;
     const other = new Store();
     if (!other.append(packet)) return;
     this.other = other;
+    this.predicted = null;
+    const { length } = decodePacket(packet);
+    if (length < packet.byteLength) {
+      this.predicted = new Store();
+      this.predicted.append(new DataView(packet.buffer, packet.byteOffset + length, packet.byteLength - length));
+    }
     this.otherCount++;
     this.whatIf.update(this.comparison || {});
     this.showComparison(true);

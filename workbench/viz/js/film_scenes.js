@@ -50,7 +50,7 @@ function blocks(store, step, chunks) {
   const free = store.value("free_blocks", step),
     from = found ? `${counted(found, "block")} found in the prefix cache, ` : "";
   const sentence = `${from}${counted(taken, "block")} taken for new tokens; ${formatNumber(free)} of ` +
-    `${formatNumber(store.facts.num_blocks)} are free.`;
+    `${formatNumber(Math.max(0, store.pool.size - 1))} are free.`; // block 0 is never handed out, as in vLLM
   return { size, rows, sentence: sentence[0].toUpperCase() + sentence.slice(1) };
 }
 

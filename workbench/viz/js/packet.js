@@ -21,7 +21,7 @@ export class Column {
   }
 }
 
-/** Split a packet, given as a DataView, into its header and its typed arrays. */
+/** Split a packet, given as a DataView, into its header, its typed arrays and its length; another one may follow. */
 export function decodePacket(view) {
   // The columns are aligned to eight bytes within the packet; the arrays need it within the buffer.
   const aligned = view.byteOffset % 8 === 0;
@@ -37,5 +37,5 @@ export function decodePacket(view) {
     arrays[name] = new type(bytes.buffer, bytes.byteOffset + offset, count);
     offset += Math.ceil((count * type.BYTES_PER_ELEMENT) / 8) * 8;
   }
-  return { header, arrays };
+  return { header, arrays, length: offset };
 }

@@ -287,7 +287,12 @@ export class TimelinePanel extends StepPanel {
       ...(binned ? bins : bars),
       { name: "token budget", mark: dashed(colours.text, 12, [4, 2]) },
       { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
-      ...(this.other ? [{ name: `run ${this.view.drawsSecond ? "A" : "B"}`, mark: frame(colours.cursor, 12, 8) }] : []),
+      ...(this.other
+        ? [{
+          name: `run ${this.view.drawsSecond ? "A" : "B"}${this.view.predicted ? ", predicted" : ""}`,
+          mark: frame(colours.cursor, 12, 8),
+        }]
+        : []),
       ...(this.view.stalls.length ? [{ name: "stall", mark: box(theme.event("stall").colour, 2, 10) }] : []),
     ];
     const events = ["admit", "preempt", "finish", "resume"].map((kind) => ({

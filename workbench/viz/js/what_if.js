@@ -168,7 +168,9 @@ export function fillMeasures(element, { measures = [], fork }, view) {
   element.hidden = !measures.length;
   // With a fork, B is the simulated run; a saved page may draw either of two runs. Predictions are compared with each
   // other.
-  const simulated = fork?.predicted ? ["as it was, predicted", "changed, predicted"] : ["this run", "simulated"];
+  const simulated = fork?.predicted
+    ? ["A: as it was, predicted", "B: changed, predicted"]
+    : ["A: this run", "B: simulated"];
   const sides = fork && !view.drawsSecond ? simulated : ["A", "B"];
   replace(element, table(["measure", ...sides, "change"], measures));
 }

@@ -115,9 +115,13 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None, unchang
         b: The other trace.
         fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs;
             and ``up_to``, the last step of ``a`` that it was simulated from.
-        unchanged: If ``b`` was predicted, the prediction of ``a`` as it was: ``b`` is compared with this one.
+        unchanged: If ``b`` was predicted, the prediction of ``a`` as it was: ``b`` is compared with this one, whose
+            packet follows the other, so that pictures and numbers are of the same two runs.
     """
     comparison = comparison_facts(a if unchanged is None else unchanged, b)
     if fork is not None:
         comparison["fork"] = fork
-    return encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})
+    packet = encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})
+    if unchanged is None:
+        return packet
+    return packet + encode_packet(columns_of(unchanged), extra={"facts": trace_facts(unchanged)})

@@ -51,7 +51,7 @@ const OF_FLEETS = [
 
 /** Fill an element with the table of one run or two, which have one unit of time. */
 export function showNumbers(element, { summary, other, end, pinned }) {
-  const rows = other ? [["A", summary], ["now", other]] : [[pinned ? "A" : "now", summary]];
+  const rows = other ? [["A", summary], ["B", other]] : [[pinned ? "A" : "now", summary]];
   const cell = (text) => h("td", {}, text);
   const isFleet = rows.some(([, values]) => values.replicas > 1);
   const hasIdle = rows.some(([, values]) => values.clock.idle > 0);

@@ -28,6 +28,7 @@ class Playground {
     this.pinned = null; // the state of the pinned run
     this.replica = null; // that a person has chosen, of a fleet
     this.bets = { right: 0, all: 0 };
+    this.judged = false; // whether the verdict is that of a bet
     this.busy = 0; // what has been asked for and is not shown yet
     this.preset = "chunked";
     this.settings = new Settings(at("sliders"), at("switches"), () => this.changed());
@@ -214,6 +215,8 @@ class Playground {
   changed() {
     at("reset").hidden = !Object.keys(this.settings.config).length;
     this.stale = true;
+    // A verdict is about the settings that were bet on, and numbers of before are not of a B that waits for its bet.
+    if (this.judged || !at("bets").hidden) at("verdict").hidden = true;
     this.share();
     return this.run();
   }
@@ -294,6 +297,7 @@ class Playground {
 
   show({ facts, packet, other }) {
     this.facts = facts;
+    this.judged = false;
     if (packet) this.first = packet;
     this.showReplicas(facts);
     // The newest run is drawn, and the pinned one (or the recording) outlined over it.
@@ -333,7 +337,7 @@ class Playground {
     options(at("replica"), replicas.map((requests, i) => [i, words(requests, i)]));
     at("replica").value = replica;
     const sides = fleet.length > 1 && this.pinned
-      ? [`A: ${this.fleetOf(this.pinned)}`, `now: ${this.fleetOf(this.state)}`]
+      ? [`A: ${this.fleetOf(this.pinned)}`, `B: ${this.fleetOf(this.state)}`]
       : [];
     at("rows").replaceChildren(...fleet.map((drawing, i) => {
       const picture = new DOMParser().parseFromString(drawing, "image/svg+xml").documentElement;
@@ -426,6 +430,7 @@ class Playground {
     this.bets.all++;
     this.bets.right += Number(facts.winner === bet);
     const right = facts.winner === bet ? "you were right" : "you were wrong";
+    this.judged = true;
     at("verdict").hidden = false;
     at("verdict").textContent = `${facts.told} You bet on ${bet}: ${right}. ` +
       `Right so far: ${this.bets.right} of ${this.bets.all}.`;
