@@ -46,6 +46,9 @@ WORTH_PROCESSES = 200_000
 DRAWN_TOKENS = 800_000
 """Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
 
+EXTRAPOLATED = "extrapolated"
+"""Beginning of the notes on steps that are larger than any measured one."""
+
 LONGER_STEPS = "intervals allow a step with more rows than any measured one to take as long as several of measured size"
 
 MIN_DRAWS = 3
@@ -406,8 +409,8 @@ class Predictor:
             notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:
             notes += [
-                f"extrapolated: {share:.0%} of the steps have more than the {self.report.largest[name]} {SIZES[name]} "
-                f"of the largest measured step, up to {largest}"
+                f"{EXTRAPOLATED}: {share:.0%} of the steps have more than the {self.report.largest[name]} "
+                f"{SIZES[name]} of the largest measured step, up to {largest}"
                 for name, (share, largest) in outcome.extrapolated.items()
             ]
         if changes and (nothing := self._nothing_changes(outcome, changes)):

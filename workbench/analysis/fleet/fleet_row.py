@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from workbench.analysis.fleet.fleet_run import FleetRun
-from workbench.analysis.tune import score
+from workbench.analysis.tuning import score
 from workbench.analysis.values import latency_values
 from workbench.simulation.summary import arrival_rate
 from workbench.trace.readings.metrics import TraceMetrics, number

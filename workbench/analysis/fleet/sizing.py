@@ -18,7 +18,7 @@ from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.router import Router
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import mark_pareto
-from workbench.analysis.tune import read_slo
+from workbench.analysis.tuning import read_slo
 from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
@@ -164,7 +164,7 @@ def compare(
         demand: The demand.
         replicas: Numbers of replicas.
         routers: Routers.
-        slo: A target, see `workbench.analysis.tune.read_slo`; none by default.
+        slo: A target, see `workbench.analysis.tuning.read_slo`; none by default.
         out: A JSON Lines file that gets each row when it is known; rows of the same demand that it holds already are
             taken from it, so that a comparison that was interrupted continues.
         jobs: Number of processes; None for one per core, 1 for runs in this process. A router of a notebook runs in

@@ -334,8 +334,9 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is
 
 def _tune(options: argparse.Namespace) -> int:
     from workbench.analysis.sweep import read_grid, save_table
-    from workbench.analysis.tune import read_slo, tune
-    from workbench.viz.pareto import pareto_svg
+    from workbench.analysis.tune import tune
+    from workbench.analysis.tuning import read_slo
+    from workbench.viz.pareto import ONCE, pareto_svg
 
     check_table_and_plot(options)
     read_slo(options.slo)
@@ -345,7 +346,7 @@ def _tune(options: argparse.Namespace) -> int:
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
-        print(f"wrote {options.out}")
+        print(f"wrote {options.out}: {ONCE}")
     if options.plot:
-        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings))
+        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings, note=ONCE))
     return 0

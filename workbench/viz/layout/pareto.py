@@ -95,31 +95,15 @@ def pareto_marks(
 
 
 def tuning_marks(tuning: Any) -> ParetoMarks:
-    """The marks of a ``workbench.analysis.tune.Tuning``: each setting as a point, with a ring around those it names."""
-    rows = [row for row in tuning.rows if not row.get("error")]
-    ringed = []
-    for words, candidate in named_candidates(tuning):
-        setting = {name: candidate.prediction.trace.config.get(name) for name in tuning.settings}
-        row = next((row for row in rows if all(row[name] == value for name, value in setting.items())), None)
-        if row is not None:
-            ringed.append((words.partition(" ")[0], row))
+    """The marks of a ``workbench.analysis.tuning.Tuning``: the settings of its table, each with its word."""
+    rows = tuning.points
     first, next_ = (
         next((name for name in tuning.slo if name.startswith(kinds)), other)
         for kinds, other in (("ttft", "ttft_mean"), (("itl", "tpot"), "itl_mean"))
     )
     values = [row[name] for row in rows for name in (first, next_) if row.get(name) is not None]
     unit = "s" if max(values, default=0.0) >= 1 else "ms"
-    return pareto_marks(rows, (), ringed, (next_, "output_throughput"), first, unit)
-
-
-def named_candidates(tuning: Any) -> list[tuple[str, Any]]:
-    """The settings of an answer, with a word for each."""
-    named = [(tuning.words_of_best, tuning.best)]
-    if tuning.best is not tuning.current:
-        named.append(("now", tuning.current))
-    for number, candidate in enumerate(tuning.runners_up, start=2):
-        named.append((f"{number}. (cannot tell)" if candidate.same_as_best else f"{number}.", candidate))
-    return named
+    return pareto_marks(rows, (), [(row["word"], row) for row in rows], (next_, "output_throughput"), first, unit)
 
 
 def _value(row: Mapping[str, Any], name: str, unit: str) -> float:
