@@ -116,7 +116,12 @@ def tune(
                     rows[index] |= {"error": str(outcome), "end": "invalid"}
                     continue
                 points = score(outcome.values, limits)
-                rows[index] |= outcome.values | {"error": outcome.hang, "end": outcome.end, "score": points}
+                rows[index] |= outcome.values | {
+                    "error": outcome.hang,
+                    "end": outcome.end,
+                    "score": points,
+                    "idle": outcome.idle,
+                }
                 if outcome.end == "done":
                     scored.append((points, tasks[index][0]))
                     bar.set_postfix_str(_so_far(min(scored, key=_order)))

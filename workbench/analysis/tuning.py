@@ -13,7 +13,7 @@ from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
 from workbench.analysis.rerun import SIZES
-from workbench.analysis.values import value_names
+from workbench.analysis.values import OF_IDLE, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.text import counted, duration
@@ -31,7 +31,7 @@ def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
 
     Args:
         slo: Text such as "ttft_p99=1s,itl_p99=100ms", or a mapping of the same names to seconds. Names are those of
-            ``value_names()``; "output_throughput" is a minimum, in tokens per second.
+            ``value_names()``; "output_throughput" is a minimum, in tokens per second without idle time.
 
     Raises:
         ValueError: A name is unknown or given twice, or a limit is not a time.
@@ -195,9 +195,14 @@ class Tuning:
 
     @property
     def points(self) -> list[dict[str, Any]]:
-        """The same as rows for a picture: "word", every value as its table has it, and "pareto"."""
+        """The same as rows for a picture: "word", every value as its table has it, "idle", and "pareto"."""
         rows = [
-            {**candidate.values, "word": word, "end": candidate.prediction.outcome.end}
+            {
+                **candidate.values,
+                "word": word,
+                "end": (outcome := candidate.prediction.outcome).end,
+                "idle": outcome.idle,
+            }
             for word, candidate in self.named
         ]
         return mark_front(rows, list(self.slo))
@@ -282,7 +287,8 @@ class Tuning:
         for candidate in self.runners_up:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
             lines += _candidate_lines(words, candidate, self.slo)
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes), str(self.check)])
+        notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
+        return "\n".join([*lines, *(f"note: {note}" for note in notes), str(self.check)])
 
 
 _VERDICTS = {

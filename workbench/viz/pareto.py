@@ -31,7 +31,7 @@ def pareto_svg(
     """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
     Args:
-        rows: Rows of ``workbench.analysis.sweep.sweep``.
+        rows: Rows of ``workbench.analysis.sweep.sweep``; "idle" is the idle time that "output_throughput" leaves out.
         settings: Names of the columns that identify the configuration of a row; none to leave numbers and list out,
             for a picture beside a table with numbers.
         ringed: Rows to draw a ring around, with a word for each; "" for none.

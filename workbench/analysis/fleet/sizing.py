@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,8 @@ class FleetTable:
             lines.append(self._limit())
         if self.price is not None:
             lines.append(f"cost of 1M: of a million output tokens, at {self.price:g} for a replica and hour")
+        if any(row.idle for row in self.rows):
+            lines.append("tokens/s: without idle time, in which no replica has work")
         if self.note:
             lines.append(self.note)
         lines.append(f"steps are simulated; their durations come from {self.source}")
@@ -179,7 +181,8 @@ def compare(
     """
     limits = read_slo(slo) if slo else {}
     layouts = list(product([integer("replicas", count, 1) for count in replicas], routers))
-    known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())}") if out is not None else None
+    names = " ".join(each.name for each in fields(FleetRow))  # other versions have rows with other numbers
+    known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())} {names}") if out is not None else None
     found = {layout: known.find(*layout) if known is not None else None for layout in layouts}
     left = [layout for layout, row in found.items() if row is None]
     if any(getattr(router, "__module__", "") == "__main__" for _, router in left):

@@ -308,6 +308,7 @@ def _whatif(options: argparse.Namespace) -> int:
 def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is_changed: bool) -> Iterator[str]:
     """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
     from workbench.analysis.check import MAX_ERROR, shown
+    from workbench.analysis.values import OF_IDLE
     from workbench.base.tables import table_lines, terminal_width
 
     changed = ["changed, predicted", "change"] if is_changed else []
@@ -326,8 +327,8 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is
         table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
     left, last = (0, 4 if is_changed else 2), len(table[0]) - 1
     yield from table_lines(table, width=terminal_width(), title=(0, last), left=left)
-    if "duration" in names:
-        yield "note: duration and output_throughput include idle time"
+    if "duration" in names and prediction.outcome.idle:
+        yield f"note: {OF_IDLE}"
     if far:
         yield f"! the prediction of now is off by more than {MAX_ERROR:.0%}: do not rely on this value"
 

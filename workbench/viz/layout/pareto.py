@@ -81,6 +81,7 @@ def pareto_marks(
     numbers = {id(row): str(number) if settings else "" for number, row in enumerate(front, start=1)}
     rings = {id(row): word for word, row in ringed}
     ordered = sorted(shown, key=lambda row: id(row) in numbers)
+    has_idle = any(row.get("idle") for row in shown)
 
     def panel(name: str) -> ParetoPanel:
         points = [
@@ -88,7 +89,7 @@ def pareto_marks(
             for row in ordered
         ]
         axes = Axis.around([point.x for point in points]), Axis.around([point.y for point in points])
-        return ParetoPanel((_title(name, unit), _title(upwards, unit)), axes, points)
+        return ParetoPanel((_title(name, unit, has_idle), _title(upwards, unit, has_idle)), axes, points)
 
     lines = [(numbers[id(row)], ", ".join(f"{name}={row[name]}" for name in settings)) for row in front]
     return ParetoMarks([panel(name) for name in across], len(shown), len(front), lines if settings else [])
@@ -110,9 +111,9 @@ def _value(row: Mapping[str, Any], name: str, unit: str) -> float:
     return float(row[name]) * (1000.0 if name not in _COUNTS and unit == "ms" else 1.0)
 
 
-def _title(name: str, unit: str) -> str:
-    """The title of an axis, such as "P99 time to first token (s)"."""
+def _title(name: str, unit: str, has_idle: bool) -> str:
+    """The title of an axis, such as "P99 time to first token (s)"; that of a rate says how it counts idle time."""
     if name in _COUNTS:
-        return _COUNTS[name]
+        return _COUNTS[name] + (" without idle time" if has_idle and name == "output_throughput" else "")
     kind, _, which = name.rpartition("_")
     return f"{which.replace('p', 'P') if which != 'mean' else which} {_TIMES[kind]} ({unit})"
