@@ -188,10 +188,13 @@ class Predictor:
         """
         return self.predict_all([changes])[0]
 
+    def step_cost(self) -> Replayed:
+        """The duration of each step of one simulated engine, without noise."""
+        return Replayed(self.model, self._drift)
+
     def simulate(self, **changes: Unpack[ConfigChanges]) -> Trace:
         """The run under a changed configuration, without an interval."""
-        cost_model = Replayed(self.model, self._drift)
-        return fork(self.trace, cost_model=cost_model, open_loop=self.is_open_loop, **changes)
+        return fork(self.trace, cost_model=self.step_cost(), open_loop=self.is_open_loop, **changes)
 
     @cached_property
     def _past(self) -> Past:
