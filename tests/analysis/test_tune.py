@@ -12,11 +12,14 @@ from workbench.analysis.check import MAX_ERROR, shown
 from workbench.analysis.flags import vllm_flags
 from workbench.analysis.intervals import Interval
 from workbench.analysis.predict import Predictor, values_of
-from workbench.analysis.tune import mark_front, read_slo, score
+from workbench.analysis.rerun import SIZES
+from workbench.analysis.tuning import mark_front, read_slo, score
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.trace import TraceError
 from workbench.trace.readings.compare import compare
+from workbench.viz.layout.pareto import tuning_marks
+from workbench.viz.pareto import ONCE, tuning_facts
 
 
 class Machine:
@@ -229,6 +232,7 @@ def test_commands(recording, tmp_path, capsys):
     arguments = ["trace", "tune", str(path), "--slo", "ttft_p99=1s", "--sweep", "max_num_seqs=8,32"]
     assert main([*arguments, "--plot", str(plot), "--out", str(table)]) == 0
     said = capsys.readouterr().out
+    assert said.count(ONCE) == plot.read_text().count("each setting simulated once") == 1
     assert (
         "--max-num-seqs 32" in said and plot.read_text().startswith("<svg") and len(table.read_text().split("\n")) == 4
     )
@@ -275,7 +279,7 @@ def test_a_search_that_is_ended_answers_with_the_best_so_far(recording):
     assert any("interrupted" in note for note in tuning.notes) and tuning.best.prediction.intervals
 
 
-@pytest.mark.parametrize(("slo", "words"), [("ttft_p99=1ms", "closest"), ("ttft_p99=100s", "take")])
+@pytest.mark.parametrize(("slo", "words"), [("ttft_max=1ms", "closest"), ("ttft_p99=100s", "take")])
 def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, slo, words):
     tuning = recording.tune(slo)
     assert tuning.words_of_best == words and f"\n{words}: " in f"\n{tuning!r}"
@@ -325,7 +329,44 @@ def test_nobody_is_told_to_take_a_setting_that_is_worse_than_the_recorded_one(re
 def test_a_closest_setting_is_only_called_so_if_no_other_has_a_better_value(recording):
     tuning = recording.tune("ttft_p99=1ms", grid={"max_num_seqs": [8, 9, 10]}, num_draws=2)
     better = [other for other in tuning.runners_up if other.score < tuning.best.score]
-    words = "none is surely closer than this one" if better else "this one is the closest"
-    assert tuning.verdict_sentence.endswith(words)
+    words = "none is surely closer than this one" if better else "this one is the closest by ttft_p99"
+    assert tuning.verdict_sentence.endswith(words) and (tuning.words_of_best == "closest") == (not better)
     other = replace(tuning, runners_up=(replace(tuning.best, score=tuning.best.score * 0.9),))
-    assert other.verdict_sentence.endswith("none is surely closer than this one")
+    assert other.verdict_sentence.endswith("none is surely closer than this one") and other.words_of_best == "best"
+
+
+@pytest.mark.parametrize("slo", ["ttft_p99=1ms", "ttft_p99=1s,output_throughput=1000,itl_p99=20ms"])
+def test_a_verdict_says_which_values_miss_and_by_how_much(recording, slo):
+    tuning = recording.tune(slo, grid={"max_num_seqs": [8, 16], "max_num_batched_tokens": [128, 512]}, num_draws=2)
+    limits, values, said = read_slo(slo), tuning.best.values, tuning.verdict_sentence
+    shares = {name: values[name] / limit for name, limit in limits.items()}
+    missed = {name for name, share in shares.items() if (share < 1) == (name == "output_throughput")}
+    assert missed and tuning.verdict == "misses" and set(tuning.misses) == missed
+    for name in limits:
+        told = f"{name} by {abs(shares[name] - 1):.0%} ({shown(name, values[name])}, limit {shown(name, limits[name])})"
+        assert (told in said) == (name in missed), said
+    worst = max(missed, key=lambda name: max(shares[name], 1 / shares[name]))
+    assert ("closest by" in said) <= said.endswith(f"closest by {worst}")
+
+
+@pytest.mark.parametrize("slo", ["ttft_p99=900ms,itl_p99=100ms", "ttft_mean=1ms"])
+def test_the_card_has_one_value_for_a_setting_and_all_that_limits_it(recording, slo):
+    """Its picture, its table and the command line; the sweep's own simulation of a setting has another value."""
+    tuning = recording.tune(slo)
+    facts, said = tuning_facts(tuning), repr(tuning)
+    first, places = next(iter(read_slo(slo))), {}
+    for point in tuning_marks(tuning).panels[1].points:
+        places[point.ring] = point.y
+    assert len(places) == len(facts["candidates"]) > 2
+    for shown_one in facts["candidates"]:
+        word, value = shown_one["words"].partition(" ")[0], shown_one["values"][first]
+        assert value.startswith(f"{shown(first, places[word] / 1000)} (") and f"{first} {value}" in said
+    once = {row[first] for row in tuning.rows if first in row}
+    assert not any(math.isclose(candidate.values[first], each) for _, candidate in tuning.named for each in once)
+    told = " ".join(facts["notes"])
+    off = f"off by: {', '.join(f'{name} {tuning.errors[name]:+.0%}' for name in read_slo(slo))}"
+    assert off in told and off in said and said.count("extrapolated: ") > 2
+    for word, candidate in tuning.named:
+        sizes = [f"{most:,} {SIZES[size]}" for size, (_, most) in candidate.prediction.outcome.extrapolated.items()]
+        assert (f"{word} up to {', '.join(sizes)}" in told) == bool(sizes), told
+    assert "Extrapolated beyond the largest measured step (8 sequences" in told

@@ -51,6 +51,14 @@ def test_one_replica_behind_any_router_is_a_simulation(timed):
             assert run.traces[0].end == trace.end and run.traces[0].requests == trace.requests
 
 
+def test_one_replica_sees_requests_of_one_moment_together():
+    """Also if it waited for them, and again after a pause."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 20}, "arrival_time": [1.7, 9.0][i // 4]} for i in range(8)]
+    workload = {"requests": requests, "cost_model": {"fixed": 0.1}}
+    for router in ROUTERS:
+        assert list(simulate_fleet(workload, replicas=1, router=router).traces[0]) == list(simulate(workload)), router
+
+
 @pytest.mark.repeats(step=2)
 @CLOCKS
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -7,7 +7,7 @@ import pytest
 from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.analysis.fleet.routers import make_router
 from workbench.analysis.sweep import read_settings
-from workbench.analysis.tune import read_slo
+from workbench.analysis.tuning import read_slo
 from workbench.apps.cli import main
 from workbench.apps.playground.session import Session
 from workbench.base.device import check_device

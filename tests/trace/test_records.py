@@ -24,7 +24,7 @@ from trace_helpers import one_trace, traces
 import workbench
 from workbench import Engine
 from workbench.analysis.misses import MissTable
-from workbench.analysis.tune import Tuning
+from workbench.analysis.tuning import Tuning
 from workbench.base.on_demand import ASKED_FOR, ATTACHED, AttachedMethod
 from workbench.engine.outputs import Outputs
 from workbench.trace import (

@@ -3,11 +3,15 @@
 import math
 import random
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 
+from workbench.analysis.check import Check
+from workbench.analysis.intervals import Interval, Prediction
+from workbench.analysis.rerun import Outcome
+from workbench.analysis.tuning import Candidate, Tuning
 from workbench.viz.drawing import GRID
 from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.pareto import pareto_marks, tuning_marks
@@ -168,33 +172,45 @@ def test_no_word_of_a_sweep_lies_over_a_point_or_another_word(seed):
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("is_best", [False, True])
 def test_the_marks_of_a_tuning(is_best, slow):
-    def candidate(seats, same=False):
-        config = {"seats": seats, "other": 1}
-        return SimpleNamespace(
-            prediction=SimpleNamespace(trace=SimpleNamespace(config=config)), same_as_best=same, changes={}
-        )
+    """Each setting of the table, with the values of the table, and no other point of the sweep."""
 
-    rows = [
-        {"seats": n, "ttft_p99": (2 if slow else 0.2) / n, "itl_mean": 0.01 * n, "tpot_p50": 0.02 * n}
-        | {"output_throughput": 10.0 * n, "pareto": n != 3}
-        for n in range(1, 6)
-    ]
-    rows.append({"seats": 6, "error": "refused", "ttft_p99": 9.0, "tpot_p50": 9.0, "output_throughput": 9.0})
-    rows.append({"seats": 7, "ttft_p99": None, "tpot_p50": 0.1, "output_throughput": 9.0})
-    current = candidate(1)
+    def candidate(seats):
+        values = {"ttft_p99": (2 if slow else 0.2) / seats, "itl_mean": 0.01 * seats, "tpot_p50": 0.02 * seats}
+        values |= {"output_throughput": 10.0 * seats}
+        if seats == 3:  # beaten in every value
+            values |= {"ttft_p99": 2.5 if slow else 0.25, "output_throughput": 5.0}
+        intervals = {name: Interval(value, value / 2, value * 3) for name, value in values.items()}
+        outcome = Outcome(dict.fromkeys(values, 77.0), "done")
+        return Candidate({"seats": seats}, seats / 9, Prediction({}, outcome, intervals, {}, (), None))
+
+    current, runners_up = candidate(1), [replace(candidate(2), same_as_best=True), candidate(3)]
+    if slow:  # one of which no token was sampled
+        runners_up += [replace(candidate(9), prediction=Prediction({}, Outcome({}, "stuck"), {}, {}, (), None))]
     best = current if is_best else candidate(4)
-    tuning = SimpleNamespace(
-        rows=rows, settings=["seats"], slo={"tpot_p50": 1.0, "ttft_p99": 1.0}, best=best, current=current,
-        runners_up=[candidate(2, same=True), candidate(3), candidate(9)], words_of_best="take (cannot tell)",
+    once = [
+        {"seats": n, "ttft_p99": 7.0, "tpot_p50": 7.0, "output_throughput": 7.0, "end": "done"} for n in range(1, 9)
+    ]
+    tuning = Tuning(
+        rows=tuple(once), settings=("seats",), slo={"tpot_p50": 1.0, "ttft_p99": 1.0}, best=best, current=current,
+        runners_up=tuple(runners_up), verdict="meets", losers=(), check=Check(None),
     )  # fmt: skip
     marks = tuning_marks(tuning)
-    unit = "s" if slow else "ms"
+    unit, factor = ("s", 1) if slow else ("ms", 1000)
     assert [panel.titles[0] for panel in marks.panels] == [
         f"P50 time per output token ({unit})", "output tokens per second",
     ]  # fmt: skip
     assert marks.panels[0].titles[1] == f"P99 time to first token ({unit})"
-    rings = {round(point.x / 10): (point.number, point.ring) for point in marks.panels[1].points}
-    expected = {1: ("", "take" if is_best else "now"), 2: ("", "2."), 3: (None, "3."), 4: ("", None), 5: ("", None)}
-    if not is_best:
-        expected[4] = ("", "take")
-    assert rings == expected and marks.front == []
+    drawn = [each for each in (best, *(() if is_best else (current,)), *runners_up) if each.prediction.intervals]
+    words = ["take", *(() if is_best else ("now",)), "2.", "3."]
+    for panel, name in zip(marks.panels, ("tpot_p50", "output_throughput")):
+        scale = factor if name == "tpot_p50" else 1
+        assert {(point.ring, point.x, point.y, point.number) for point in panel.points} == {
+            (
+                word,
+                each.values[name] * scale,
+                each.values["ttft_p99"] * factor,
+                None if each.changes["seats"] == 3 else "",
+            )
+            for word, each in zip(words, drawn, strict=True)
+        }
+    assert marks.front == []

@@ -10,12 +10,22 @@ from msgspec.structs import replace
 from painted import Marks
 
 from workbench import simulate
+from workbench.analysis.fleet.demand import Demand
+from workbench.analysis.fleet.sizing import size
+from workbench.analysis.predict import Predictor
+from workbench.analysis.sweep import describe_row, sweep
+from workbench.analysis.values import values_of
+from workbench.apps.cli import main
 from workbench.apps.playground import session
+from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz import duel
+from workbench.viz.layout.pareto import tuning_marks
+from workbench.viz.pareto import pareto_svg
 
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 AMOUNT = r"([\d.,]+) (s|ms|µs)"
@@ -110,6 +120,57 @@ def test_every_view_has_the_same_clock(deno_page, seed, scale):
 
     summary = json.loads(json.dumps(session._summary(trace)))
     assert summary["num_output_tokens"] / summary["at_work"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("pause", [0.2, 7.0])
+def test_every_rate_of_an_answer_leaves_idle_time_out(pause, tmp_path, capsys):
+    """What a person reads off *Which setting?*, `tune`, `whatif`, a sweep, a summary at scale and a fleet of one."""
+    rng = random.Random(pause)
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": rng.randint(5, 60)}, "max_tokens": rng.randint(2, 12)}
+        | {"arrival_time": 1.0 + 0.2 * n + pause * (n // 8)}
+        for n in range(24)
+    ]
+    cost = {"fixed": 0.05, "per_prefill_token": 1e-3}
+    workload = {"config": {"max_num_seqs": 2, "enable_prefix_caching": False}, "requests": requests, "cost_model": cost}
+    trace, model = simulate(workload), CostModel.from_dict(cost)
+    idle = sum(gap for a, b in pairwise(trace) if (gap := b.time - a.end) > 0.5)
+    assert (idle > 10) == (pause == 7.0)
+    output = sum(request["max_tokens"] for request in requests)
+    rate = pytest.approx(output / (trace[-1].end - trace[0].time - idle))
+
+    (measure,) = [each for each in compare(trace, trace).measures if each.name.startswith("output tokens per s")]
+    predictor = Predictor(trace, model, num_draws=2)
+    found = [measure.a, values_of(trace)["output_throughput"], predictor.recorded["output_throughput"]]
+    found.append(predictor.unchanged["output_throughput"].value)
+    tuning = trace.tune("ttft_p99=1s", grid={"max_num_seqs": [2, 3]}, cost_model=model, num_draws=2)
+    row = next(row for row in tuning.rows if row["max_num_seqs"] == 2)
+    found += [row["output_throughput"], tuning.current.values["output_throughput"]]
+    _, panel = tuning_marks(tuning).panels
+    found += [point.x for point in panel.points if point.ring == ("now" if tuning.best.changes else "take")]
+    summary = simulate_at_scale(*read_simulation(workload))
+    found.append(summary.output_throughput)
+    (swept,) = sweep(workload, {"max_num_seqs": [2]}, jobs=1)
+    found.append(swept["output_throughput"])
+    (fleet,) = size(Demand.read(workload), "ttft_p99=60min", jobs=1, price=2.0).rows[:1]
+    found.append(fleet.values["output_throughput"])
+    assert found == [rate] * 10
+    # Money is paid for idle time as well.
+    assert fleet.cost(2.0) == pytest.approx(2.0 / 3600 * (trace[-1].end - trace[0].time) / output * 1e6)
+
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--force"]) == 0
+    words = {
+        "picture": panel.titles[0],
+        "table": pareto_svg(tuning.rows, ["max_num_seqs"]),
+        "answer": repr(tuning),
+        "what if": capsys.readouterr().out,
+        "at scale": repr(summary),
+        "sweep": describe_row(swept, ["max_num_seqs"]),
+        "fleet": repr(size(Demand.read(workload), "ttft_p99=1s", jobs=1)),
+        "run": repr(Demand.read(workload).run(1, "round_robin")),
+    }
+    assert {name for name, said in words.items() if "idle time" in said} == (set(words) if idle else set())
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from viz_traces import ReplayingController
 
 import workbench
@@ -17,13 +18,14 @@ from workbench import CostModel, simulate, simulate_fleet
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import comparing
 from workbench.trace import Trace
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz.bundle import bundle
-from workbench.viz.changed_run import Changed
+from workbench.viz.changed_run import Changed, changed_run
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
 from workbench.viz.feed import Feed
 from workbench.viz.fleet_rows import fleet_svgs
-from workbench.viz.router_duel import offered, settled
+from workbench.viz.router_duel import _sides, offered, settled
 
 COSTS = {"fixed": 0.01, "per_prefill_token": 0.0004, "per_kv_token": 0.00001}
 
@@ -459,8 +461,9 @@ def test_a_class_bets_on_two_routers_over_the_arrivals_of_the_run(monkeypatch, t
     busiest = [max(len(trace.requests) for trace in side) / 40 for side in sides]
     winner = "neither" if busiest[0] == busiest[1] else "AB"[busiest[1] < busiest[0]]
     assert score["winner"] == winner and (score["right"], score["bets"]) == (winner == "A", 1)
-    told = "with times predicted from its own step costs" if timed else "counted in steps"
-    assert f"Both sides are simulated: the arrivals of this run over 4 replicas, {told}." in score["notes"]
+    told = "with times predicted from its own step costs. Of the run as it was, the" if timed else "counted in steps."
+    (note,) = [each for each in score["notes"] if each.startswith("Both sides are simulated")]
+    assert f"the arrivals of this run over 4 replicas, {told}" in note
     rows = {name: values for name, *values in score["rows"]}
     assert busiest[0] != busiest[1] and rows[FLEET_ONLY] == [f"{share:.1%}" for share in busiest]
     assert f"A {busiest[0]:.1%}, B {busiest[1]:.1%}" in score["sentence"]
@@ -543,6 +546,45 @@ def test_a_settled_duel_opens_the_comparison_that_is_here_already(deno_page):
         )
         assert deno_page("view.comparing") == shows, number
         deno_page("view.showComparison(false)")
+
+
+@pytest.mark.parametrize("pause", [0.0, 9.0])
+def test_the_sides_of_a_duel_of_routers_begin_as_the_run_did(pause):
+    """Requests wait for the engine's first step: one replica takes it as the run did, and ends as predicted."""
+    run_, late = noisy(3, 0.1), 1.7
+    trace, middle = Trace(run_.meta), run_[len(run_) // 2].time
+    for number, info in enumerate(run_.requests.values()):
+        waits = number < 7
+        moved = 0.2 * number if waits else late + info.arrival_time + (pause if info.arrival_time > middle else 0.0)
+        trace.add_request(replace(info, arrival_time=moved))
+    first = simulate(
+        {
+            "config": {"max_num_batched_tokens": 192, "max_num_seqs": 8},
+            "requests": [
+                {"id": info.request_id, "prompt": {"len": info.num_prompt_tokens}, "max_tokens": info.max_tokens}
+                | {"arrival_time": max(0.0, info.arrival_time - late)}
+                for info in trace.requests.values()
+            ],
+        },
+        cost_model=CostModel(**COSTS),
+    )
+    for record in first:
+        trace.append(replace(record, time=record.time + late, end=record.end + late))
+    assert len(trace[0].chunks) + len(trace[0].waiting) == 7, "the test needs requests that wait for the first step"
+
+    predictor = comparing(trace)
+    expected = {name: each.ttft.seconds for name, each in metrics(predictor.simulate()).requests.items()}
+    side, _, clock, told = _sides(trace, {"a": "round_robin", "b": "sticky", "replicas": 1}, "s")
+    (alone,) = side.traces
+    assert not clock and [chunk.request_id for chunk in alone[0].chunks] == [c.request_id for c in trace[0].chunks]
+    found = {name: each.ttft.seconds for name, each in metrics(alone).requests.items()}
+    assert found == pytest.approx(expected)
+
+    score = settled(trace, {"a": "round_robin", "b": "sticky", "replicas": 2}, "mean time to first token")
+    said = changed_run(trace, None, 0, {"max_num_seqs": 4}).facts["predicted"]
+    (error,) = re.findall(r"Of the run as it was, the prediction is off by .*?\.(?: |$)", said)
+    assert score.notes[-1].endswith(error.strip()) and told.endswith(error.strip())
+    assert all(("time, with 9" in picture or "idle" in picture) == bool(pause) for _, picture in score.pictures)
 
 
 def test_a_duel_of_routers_in_seconds_stays_one_when_steps_are_noisy():

@@ -127,15 +127,15 @@ show_fields(EngineConfig, fork)
 def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Arrival], Callable[[Request], int]]:
     """The requests of a recording as they arrived, each with as many tokens as it got, and what gives those tokens.
 
+    A request that waited for an engine to begin does so again: it arrived before it is seen.
+
     Args:
         trace: A recording with a clock.
         open_loop: Let follow-ups arrive at their recorded times.
     """
     past = Past(trace, open_loop=open_loop)
     arrivals = [
-        dataclasses.replace(
-            past.timed_arrival(info, 0), arrives_at=info.arrival_time, sampling=past.as_many(info.request_id)
-        )
+        dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
         for info in trace.requests.values()
     ]
     return past.loops.in_sessions(arrivals) if not open_loop else arrivals, past.sample_token

@@ -46,6 +46,9 @@ WORTH_PROCESSES = 200_000
 DRAWN_TOKENS = 800_000
 """Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
 
+EXTRAPOLATED = "extrapolated"
+"""Beginning of the notes on steps that are larger than any measured one."""
+
 LONGER_STEPS = "intervals allow a step with more rows than any measured one to take as long as several of measured size"
 
 MIN_DRAWS = 3
@@ -185,10 +188,13 @@ class Predictor:
         """
         return self.predict_all([changes])[0]
 
+    def step_cost(self) -> Replayed:
+        """The duration of each step of one simulated engine, without noise."""
+        return Replayed(self.model, self._drift)
+
     def simulate(self, **changes: Unpack[ConfigChanges]) -> Trace:
         """The run under a changed configuration, without an interval."""
-        cost_model = Replayed(self.model, self._drift)
-        return fork(self.trace, cost_model=cost_model, open_loop=self.is_open_loop, **changes)
+        return fork(self.trace, cost_model=self.step_cost(), open_loop=self.is_open_loop, **changes)
 
     @cached_property
     def _past(self) -> Past:
@@ -406,8 +412,8 @@ class Predictor:
             notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:
             notes += [
-                f"extrapolated: {share:.0%} of the steps have more than the {self.report.largest[name]} {SIZES[name]} "
-                f"of the largest measured step, up to {largest}"
+                f"{EXTRAPOLATED}: {share:.0%} of the steps have more than the {self.report.largest[name]} "
+                f"{SIZES[name]} of the largest measured step, up to {largest}"
                 for name, (share, largest) in outcome.extrapolated.items()
             ]
         if changes and (nothing := self._nothing_changes(outcome, changes)):

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from workbench.analysis.fork import Past, hang_of, max_steps_of
-from workbench.analysis.values import Seen, values_until
+from workbench.analysis.values import Seen, length_values, values_until
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy
@@ -27,6 +27,7 @@ from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
 from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
 from workbench.trace.readings.prefix_hits import PrefixHits
+from workbench.trace.readings.run_clock import GrowingClock, RunClock
 
 SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
 """Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
@@ -50,6 +51,7 @@ class Outcome:
         beyond: For each of ``SIZES`` the share of steps that are beyond the largest measured step, and the largest.
         spans: Arrival and end of each request; None for no end.
         seen: The values as the recording would show them, which may end before its requests do; empty for the same.
+        idle: Seconds of idle time, which "duration" includes and "output_throughput" does not.
     """
 
     values: dict[str, float]
@@ -59,6 +61,7 @@ class Outcome:
     beyond: dict[str, tuple[float, int]] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
     spans: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)
+    idle: float = 0.0
 
     @property
     def extrapolated(self) -> dict[str, tuple[float, int]]:
@@ -144,7 +147,8 @@ class RecordedRun:
             for name, times in summed.requests.items()
         }
         e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
-        return Outcome(values, end, summed.hang if end != "done" else "", e2e, cost.beyond, seen, spans)
+        hang = summed.hang if end != "done" else ""
+        return Outcome(values, end, hang, e2e, cost.beyond, seen, spans, summed.clock.idle)
 
     def times_of(self, request_id: str, config: EngineConfig) -> RequestTimes | None:
         """Simulate the run until a request has ended: its times, None if the run hangs before it arrives.
@@ -221,8 +225,12 @@ class _Summed:
         self._kv_use: list[float] = []
         self._num_steps = self._num_preemptions = 0
         self._hits = PrefixHits()
-        self._begin: float | None = None
-        self._end = 0.0
+        self._clock = GrowingClock()
+
+    @property
+    def clock(self) -> RunClock:
+        """The clock of the steps so far."""
+        return self._clock.clock()
 
     def run(self, run: LeapingRun, recorded: RecordedRun, until: str | None = None) -> str:
         """Take all steps, or those until a request has ended; how the run ended."""
@@ -259,8 +267,7 @@ class _Summed:
         self._latencies.add(batch)
         self._num_preemptions += len(batch.preempted)
         self._hits.add_step(batch, lambda request_id: self.requests[request_id].request.num_prompt_tokens)
-        self._begin = batch.time if self._begin is None else self._begin
-        self._end = max(self._end, batch.end)
+        self._clock.add(batch.time, batch.end)
 
     def latencies(self, counted: Collection[str] | None, until: float = math.inf) -> dict[str, float]:
         """Latencies by name, of what had happened up to a time."""
@@ -287,9 +294,7 @@ class _Summed:
         """Latencies and counts, by name."""
         values = self.latencies(counted)
         num_output = sum(len(times.tokens or ()) for times in self.requests.values())
-        duration = self._end - (self._begin or 0.0)
-        values["duration"] = duration
-        values["output_throughput"] = num_output / duration if duration > 0 else 0.0
+        values |= length_values(self.clock, num_output)
         values["num_steps"] = float(self._num_steps)
         values["num_preemptions"] = float(self._num_preemptions)
         values["hit_rate"] = self._hits.rate or 0.0

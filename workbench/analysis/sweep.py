@@ -203,7 +203,8 @@ def describe_row(row: Row, grid: Iterable[str]) -> str:
     if row["error"]:
         return f"  {settings}: {row['error']}"
     ttft = f"TTFT {_time(row['ttft_mean'])} (p99 {_time(row['ttft_p99'])})"
-    speed = f"ITL {_time(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s"
+    idle = " without idle time" if row["idle"] else ""
+    speed = f"ITL {_time(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s{idle}"
     return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
 
 

@@ -15,9 +15,14 @@ from workbench.trace.readings.censored import Times
 from workbench.trace.readings.metrics import TraceMetrics, percentile
 from workbench.trace.readings.metrics_collector import metrics as measured
 from workbench.trace.readings.ordered import Ordered
+from workbench.trace.readings.run_clock import RunClock
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
-"""Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration" and "output_throughput"."""
+"""Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration", which includes idle time, and
+"output_throughput", which does not."""
+
+OF_IDLE = "duration includes idle time, output_throughput does not"
+"""The note on these two values of a run that has any."""
 
 OPEN = ("ttft", "queue", "e2e")
 """Latencies that count with the time so far if they had not ended."""
@@ -120,9 +125,13 @@ def latency_values(metrics: TraceMetrics, request_ids: Collection[str] | None = 
     if metrics.summary.unit != "s":
         raise TraceError("the trace has no clock: it holds steps, but not their times")
     values = statistics_of(_latencies(metrics, request_ids), _open(metrics, request_ids))
-    values["duration"] = metrics.summary.duration
-    values["output_throughput"] = metrics.summary.output_throughput or 0.0
-    return values | counts_of(metrics)
+    return values | length_values(metrics.summary.clock, metrics.summary.num_output_tokens) | counts_of(metrics)
+
+
+def length_values(clock: RunClock, num_output_tokens: int) -> dict[str, float]:
+    """The values of a run that follow from its clock: "duration" with idle time, "output_throughput" without it."""
+    rate = num_output_tokens / clock.at_work if clock.at_work > 0 else 0.0
+    return {"duration": clock.duration, "output_throughput": rate}
 
 
 def counts_of(metrics: TraceMetrics) -> dict[str, float]:

@@ -25,6 +25,7 @@ from workbench.simulation.run import SimulatedRun
 from workbench.trace import RequestInfo, Trace, TraceMeta
 from workbench.trace.readings.latency import LatencyAccumulator
 from workbench.trace.readings.metrics import Distribution
+from workbench.trace.readings.run_clock import GrowingClock
 
 MAX_WINDOWS = 512
 """Maximum number of windows in a time line; beyond it, neighbours are joined and windows get twice as long."""
@@ -156,7 +157,9 @@ class SimulationSummary:
         num_cached_tokens: Tokens found in the prefix cache.
         num_loaded_tokens: Those of them that came from the second tier.
         num_preemptions: Number of preemptions.
-        duration: Duration of the run in seconds.
+        duration: Duration of the run in seconds, with idle time.
+        idle: Seconds of idle time (`workbench.trace.readings.run_clock`).
+        at_work: Seconds from the first step to the end of the last, without idle time.
         ttft: Time to first token.
         itl: Time between consecutive tokens of a request.
         e2e: Time from arrival to the end.
@@ -176,6 +179,8 @@ class SimulationSummary:
     num_loaded_tokens: int = 0
     num_preemptions: int = 0
     duration: float = 0.0
+    idle: float = 0.0
+    at_work: float = 0.0
     ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
     itl: LatencyHistogram = field(default_factory=LatencyHistogram)
     e2e: LatencyHistogram = field(default_factory=LatencyHistogram)
@@ -184,13 +189,14 @@ class SimulationSummary:
 
     @property
     def output_throughput(self) -> float:
-        """Output tokens per second."""
-        return self.num_output_tokens / self.duration if self.duration else 0.0
+        """Output tokens per second, without idle time."""
+        return self.num_output_tokens / self.at_work if self.at_work else 0.0
 
     def to_row(self) -> dict[str, Any]:
         """One row of a table: every number, latencies as mean, p50, p95, p99 and max."""
         row = {name: getattr(self, name) for name in self.__slots__ if name.startswith("num_")}
-        row |= {"end": self.end, "duration": self.duration, "output_throughput": self.output_throughput}
+        row |= {"end": self.end, "duration": self.duration, "idle": self.idle}
+        row["output_throughput"] = self.output_throughput
         for name in ("ttft", "itl", "e2e"):
             found = getattr(self, name).distribution()
             row |= {f"{name}_{key}": getattr(found, key) for key in ("count", "mean", "p50", "p95", "p99", "max")}
@@ -201,9 +207,10 @@ class SimulationSummary:
             d = histogram.distribution()
             return f"{name}: mean {d.mean:.4g} s, p50 {d.p50:.4g}, p99 {d.p99:.4g}" if d.count else f"{name}: none"
 
+        idle = " without idle time" if self.idle else ""
         return (
             f"SimulationSummary({self.end}: {self.num_finished} of {self.num_requests} requests in {self.num_steps} "
-            f"steps, {self.duration:.6g} s, {self.output_throughput:.5g} output tokens/s; "
+            f"steps, {self.duration:.6g} s, {self.output_throughput:.5g} output tokens/s{idle}; "
             f"{line('TTFT', self.ttft)}; {line('ITL', self.itl)})"
         )
 
@@ -293,6 +300,7 @@ class SummedRun:
         self._policy = policy
         self._record_steps = record_steps
         self._latencies = LatencyAccumulator()
+        self._clock = GrowingClock()
 
     def step(self) -> ScheduledBatch | None:
         """Take one step and add it to the summary once it is complete; a record would take longer than the sums."""
@@ -316,13 +324,15 @@ class SummedRun:
         for batch in self._run.remaining(_sample):
             self._add(batch)
         summary = self.summary
-        summary.duration = self._run.now
+        clock = self._clock.clock()
+        summary.duration, summary.idle, summary.at_work = self._run.now, clock.idle, clock.at_work
         summary.num_output_tokens = summary.ttft.count + summary.itl.count
 
     def _add(self, batch: ScheduledBatch) -> None:
         summary, chunks = self.summary, batch.chunks
         if summary.recorded is not None and batch.step in self._record_steps:
             summary.recorded.append(batch.to_record(timings=batch.timings))
+        self._clock.add(batch.time, batch.end)
         times = self._latencies.add(batch)
         times.add_to(summary.ttft, summary.itl, summary.e2e)
         num_tokens = len(chunks)

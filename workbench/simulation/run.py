@@ -169,8 +169,18 @@ class SimulatedRun:
         for request_id in list(self.scheduler.requests):
             self.scheduler.abort_request(request_id)
 
+    def will_see(self, arrival: Arrival) -> bool:
+        """Whether the next step sees a request that is yet to be added.
+
+        A run that waits for an arrival begins its next step with it, and sees those of the same moment too.
+        """
+        if self._cost_model is None or self._upcoming is None or not self._waits_for_arrival:
+            return self.is_due(arrival)
+        begin = max(self.now, self._upcoming.arrives_at or 0.0)
+        return arrival.arrival_step <= self.scheduler.step and (arrival.arrives_at or 0.0) <= begin
+
     def is_due(self, arrival: Arrival) -> bool:
-        """Whether the next step sees a request."""
+        """Whether a request has arrived by now."""
         if arrival.arrival_step > self.scheduler.step:
             return False
         return self._cost_model is None or (arrival.arrives_at or 0.0) <= self.now

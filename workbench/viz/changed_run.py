@@ -77,15 +77,24 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
 
 def _words(predictor: Predictor, unchanged: Trace) -> str:
     """The origin of both predictions, and the error of that of the unchanged run or the way to read them."""
+    loops = predictor.loops.sentence
+    return " ".join(filter(None, (BOTH, trust_words(predictor, unchanged), loops and f"{loops}.")))
+
+
+def trust_words(predictor: Predictor, unchanged: Trace) -> str:
+    """How far predictions of a run can be trusted: the error of that of the run as it was, or the way to read them.
+
+    Args:
+        predictor: Predicts the run.
+        unchanged: Its prediction of the run as it was.
+    """
     from workbench.trace.readings.metrics_collector import metrics
 
-    trust = predictor.check.caution
-    if not trust:
-        errors = dict(predictor.check.errors_in_words)
-        length, predicted = (metrics(run).summary.clock.at_work for run in (predictor.trace, unchanged))
-        if length and not predictor.has_unended:
-            errors["time at work"] = predicted / length - 1
-        off = ", ".join(f"{error:+.0%} for {name}" for name, error in errors.items() if abs(error) >= LITTLE)
-        trust = f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."
-    loops = predictor.loops.sentence
-    return " ".join(filter(None, (BOTH, trust, loops and f"{loops}.")))
+    if caution := predictor.check.caution:
+        return caution
+    errors = dict(predictor.check.errors_in_words)
+    length, predicted = (metrics(run).summary.clock.at_work for run in (predictor.trace, unchanged))
+    if length and not predictor.has_unended:
+        errors["time at work"] = predicted / length - 1
+    off = ", ".join(f"{error:+.0%} for {name}" for name, error in errors.items() if abs(error) >= LITTLE)
+    return f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."

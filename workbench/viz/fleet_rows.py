@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from workbench.base.text import counted
+from workbench.base.text import counted, duration
 from workbench.trace import Trace
 from workbench.viz.drawing import GRID, NEUTRAL, svg_file, text
-from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows
+from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows, idle_time
 
 WIDTH, ROW, LEFT, RIGHT = 900, 56, 110, 46
 HALF = 360
@@ -41,9 +41,12 @@ def fleet_svgs(sides: Sequence[Mapping[str, Trace]], unit: str = "s") -> list[st
         ValueError: No trace has a step.
     """
     marks = fleet_rows({f"{side} {name}": trace for side, each in enumerate(sides) for name, trace in each.items()})
-    rows = iter(marks.rows)
-    named = [[replace(next(rows), name=name) for name in each] for each in sides]
-    return [_drawn(replace(marks, rows=each), WIDTH if len(sides) == 1 else HALF, unit=unit) for each in named]
+    left = iter(marks.rows)
+    named = [[replace(next(left), name=name) for name in each] for each in sides]
+    return [
+        _drawn(replace(marks, rows=rows, idle=idle_time(side)), WIDTH if len(sides) == 1 else HALF, unit=unit)
+        for side, rows in zip(sides, named)
+    ]
 
 
 def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") -> str:
@@ -88,6 +91,8 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>')
         parts.append(text(x + 18, y + 10, word))
         x += 48 + 6 * len(word)
+    if marks.idle and unit == "s":
+        parts.append(text(LEFT, 12, f"time, with {duration(marks.idle)} idle"))
     label = f"{len(marks.rows)} replicas over {marks.end:.4g} {unit}; the highest row has {marks.most} requests"
     return svg_file(width, y + 20, label, parts)
 

@@ -9,11 +9,14 @@ from typing import Any
 from workbench.base.text import counted, duration
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
-from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, named_candidates, pareto_marks, tuning_marks
+from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, pareto_marks, tuning_marks
 from workbench.viz.reprs import fragment, table
 
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
 POINT, FRONT, RING = "#8a8f98", "#0072b2", "#d55e00"
+
+ONCE = "each setting simulated once; the answer's values are means of several simulations"
+"""The difference between the rows of a sweep and the values of a `workbench.analysis.tuning.Tuning`."""
 
 
 def pareto_svg(
@@ -23,35 +26,37 @@ def pareto_svg(
     across: tuple[str, str] = ("itl_mean", "output_throughput"),
     upwards: str = "ttft_mean",
     unit: str = "ms",
+    note: str = "",
 ) -> str:
     """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
     Args:
-        rows: Rows of ``workbench.analysis.sweep.sweep``.
+        rows: Rows of ``workbench.analysis.sweep.sweep``; "idle" is the idle time that "output_throughput" leaves out.
         settings: Names of the columns that identify the configuration of a row; none to leave numbers and list out,
             for a picture beside a table with numbers.
         ringed: Rows to draw a ring around, with a word for each; "" for none.
         across: The horizontal axes of the panels.
         upwards: The vertical axis of both.
         unit: Of all times, "ms" or "s".
+        note: A line below the picture.
 
     Raises:
         ValueError: No row has all three results.
     """
-    return _paint(pareto_marks(rows, settings, ringed, across, upwards, unit))
+    return _paint(pareto_marks(rows, settings, ringed, across, upwards, unit), note)
 
 
-def _paint(marks: ParetoMarks) -> str:
+def _paint(marks: ParetoMarks, note: str = "") -> str:
     parts = [_panel(panel, WIDTH * place) for place, panel in enumerate(marks.panels)]
-    for line, (number, label) in enumerate(marks.front):
-        parts.append(text(MARGIN, HEIGHT + 18 + 17 * line, f"{number}  {label}"))
-    height = HEIGHT + (24 + 17 * len(marks.front) if marks.front else 0)
+    lines = [*(f"{number}  {label}" for number, label in marks.front), *filter(None, [note])]
+    parts += [text(MARGIN, HEIGHT + 18 + 17 * place, line) for place, line in enumerate(lines)]
+    height = HEIGHT + (24 + 17 * len(lines) if lines else 0)
     label = f"Pareto plot of {marks.num_points} configurations, {marks.num_front} on the front"
     return svg_file(len(marks.panels) * WIDTH, height, label, parts)
 
 
 def tuning_html(tuning: Any) -> str:
-    """HTML of a ``workbench.analysis.tune.Tuning``: its answer, a table of settings, and each setting as a point."""
+    """HTML of a ``workbench.analysis.tuning.Tuning``: its answer, and a table and a picture of its settings."""
     facts = tuning_facts(tuning)
     rows = [
         (one["words"], one["setting"], *(one["values"].get(name, "") for name in tuning.slo), one["flags"])
@@ -67,22 +72,23 @@ def tuning_html(tuning: Any) -> str:
 
 
 def tuning_facts(tuning: Any) -> dict[str, Any]:
-    """A ``workbench.analysis.tune.Tuning`` as plain data, for the dashboard.
+    """A ``workbench.analysis.tuning.Tuning`` as plain data, for the dashboard.
 
     Returns:
-        ``verdict`` and ``losers`` as sentences, ``notes``, ``picture`` (an SVG) with its text ``alt``, and
-        ``candidates``: the setting to take, the recorded one and the next ones, each with ``words``, ``setting``,
-        ``values`` (by name of the target, with their intervals) and ``flags`` (of vLLM).
+        ``verdict`` and ``losers`` as sentences, ``notes`` (the error of the predictions first), ``picture`` (an SVG)
+        with its text ``alt``, and ``candidates``: the setting to take, the recorded one and the next ones, each with
+        ``words``, ``setting``, ``values`` (by name of the target, with their intervals) and ``flags`` (of vLLM). The
+        picture has these settings, with the same values.
     """
     candidates = [
         {
-            "words": words,
+            "words": f"{words} (cannot tell)" if candidate.same_as_best else words,
             "setting": ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
             or "as recorded, predicted",
             "values": candidate.shown_values(tuning.slo),
             "flags": candidate.flags,
         }
-        for words, candidate in named_candidates(tuning)
+        for words, candidate in tuning.named
     ]
     losers = [f"{rid} ({duration(before)} to {duration(after)})" for rid, before, after in tuning.losers[:3]]
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
@@ -90,11 +96,17 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     return {
         "verdict": f"{candidates[0]['setting']}: {verdict}.",
         "losers": late if losers else "",
-        "notes": list(dict.fromkeys([*tuning.notes, *tuning.best.prediction.notes])),
+        "notes": [
+            _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note
+        ],
         "picture": _paint(tuning_marks(tuning)),
-        "alt": "Time to first token against inter-token latency and throughput, a point for each setting",
+        "alt": "Time to first token against inter-token latency and throughput of the settings of the table",
         "candidates": candidates,
     }
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "."
 
 
 def _panel(panel: ParetoPanel, left: int) -> str:

@@ -15,6 +15,7 @@ from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome
 
 if TYPE_CHECKING:
     from workbench.analysis.fleet.fleet_run import FleetRun
+    from workbench.simulation.costs.cost_model import StepCost
 
 MAX_REPLICAS = 16
 """Maximum number of replicas of a side."""
@@ -74,7 +75,7 @@ def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = 
 
     a, b, clock, told = _sides(trace, routers, unit)
     winner, sentence = outcome(a.traces, b.traces, measure, clock)
-    simulated = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {told}."
+    simulated = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {told}"
     alike = _alike(a, b) if winner == "neither" else ""
     named = [{f"replica {i}": trace for i, trace in enumerate(run.traces)} for run in (a, b)]
     captions = [f"{letter}: {name}" for letter, name, _ in sides(routers)]
@@ -106,27 +107,32 @@ def _rules() -> dict[str, str]:
 
 
 def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRun, FleetRun, str, str]:
-    """The runs of both sides, "steps" if each second of their clock is a step, and what the clock is."""
+    """The runs of both sides, "steps" if each second of their clock is a step, and what the clock is, to a full stop.
+
+    A router that sent all requests to one replica would repeat the run as *What if* predicts it.
+    """
     from workbench.analysis.fleet.simulate import run_fleet
     from workbench.analysis.fork import Past, recorded_config, recorded_requests
     from workbench.analysis.predict import comparing
     from workbench.simulation.costs.cost_model import CostModel
+    from workbench.viz.changed_run import trust_words
 
     if not trace.requests:
         raise ValueError("this run has no requests yet: ask the model something first")
     if len(trace) and trace[0].step:
         raise ValueError(f"a duel of routers needs every step of the run, and this one has only {trace.steps_in_words}")
-    config, model, clock, told = recorded_config(trace), CostModel(fixed=1.0), "steps", "counted in steps"
+    config, replicas, clock, told = recorded_config(trace), routers["replicas"], "steps", "counted in steps."
+    costs: list[StepCost] = [CostModel(fixed=1.0)] * replicas
     if unit == metrics(trace).summary.unit == "s":
         try:
             predictor = comparing(trace)
-            model, clock, told = predictor.model, "", "with times predicted from its own step costs"
-            told += f". {caution.removesuffix('.')}" if (caution := predictor.check.caution) else ""
+            costs, clock = [predictor.step_cost() for _ in range(replicas)], ""
+            told = f"with times predicted from its own step costs. {trust_words(predictor, predictor.simulate())}"
         except (ValueError, TraceError):
-            told = "counted in steps, because no times can be predicted from it"
+            told = "counted in steps, because no times can be predicted from it."
     if not clock:
         everyone, sample_token = recorded_requests(trace)
-        first = min(arrival.arrives_at or 0.0 for arrival in everyone)  # the engine may have waited for it
+        first = min(arrival.arrival_time for arrival in everyone)  # the engine may have waited for it
         arrivals = [
             replace(arrival, arrives_at=(arrival.arrives_at or 0.0) - first, arrival_time=arrival.arrival_time - first)
             for arrival in everyone
@@ -143,9 +149,8 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
             for info in trace.requests.values()
         ]
         sample_token = past.sample_token
-    replicas = routers["replicas"]
     a, b = (
-        run_fleet(arrivals, [config] * replicas, [model] * replicas, router=routers[side], sample_token=sample_token)
+        run_fleet(arrivals, [config] * replicas, costs, router=routers[side], sample_token=sample_token)
         for side in ("a", "b")
     )
     return a, b, clock, told

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from workbench.analysis.fleet.fleet_run import FleetRun
-from workbench.analysis.tune import score
+from workbench.analysis.tuning import score
 from workbench.analysis.values import latency_values
 from workbench.simulation.summary import arrival_rate
 from workbench.trace.readings.metrics import TraceMetrics, number
@@ -29,6 +29,8 @@ class FleetRow:
         rate: Requests that arrived in a second, as `workbench.simulation.summary.arrival_rate` counts them.
         low: The smallest of each value over the runs.
         high: The largest.
+        num_output_tokens: Output tokens of all requests.
+        idle: Seconds in which no replica had work; `values` has "duration" with them, "output_throughput" without.
         runs: Number of runs whose mean the values are; they differ in the noise of steps and the times of other users.
     """
 
@@ -43,6 +45,8 @@ class FleetRow:
     rate: float = 0.0
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
+    num_output_tokens: float = 0.0
+    idle: float = 0.0
     runs: int = 1
 
     @property
@@ -51,8 +55,8 @@ class FleetRow:
         return self.score <= 1
 
     def cost(self, price: float) -> float:
-        """Cost of a million output tokens, at a price of a replica for an hour."""
-        return price * self.replicas / 3600 / self.values["output_throughput"] * 1e6
+        """Cost of a million output tokens, at a price of a replica for an hour, with or without work."""
+        return price * self.replicas * self.values["duration"] / 3600 / self.num_output_tokens * 1e6
 
     @classmethod
     def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
@@ -71,6 +75,8 @@ class FleetRow:
             rate=arrival_rate([choice.time for choice in run.choices.values()]),
             low=values,
             high=values,
+            num_output_tokens=metrics.summary.num_output_tokens,
+            idle=metrics.summary.clock.idle,
         )
 
     @classmethod
@@ -89,6 +95,8 @@ class FleetRow:
             largest_share=fmean(row.largest_share for row in rows),
             score=score(values, slo) if slo else 0.0,
             rate=fmean(row.rate for row in rows),
+            num_output_tokens=fmean(row.num_output_tokens for row in rows),
+            idle=fmean(row.idle for row in rows),
             low={name: min(row.low[name] for row in rows) for name in names},
             high={name: max(row.high[name] for row in rows) for name in names},
             runs=sum(row.runs for row in rows),

@@ -163,9 +163,10 @@ class FleetRun:
 
     def __repr__(self) -> str:
         whole = self.metrics().summary
+        idle = f" with {amount(whole.clock.idle, 's')} of idle time" if whole.clock.idle else ""
         lines = [
             f"FleetRun({self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished} of "
-            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)})",
+            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)}{idle})",
             "  replica  requests  steps  cached  preempted  TTFT mean        p99   ITL mean  peak KV",
         ]
         names = [*map(str, range(len(self.traces))), "all"]

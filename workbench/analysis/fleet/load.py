@@ -145,7 +145,7 @@ def _repeated(arrival: Arrival, session: str, copy: int, shift: float, num_share
         session=_name(session, copy),
         prompt_token_ids=[*prompt[:num_shared], *(token + offset for token in prompt[num_shared:])],
         arrives_at=at,
-        arrival_time=arrival.arrival_time if at is None else at,
+        arrival_time=arrival.arrival_time if at is None else arrival.arrival_time + shift,
         after=_name(arrival.after, copy) if arrival.after else "",
         copy_of=arrival.request_id,
         copy=copy,

@@ -10,7 +10,7 @@ from workbench.analysis.check import shown
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.sizing import MAX_REPLICAS, size
-from workbench.analysis.tune import read_slo
+from workbench.analysis.tuning import read_slo
 from workbench.base.field_checks import number
 from workbench.base.tables import table_lines
 from workbench.base.text import counted

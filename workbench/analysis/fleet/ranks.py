@@ -196,7 +196,7 @@ class RanksPredictor(Predictor):
         if self._until is not None:
             times = {name: choice.time for name, choice in run.choices.items()}
             seen = values | values_until(map(partial(_seen, times), metrics.requests.values()), self._until)
-        return Outcome(values, end, hang, e2e, seen=seen, spans=spans)
+        return Outcome(values, end, hang, e2e, seen=seen, spans=spans, idle=metrics.summary.clock.idle)
 
     @cached_property
     def _unended(self) -> list[RequestMetrics]:

@@ -111,7 +111,7 @@ class Replica:
 
     def reach(self, request: Arrival) -> None:
         """Take the steps that begin before a request arrives, and see what had happened by then."""
-        while not self.rests and not self._run.is_due(request):
+        while not self.rests and not self._run.will_see(request):
             self.step()
         self.see(request.arrives_at or 0.0)
 

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.router import Router
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import mark_pareto
-from workbench.analysis.tune import read_slo
+from workbench.analysis.tuning import read_slo
 from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
@@ -104,6 +104,8 @@ class FleetTable:
             lines.append(self._limit())
         if self.price is not None:
             lines.append(f"cost of 1M: of a million output tokens, at {self.price:g} for a replica and hour")
+        if any(row.idle for row in self.rows):
+            lines.append("tokens/s: without idle time, in which no replica has work")
         if self.note:
             lines.append(self.note)
         lines.append(f"steps are simulated; their durations come from {self.source}")
@@ -164,7 +166,7 @@ def compare(
         demand: The demand.
         replicas: Numbers of replicas.
         routers: Routers.
-        slo: A target, see `workbench.analysis.tune.read_slo`; none by default.
+        slo: A target, see `workbench.analysis.tuning.read_slo`; none by default.
         out: A JSON Lines file that gets each row when it is known; rows of the same demand that it holds already are
             taken from it, so that a comparison that was interrupted continues.
         jobs: Number of processes; None for one per core, 1 for runs in this process. A router of a notebook runs in
@@ -179,7 +181,8 @@ def compare(
     """
     limits = read_slo(slo) if slo else {}
     layouts = list(product([integer("replicas", count, 1) for count in replicas], routers))
-    known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())}") if out is not None else None
+    names = " ".join(each.name for each in fields(FleetRow))  # other versions have rows with other numbers
+    known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())} {names}") if out is not None else None
     found = {layout: known.find(*layout) if known is not None else None for layout in layouts}
     left = [layout for layout, row in found.items() if row is None]
     if any(getattr(router, "__module__", "") == "__main__" for _, router in left):

@@ -308,6 +308,7 @@ def _whatif(options: argparse.Namespace) -> int:
 def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is_changed: bool) -> Iterator[str]:
     """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
     from workbench.analysis.check import MAX_ERROR, shown
+    from workbench.analysis.values import OF_IDLE
     from workbench.base.tables import table_lines, terminal_width
 
     changed = ["changed, predicted", "change"] if is_changed else []
@@ -326,16 +327,17 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is
         table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
     left, last = (0, 4 if is_changed else 2), len(table[0]) - 1
     yield from table_lines(table, width=terminal_width(), title=(0, last), left=left)
-    if "duration" in names:
-        yield "note: duration and output_throughput include idle time"
+    if "duration" in names and prediction.outcome.idle:
+        yield f"note: {OF_IDLE}"
     if far:
         yield f"! the prediction of now is off by more than {MAX_ERROR:.0%}: do not rely on this value"
 
 
 def _tune(options: argparse.Namespace) -> int:
     from workbench.analysis.sweep import read_grid, save_table
-    from workbench.analysis.tune import read_slo, tune
-    from workbench.viz.pareto import pareto_svg
+    from workbench.analysis.tune import tune
+    from workbench.analysis.tuning import read_slo
+    from workbench.viz.pareto import ONCE, pareto_svg
 
     check_table_and_plot(options)
     read_slo(options.slo)
@@ -345,7 +347,7 @@ def _tune(options: argparse.Namespace) -> int:
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
-        print(f"wrote {options.out}")
+        print(f"wrote {options.out}: {ONCE}")
     if options.plot:
-        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings))
+        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings, note=ONCE))
     return 0

@@ -189,6 +189,8 @@ class Fleet:
         ]
         for name, summary in (rows | {"together": self.metrics().summary}).items():
             lines.append(f"{name:<{width}}" + "".join(f"{cell(summary):>{size}}" for _, size, cell in _COLUMNS))
+        if any(summary.clock.idle for summary in rows.values()):
+            lines.append("output tokens/s counts idle time")
         if len(servers := by_settings(self.traces)) > 1:
             different = "; ".join(", ".join(names) for names in servers)
             lines.append(f"{len(servers)} servers with different settings ({different}): their sum is of no server")

@@ -48,6 +48,31 @@ class RunClock:
         return self.duration + self.before
 
 
+class GrowingClock:
+    """Adds up the clock of a run, a step at a time."""
+
+    def __init__(self) -> None:
+        self._begin: float | None = None
+        self._end = self._idle = 0.0
+
+    def add(self, begin: float, end: float) -> None:
+        """Add a step in seconds, in order of the beginnings; those of several engines may overlap."""
+        if self._begin is None:
+            self._begin, self._end = begin, end
+            return
+        if begin - self._end > IDLE_SECONDS:
+            self._idle += begin - self._end
+        if end > self._end:
+            self._end = end
+
+    def clock(self, first_arrival: float | None = None) -> RunClock:
+        """The clock of these steps; see `run_clock`."""
+        if self._begin is None:
+            return RunClock()
+        before = 0.0 if first_arrival is None else max(0.0, self._begin - first_arrival)
+        return RunClock(self._begin, self._end, self._idle, before)
+
+
 def run_clock(steps: Iterable[tuple[float, float]], first_arrival: float | None = None) -> RunClock:
     """The clock of some steps.
 
@@ -61,18 +86,10 @@ def run_clock(steps: Iterable[tuple[float, float]], first_arrival: float | None 
         >>> clock.duration, clock.idle, clock.at_work, clock.before
         (9.0, 6.0, 3.0, 0.25)
     """
-    begin = end = None
-    idle = 0.0
+    growing = GrowingClock()
     for start, stop in steps:
-        if begin is None or end is None:
-            begin, end = start, stop
-            continue
-        if start - end > IDLE_SECONDS:
-            idle += start - end
-        end = max(end, stop)
-    if begin is None or end is None:
-        return RunClock()
-    return RunClock(begin, end, idle, 0.0 if first_arrival is None else max(0.0, begin - first_arrival))
+        growing.add(start, stop)
+    return growing.clock(first_arrival)
 
 
 def clock_of(traces: Sequence[Trace]) -> RunClock:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from workbench.trace import Trace
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.run_clock import run_clock
 from workbench.trace.run_zero import clock_starts
 from workbench.viz.layout.axis import Axis
 
@@ -60,11 +61,13 @@ class FleetRows:
 
     Attributes:
         end: End of the last step, in seconds since the first arrival at any replica.
+        idle: Idle time on this axis, in seconds: no replica has a step.
         most: The most requests of a part, running and waiting; at least 1.
         rows: The replicas.
     """
 
     end: float
+    idle: float
     most: int
     rows: list[ReplicaRow]
 
@@ -94,7 +97,15 @@ def fleet_rows(traces: Mapping[str, Trace], request_id: str = "") -> FleetRows:
     ]
     if request_id and all(row.way is None for row in rows):
         raise ValueError(f"request {request_id!r} has no step in any of the traces")
-    return FleetRows(end, max(part.running + part.waiting for row in rows for part in row.parts) or 1, rows)
+    most = max(part.running + part.waiting for row in rows for part in row.parts) or 1
+    return FleetRows(end, idle_time(traces), most, rows)
+
+
+def idle_time(traces: Mapping[str, Trace]) -> float:
+    """Seconds of idle time of some runs side by side, by name."""
+    starts = clock_starts(traces)
+    steps = ((starts[name] + step.time, starts[name] + step.end) for name, trace in traces.items() for step in trace)
+    return run_clock(sorted(steps)).idle
 
 
 def _way(trace: Trace, start: float, request_id: str) -> tuple[float, float] | None:

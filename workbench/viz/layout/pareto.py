@@ -81,6 +81,7 @@ def pareto_marks(
     numbers = {id(row): str(number) if settings else "" for number, row in enumerate(front, start=1)}
     rings = {id(row): word for word, row in ringed}
     ordered = sorted(shown, key=lambda row: id(row) in numbers)
+    has_idle = any(row.get("idle") for row in shown)
 
     def panel(name: str) -> ParetoPanel:
         points = [
@@ -88,47 +89,31 @@ def pareto_marks(
             for row in ordered
         ]
         axes = Axis.around([point.x for point in points]), Axis.around([point.y for point in points])
-        return ParetoPanel((_title(name, unit), _title(upwards, unit)), axes, points)
+        return ParetoPanel((_title(name, unit, has_idle), _title(upwards, unit, has_idle)), axes, points)
 
     lines = [(numbers[id(row)], ", ".join(f"{name}={row[name]}" for name in settings)) for row in front]
     return ParetoMarks([panel(name) for name in across], len(shown), len(front), lines if settings else [])
 
 
 def tuning_marks(tuning: Any) -> ParetoMarks:
-    """The marks of a ``workbench.analysis.tune.Tuning``: each setting as a point, with a ring around those it names."""
-    rows = [row for row in tuning.rows if not row.get("error")]
-    ringed = []
-    for words, candidate in named_candidates(tuning):
-        setting = {name: candidate.prediction.trace.config.get(name) for name in tuning.settings}
-        row = next((row for row in rows if all(row[name] == value for name, value in setting.items())), None)
-        if row is not None:
-            ringed.append((words.partition(" ")[0], row))
+    """The marks of a ``workbench.analysis.tuning.Tuning``: the settings of its table, each with its word."""
+    rows = tuning.points
     first, next_ = (
         next((name for name in tuning.slo if name.startswith(kinds)), other)
         for kinds, other in (("ttft", "ttft_mean"), (("itl", "tpot"), "itl_mean"))
     )
     values = [row[name] for row in rows for name in (first, next_) if row.get(name) is not None]
     unit = "s" if max(values, default=0.0) >= 1 else "ms"
-    return pareto_marks(rows, (), ringed, (next_, "output_throughput"), first, unit)
-
-
-def named_candidates(tuning: Any) -> list[tuple[str, Any]]:
-    """The settings of an answer, with a word for each."""
-    named = [(tuning.words_of_best, tuning.best)]
-    if tuning.best is not tuning.current:
-        named.append(("now", tuning.current))
-    for number, candidate in enumerate(tuning.runners_up, start=2):
-        named.append((f"{number}. (cannot tell)" if candidate.same_as_best else f"{number}.", candidate))
-    return named
+    return pareto_marks(rows, (), [(row["word"], row) for row in rows], (next_, "output_throughput"), first, unit)
 
 
 def _value(row: Mapping[str, Any], name: str, unit: str) -> float:
     return float(row[name]) * (1000.0 if name not in _COUNTS and unit == "ms" else 1.0)
 
 
-def _title(name: str, unit: str) -> str:
-    """The title of an axis, such as "P99 time to first token (s)"."""
+def _title(name: str, unit: str, has_idle: bool) -> str:
+    """The title of an axis, such as "P99 time to first token (s)"; that of a rate says how it counts idle time."""
     if name in _COUNTS:
-        return _COUNTS[name]
+        return _COUNTS[name] + (" without idle time" if has_idle and name == "output_throughput" else "")
     kind, _, which = name.rpartition("_")
     return f"{which.replace('p', 'P') if which != 'mean' else which} {_TIMES[kind]} ({unit})"

@@ -1,0 +1,334 @@
+"""The answer of ``tune``: a target, and the settings that come closest to it, each with its prediction."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.analysis.check import COUNTS, Check, shown
+from workbench.analysis.flags import VLLM, Server
+from workbench.analysis.intervals import Prediction
+from workbench.analysis.predict import EXTRAPOLATED
+from workbench.analysis.rerun import SIZES
+from workbench.analysis.values import OF_IDLE, value_names
+from workbench.base.field_checks import number, suggestion
+from workbench.base.on_demand import picture
+from workbench.base.text import counted, duration
+
+COSTS = 1.05
+"""A value is named as the cost of a setting if it is worse by more than this factor."""
+
+_PRICES = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "tpot_mean", "e2e_mean", "output_throughput")
+
+UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
+
+
+def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
+    """A target as limits in seconds by name.
+
+    Args:
+        slo: Text such as "ttft_p99=1s,itl_p99=100ms", or a mapping of the same names to seconds. Names are those of
+            ``value_names()``; "output_throughput" is a minimum, in tokens per second without idle time.
+
+    Raises:
+        ValueError: A name is unknown or given twice, or a limit is not a time.
+
+    Example:
+        >>> read_slo("ttft_p99=1s,itl_p99=100ms")
+        {'ttft_p99': 1.0, 'itl_p99': 0.1}
+    """
+    if isinstance(slo, str):
+        parsed: dict[str, float] = {}
+        for part in filter(None, (part.strip() for part in slo.split(","))):
+            name, _, text = part.partition("=")
+            match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(us|ms|s|min|)", text.strip())
+            if match is None or name.strip() in parsed:
+                raise ValueError(f"slo {part!r} must be NAME=TIME, once each, such as ttft_p99=1s or itl_p99=100ms")
+            parsed[name.strip()] = float(match[1]) * UNITS[match[2]]
+        slo = parsed
+    known = value_names()
+    for name in slo:
+        if name not in known:
+            raise ValueError(f"slo names {name!r}; the names are {', '.join(known)}{suggestion(name, known)}")
+    if not slo:
+        raise ValueError("slo is empty: give at least one limit, such as ttft_p99=1s")
+    return {name: number(f"slo {name}", limit, 0.0, low_open=True) for name, limit in slo.items()}
+
+
+def score(values: Mapping[str, float], slo: Mapping[str, float]) -> float:
+    """The worst ratio of a value to its limit: 1 or less meets the target, and smaller is better."""
+    return max(_ratio(name, values.get(name, math.nan), limit) for name, limit in slo.items())
+
+
+def _ratio(name: str, value: float, limit: float) -> float:
+    if math.isnan(value):
+        return math.inf
+    if name == "output_throughput":
+        return limit / value if value else math.inf
+    return value / limit
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A setting with its prediction.
+
+    Attributes:
+        changes: The fields that differ from the recorded configuration.
+        score: Worst ratio of a value to its limit.
+        prediction: Values with intervals, and the simulated run.
+        same_as_best: Whether it cannot be told from the chosen one: repeated simulations disagree about the better one.
+        server: The server whose options are told.
+    """
+
+    changes: Mapping[str, Any]
+    score: float
+    prediction: Prediction
+    same_as_best: bool = False
+    server: Server = VLLM
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The predicted values by name: the mean over the repeated simulations."""
+        return {name: interval.value for name, interval in self.prediction.intervals.items()}
+
+    @property
+    def flags(self) -> str:
+        """The server's options for the changes; "" for none."""
+        return self.server.flags(self.changes)
+
+    def shown_values(self, names: Iterable[str]) -> dict[str, str]:
+        """The predicted values of these names with their intervals, as texts."""
+        return {
+            name: f"{shown(name, found.value)} ({shown(name, found.low)} to {shown(name, found.high)})"
+            for name in names
+            if (found := self.prediction.intervals.get(name)) is not None
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """The answer of ``tune``.
+
+    Attributes:
+        slo: The limits by name, in seconds.
+        best: The chosen setting.
+        current: The recorded setting.
+        runners_up: The next best settings.
+        verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting.
+        losers: Requests that end later than in the recorded setting, as (request, seconds before, seconds after).
+        rows: Every setting of the sweep with the values of one simulation, so they differ from those of the candidates,
+            which are means of several; "pareto" marks those that no other one beats.
+        check: The recorded setting, predicted, beside what was measured; known without any new run.
+        settings: Names of the fields that the sweep changed.
+        notes: Other sentences that help to read the answer.
+    """
+
+    slo: Mapping[str, float]
+    best: Candidate
+    current: Candidate
+    runners_up: tuple[Candidate, ...]
+    verdict: str
+    losers: tuple[tuple[str, float, float], ...]
+    rows: tuple[dict[str, Any], ...]
+    check: Check
+    settings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def errors(self) -> Mapping[str, float]:
+        """Relative error of the prediction of the recorded setting, by value."""
+        return self.check.errors
+
+    @property
+    def errors_sentence(self) -> str:
+        """The errors of the values of the target as a sentence; "" if none was measured."""
+        off = ", ".join(f"{name} {self.errors[name]:+.0%}" for name in self.slo if name in self.errors)
+        return f"the prediction of the recorded setting is off by: {off}" if off else ""
+
+    @property
+    def misses(self) -> dict[str, float]:
+        """The values of the chosen setting that miss their limits, each with its distance as a share of the limit."""
+        values = self.best.values
+        ratios = {name: _ratio(name, values.get(name, math.nan), limit) for name, limit in self.slo.items()}
+        return {
+            name: 1 - 1 / ratio if name == "output_throughput" else ratio - 1
+            for name, ratio in ratios.items()
+            if ratio > 1
+        }
+
+    @property
+    def _misses_words(self) -> str:
+        """The same as text, such as "ttft_p99 by 34% (1.2 s, limit 900 ms)"."""
+        values = self.best.values
+        return ", ".join(
+            f"{name} by {miss:.0%} ({shown(name, values[name])}, limit {shown(name, self.slo[name])})"
+            if name in values
+            else f"{name}, which no request has"
+            for name, miss in self.misses.items()
+        )
+
+    @property
+    def is_closest(self) -> bool:
+        """Whether no other setting of the answer is closer to the target than the chosen one."""
+        return all(other.score >= self.best.score for other in (self.current, *self.runners_up))
+
+    @property
+    def words_of_best(self) -> str:
+        """The advice: nobody is told to take a setting that misses the target, or whose seconds cannot be trusted."""
+        if self.check.caution:
+            return "best"
+        if self.verdict == "misses":
+            return "closest" if self.is_closest else "best"
+        return "take"
+
+    @property
+    def named(self) -> list[tuple[str, Candidate]]:
+        """The settings of the answer, the chosen one first, each with a word."""
+        named = [(self.words_of_best, self.best)]
+        if self.best is not self.current:
+            named.append(("now", self.current))
+        named += [(f"{place}.", candidate) for place, candidate in enumerate(self.runners_up, start=2)]
+        return named
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """The same as rows for a picture: "word", every value as its table has it, "idle", and "pareto"."""
+        rows = [
+            {
+                **candidate.values,
+                "word": word,
+                "end": (outcome := candidate.prediction.outcome).end,
+                "idle": outcome.idle,
+            }
+            for word, candidate in self.named
+        ]
+        return mark_front(rows, list(self.slo))
+
+    @property
+    def notes_of_candidates(self) -> list[str]:
+        """The notes that limit the predictions, a line for each, with the words of the settings that have it."""
+        words: dict[str, list[str]] = {}
+        for word, candidate in self.named:
+            for note in candidate.prediction.notes:
+                if not note.startswith(EXTRAPOLATED) and note not in self.notes:
+                    words.setdefault(note, []).append(word)
+        notes = [f"{', '.join(whose)}: {note}" for note, whose in words.items()]
+        return [*filter(None, [self._extrapolated_words]), *notes]
+
+    @property
+    def _extrapolated_words(self) -> str:
+        """The settings with larger steps than any measured one, and how large they are; "" for none."""
+        largest = self.check.fit.largest if self.check.fit is not None else {}
+        found = {word: candidate.prediction.outcome.extrapolated for word, candidate in self.named}
+        whose = {
+            word: ", ".join(f"{most:,} {SIZES[size]}" for size, (_, most) in beyond.items())
+            for word, beyond in found.items()
+            if beyond
+        }
+        measured = ", ".join(
+            f"{largest[size]:,} {words}"
+            for size, words in SIZES.items()
+            if any(size in each for each in found.values())
+        )
+        told = "; ".join(f"{word} up to {sizes}" for word, sizes in whose.items())
+        return f"{EXTRAPOLATED} beyond the largest measured step ({measured}): {told}" if whose else ""
+
+    @property
+    def costs(self) -> dict[str, tuple[float, float]]:
+        """The values that the chosen setting makes worse by more than COSTS: as recorded, and with it."""
+        before, after = (each.prediction.intervals for each in (self.current, self.best))
+        pairs = {name: (before[name].value, after[name].value) for name in _PRICES if name in before and name in after}
+        return {
+            name: (old, new)
+            for name, (old, new) in pairs.items()
+            if (old / new if name == "output_throughput" and new else new / old if old else 1.0) > COSTS
+        }
+
+    @property
+    def costs_sentence(self) -> str:
+        """The same as a sentence; "" if nothing is worse."""
+        worse = [f"{name} {shown(name, old)} to {shown(name, new)}" for name, (old, new) in self.costs.items()]
+        return f"it costs {', '.join(worse)}" if worse else ""
+
+    @property
+    def verdict_sentence(self) -> str:
+        """The verdict as a sentence."""
+        if self.check.caution:
+            return f"cannot tell whether it meets the target. {self.check.caution.removesuffix('.')}"
+        if self.verdict == "misses":
+            values = self.best.values
+            worst = max(self.misses, key=lambda name: _ratio(name, values.get(name, math.nan), self.slo[name]))
+            closest = (
+                f"this one is the closest by {worst}" if self.is_closest else "none is surely closer than this one"
+            )
+            return f"misses {self._misses_words}; no setting of the sweep meets the target, and {closest}"
+        return _VERDICTS[self.verdict]
+
+    def _repr_html_(self) -> str | None:
+        return picture("Tuning", self)
+
+    def __repr__(self) -> str:
+        lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
+        lines += [self.errors_sentence] if self.errors_sentence else []
+        lines += _candidate_lines(self.words_of_best, self.best, self.slo)
+        if self.best.changes:
+            lines.append(f"  {self.best.server.command(self.best.changes)}".rstrip())
+        lines.append(f"  {self.verdict_sentence}")
+        lines += [f"  {self.costs_sentence}"] if self.costs else []
+        if self.losers:
+            named = (f"{rid} {duration(old)} -> {duration(new)}" for rid, old, new in self.losers[:3])
+            worst, ends = ", ".join(named), "ends" if len(self.losers) == 1 else "end"
+            lines.append(f"  {counted(len(self.losers), 'request')} {ends} later than now: {worst}")
+        if self.best.changes:
+            lines += _candidate_lines("now", self.current, self.slo)
+        for candidate in self.runners_up:
+            words = "cannot tell from the first" if candidate.same_as_best else "next"
+            lines += _candidate_lines(words, candidate, self.slo)
+        notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
+        return "\n".join([*lines, *(f"note: {note}" for note in notes), str(self.check)])
+
+
+_VERDICTS = {
+    "meets": "meets the target with its whole interval",
+    "cannot tell": "cannot tell whether it meets the target: the limit lies inside the interval",
+}
+
+
+def _candidate_lines(words: str, candidate: Candidate, slo: Mapping[str, float]) -> list[str]:
+    changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
+    changes = changes or "the recorded setting, predicted"
+    lines = [f"{words}: {changes}"]
+    lines += [f"  {name} {text}" for name, text in candidate.shown_values(slo).items()]
+    intervals = candidate.prediction.intervals
+    others = [name for name in ("output_throughput", *COUNTS) if name in intervals and name not in slo]
+    lines.append("  " + ", ".join(f"{name} {shown(name, intervals[name].value)}" for name in others))
+    return lines + [f"  {note}" for note in candidate.prediction.notes]
+
+
+def mark_front(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Set ``pareto`` in every row: True if no other row is as good in every value of the target and better in one.
+
+    Args:
+        rows: Rows of a sweep.
+        names: The values of the target; throughput is added, which should be large.
+    """
+    goals = [*names, *(["output_throughput"] if "output_throughput" not in names else [])]
+
+    def losses(row: Mapping[str, Any]) -> tuple[float, ...] | None:
+        if row.get("end") != "done" or any(name not in row for name in goals):
+            return None
+        return tuple(-row[name] if name == "output_throughput" else row[name] for name in goals)
+
+    points = [losses(row) for row in rows]
+    known = [point for point in points if point is not None]
+    return [
+        row
+        | {
+            "pareto": point is not None
+            and not any(other != point and all(o <= p for o, p in zip(other, point)) for other in known)
+        }
+        for row, point in zip(rows, points)
+    ]
