@@ -149,6 +149,20 @@ def test_the_role_of_a_page_outlives_a_reload(open_page, address):
     assert teacher.view("sessionStorage.getItem('workbench-class')") is None
 
 
+def test_a_phone_that_is_loaded_again_is_counted_once(open_page, address):
+    url, room = address
+    teacher, phone = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow", width=390)
+    visitor = open_page(f"{url}/#story")
+    teacher.wait("view.status.class?.followers === 1 && view.status.class.visitors === 2")
+    for page, role in ((phone, "follower"), (visitor, "visitor"), (phone, "follower"), (teacher, "teacher")):
+        page.page.reload()
+        page.wait(f"view.status.class?.role === '{role}'")
+        assert len(room._visitors) > 3, "the session of the page before still exists"
+        teacher.wait("view.status.class?.visitors === 2 && view.status.class.followers === 1")
+    teacher.frame()
+    assert "1 of 2 visitors follows" in teacher.root.get_by_role("region", name="Class").text_content()
+
+
 def test_a_follower_has_the_teachers_place_and_no_button_to_another(open_page, address):
     url, room = address
     teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
