@@ -37,6 +37,7 @@ def test_each_visitor_has_a_cursor_and_a_language_level(open_page, address):
         page.wait("view.store.numSteps === 60 && view.status.class")
     one.view("view.cursor.seek(7)")
     one.view("view.cursor.select(2)")
+    one.root.get_by_role("button", name="Tools").click()
     one.root.get_by_role("button", name="Words: plain").click()
     one.frame()
     two.view("view.cursor.seek(30)")

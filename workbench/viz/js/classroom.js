@@ -35,6 +35,7 @@ export class Classroom {
     this.asked = view.options.page ? roleOf(location.hash) : null;
     const button = (words, title, onclick, kind = "wb-button") =>
       h("button", { class: kind, type: "button", title, onclick }, words);
+    this.visitor = null;
     this.words = h("strong", {});
     this.follow = button("Follow the teacher", "See the step and the view of the teacher", () => this.join("follower"));
     this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
