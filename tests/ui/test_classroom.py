@@ -37,6 +37,7 @@ def test_each_visitor_has_a_cursor_and_a_language_level(open_page, address):
         page.wait("view.store.numSteps === 60 && view.status.class")
     one.view("view.cursor.seek(7)")
     one.view("view.cursor.select(2)")
+    one.root.get_by_role("button", name="Tools").click()
     one.root.get_by_role("button", name="Words: plain").click()
     one.frame()
     two.view("view.cursor.seek(30)")
@@ -147,6 +148,20 @@ def test_the_role_of_a_page_outlives_a_reload(open_page, address):
     teacher.wait("view.status.message.includes('not the teacher')")
     teacher.frame()
     assert teacher.view("sessionStorage.getItem('workbench-class')") is None
+
+
+def test_a_phone_that_is_loaded_again_is_counted_once(open_page, address):
+    url, room = address
+    teacher, phone = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow", width=390)
+    visitor = open_page(f"{url}/#story")
+    teacher.wait("view.status.class?.followers === 1 && view.status.class.visitors === 2")
+    for page, role in ((phone, "follower"), (visitor, "visitor"), (phone, "follower"), (teacher, "teacher")):
+        page.page.reload()
+        page.wait(f"view.status.class?.role === '{role}'")
+        assert len(room._visitors) > 3, "the session of the page before still exists"
+        teacher.wait("view.status.class?.visitors === 2 && view.status.class.followers === 1")
+    teacher.frame()
+    assert "1 of 2 visitors follows" in teacher.root.get_by_role("region", name="Class").text_content()
 
 
 def test_a_follower_has_the_teachers_place_and_no_button_to_another(open_page, address):

@@ -40,22 +40,41 @@ def press(page, *keys):
 
 
 @pytest.mark.repeats(step=2)
-@pytest.mark.parametrize("width", [990, 1440])
-def test_the_bars_of_buttons_keep_their_rows(open_page, serve, engine, width):
-    """A comparison brings a button and no further row; in a notebook of 990 pixels, no button has a row alone."""
+@pytest.mark.parametrize("name", ["tiny-llama", "SmolLM2-135M-Instruct"])
+def test_the_bars_of_buttons_have_one_row_each(open_page, serve, engine, name, monkeypatch):
+    """From a small laptop's width on, before and after a comparison brings one more button; no name is cut.
+
+    What is folded is one button away.
+    """
     engine.run(progress=False)
-    page = open_page(serve(engine), width=width)
-    page.wait(f"view.store.numSteps === {len(engine.trace)}")
-    page.page.keyboard.press("Home")
-    page.frame()
-    bars = page.root.locator(".wb-bar")
-    first, second = (bars.nth(i).bounding_box()["height"] for i in range(2))
-    assert second < 50, "one row"
-    page.view("view.simulate(0, { max_num_batched_tokens: 8 })")
-    page.wait("view.other && view.comparison")
-    page.frame()
-    assert page.root.get_by_title("comparison of two runs (C)").is_visible()
-    assert bars.first.bounding_box()["height"] == first
+    monkeypatch.setattr(type(engine), "name", name)
+    page = open_page(serve(engine), width=1440)
+    page.wait(f"view.store.numSteps === {len(engine.trace)} && view.name === '{name}'")
+    for compares in (False, True):
+        if compares:
+            page.view("view.simulate(0, { max_num_batched_tokens: 8 })")
+            page.wait("view.other && view.comparison")
+        for width in (1024, 1100, 1180, 1280, 1366, 1440, 1536, 1920):
+            page.page.set_viewport_size({"width": width, "height": 800})
+            page.frame()
+            page.frame()
+            bars = page.root.locator(".wb-bar")
+            assert [bars.nth(i).bounding_box()["height"] < 50 for i in range(2)] == [True, True], width
+            assert page.root.get_by_title("comparison of two runs (C)").is_visible() == compares
+            cut = page.root.evaluate(
+                """(root) => [...root.querySelectorAll(".wb-first-bar :is(.wb-name, .wb-badge, .wb-button, .wb-tab)")]
+                    .filter((e) => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)"""
+            )
+            assert width < 1100 or cut == [], width
+            right = bars.first.evaluate(
+                "(bar) => Math.max(...[...bar.children].map((e) => e.getBoundingClientRect().right))"
+            )
+            assert right <= width - 15
+    page.page.set_viewport_size({"width": 1100, "height": 800})
+    step_into = page.root.get_by_role("button", name="Step into")
+    assert step_into.is_hidden()
+    page.root.get_by_role("button", name="Tools").click()
+    assert step_into.is_visible() and page.root.get_by_role("button", name="Words: plain").is_visible()
 
 
 # -- what if ------------------------------------------------------------------------------------------------------
@@ -484,7 +503,7 @@ def test_a_comparison_fits_on_a_narrow_screen(open_page, tmp_path, engine):
 @pytest.mark.repeats(of="test_the_toolbar_stays_on_a_narrow_screen")
 def test_the_buttons_of_the_view_stay_together(open_page, serve, engine):
     engine.step()
-    page = open_page(serve(engine), width=1280, height=800)
+    page = open_page(serve(engine), width=1440, height=800)
     page.wait("view.store.numSteps === 1 && view.status.state === 'paused'")
     page.frame()
     buttons = page.root.locator(".wb-of-view button:visible").all()

@@ -199,12 +199,12 @@ def test_each_axis_says_whether_it_has_idle_time(page_of):
     page = page_of(trace)
     page.view("view.show('incident')")
     for panel in ("incident", "timeline"):  # each is drawn once it is in sight
-        page.root.locator(f"[data-panel={panel}] .wb-hint").first.filter(has_text="idle time").wait_for()
+        page.root.locator(f"[data-panel={panel}] .wb-hint").first.filter(has_text=" idle").wait_for()
     hints = {
         name: page.root.locator(f"[data-panel={name}] .wb-hint").first.inner_text() for name in ("incident", "timeline")
     }
-    assert "the time with 17.4 s of idle time" in hints["incident"], hints
-    assert "the time without 17.4 s of idle time" in hints["timeline"], hints
+    assert "time, with 17.4 s idle" in hints["incident"], hints
+    assert "time, without 17.4 s idle" in hints["timeline"], hints
 
 
 @pytest.mark.parametrize("width", (390, 1280))

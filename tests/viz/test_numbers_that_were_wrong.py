@@ -30,7 +30,7 @@ def test_the_card_at_the_end_leaves_the_pauses_out(deno_page, pause):
     deno_page.open(trace, status={"live": True, "state": "idle"})
     words = deno_page("view.endCard.words()")
     seconds, unit, speed = re.search(
-        r"steps and ([\d.]+) (s|ms)(?: without .* of idle time)?; .*; ([\d.]+) output tokens per second", words
+        r"steps and ([\d.]+) (s|ms)(?: without .* idle)?; .*; ([\d.]+) output tokens per second", words
     ).groups()
     assert float(seconds) * (1 if unit == "s" else 1e-3) == pytest.approx(worked, rel=0.01)
     assert float(speed) == pytest.approx(16 / worked, rel=0.01)
@@ -209,7 +209,7 @@ def test_panels_name_a_moment_alike_and_say_what_becomes_of_idle_time(deno_page,
         assert not said and "idle" not in hint
         return
     idle = max(after.time - before.end for before, after in pairwise(trace))
-    (told,) = re.findall("; the time with (.*) of idle time$", hint)
+    (told,) = re.findall("; time, with (.*) idle$", hint)
     assert seconds_of(told) == pytest.approx(idle, rel=0.006)
     assert said[0] == "with idle time" and said[1].endswith("idle left out") and len(said) == 2
     moments = [seconds_of(words) for _, words in texts["timeline"] if "idle" not in words]

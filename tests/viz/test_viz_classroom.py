@@ -19,7 +19,7 @@ def room():
     return Classroom()
 
 
-def enter(room, role="visitor", key=""):
+def enter(room, role="visitor", key="", **more):
     page = Page()
     page.news = 0
 
@@ -27,7 +27,7 @@ def enter(room, role="visitor", key=""):
         page.news += 1
 
     room.enter(page, on_news)
-    room.take(page, "join", role=role, key=key)
+    room.take(page, "join", role=role, key=key, **more)
     return page
 
 
@@ -56,6 +56,34 @@ def test_only_followers_get_the_place_of_the_teacher_and_may_leave(room):
     assert "lead" not in room.facts(follower) and room.facts(teacher)["followers"] == 0
     room.leave(teacher)
     assert room.facts(visitor) == {"role": "visitor", "taught": False}
+
+
+def test_a_page_that_is_loaded_again_is_the_same_person(room):
+    """The old page is closed many seconds later, when its session is discarded."""
+    teacher, other = enter(room, "teacher", room.key, visitor_id="t"), enter(room, "follower", visitor_id="b")
+    before = enter(room, "follower", visitor_id="a")
+    room.take(teacher, "ask", text="How many?")
+    number = room.facts(before)["question"]["number"]
+    room.take(before, "answer", number=number, value=3)
+    after, again = enter(room, "follower", visitor_id="a"), enter(room, "teacher", room.key, visitor_id="t")
+    for page in (teacher, again):
+        facts = room.facts(page)
+        assert (facts["visitors"], facts["followers"], facts["spread"]) == (2, 2, [("3", 1)])
+    assert room.facts(after)["answered"] and not room.facts(other)["answered"]
+    room.take(after, "answer", number=number, value=4)
+    for page in (before, teacher):
+        room.leave(page)
+    facts = room.facts(again)
+    assert (facts["visitors"], facts["followers"], facts["spread"]) == (2, 2, [("4", 1)])
+    assert facts["question"], "the teacher is still here"
+    room.take(again, "end")
+    assert room.facts(after)["score"]["mine"] == 4
+    room.leave(after)
+    assert room.facts(again)["visitors"] == 1
+    room.leave(again)
+    assert not room.facts(other)["taught"]
+    with pytest.raises(ValueError, match="visitor_id must have at most 64"):
+        room.take(other, "join", role="follower", visitor_id="x" * 65)
 
 
 def test_the_teacher_alone_shows_the_code_of_the_followers_link(room):
@@ -162,6 +190,7 @@ def test_whatever_one_visitor_sends_changes_nothing_for_the_others(room, seed):
         for _ in range(50):
             what = rng.choice(["answer", "lead", "ask", "end", "code", "join", "_spread", "__init__"])
             names = ["number", "value", "role", "key", "text", "choices", "view", "step", "follow", "request", "link"]
+            names.append("visitor_id")
             given = {name: rng.choice(values) for name in rng.sample(names, rng.randrange(4))}
             if what == "answer":
                 given = {"number": number, "value": rng.choice(values)}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from workbench.base.field_checks import choice
 from workbench.base.field_checks import number as number_field
@@ -63,22 +63,37 @@ FAR = 1.5
 one that is far away must not put all others into one bar."""
 
 
+MAX_VISITOR = 64
+"""Maximum number of characters of the id of a visitor."""
+
+
+class Person:
+    """The visitor behind a page, whose answers outlive a reload of it.
+
+    Attributes:
+        answer: The answer to the question that is open: a number, a choice, or None.
+        bet: The answer to the question, or the bet on the duel, that has ended last; None for none.
+    """
+
+    def __init__(self) -> None:
+        self.answer: float | str | None = None
+        self.bet: float | str | None = None
+
+
 class Visitor:
-    """One open page.
+    """One open page. A page that was reloaded may stay open for a while beside the new one: both have one person.
 
     Attributes:
         role: One of ROLES.
-        answer: The answer to the question that is open: a number, a choice, or None.
-        bet: The answer to the question, or the bet on the duel, that has ended last; None for none.
+        person: Who is counted, and answers.
         seen: The number of the duel whose pictures the page has: they are long, and are sent once.
         code: Rows of the QR code of the followers' link, "1" for a dark module; empty while it is not shown.
     """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.role = "visitor"
+        self.person = Person()
         self.seen = 0
-        self.answer: float | str | None = None
-        self.bet: float | str | None = None
         self.code: list[str] = []
         self.on_news = on_news
 
@@ -99,14 +114,15 @@ class Classroom:
         self._is_open = is_open
         self._may_ask = False
         self._visitors: WeakKeyDictionary[Any, Visitor] = WeakKeyDictionary()
+        self._people: WeakValueDictionary[str, Person] = WeakValueDictionary()
         self._lead: dict[str, Any] = {}
         self._question: dict[str, Any] | None = None
         self._score: dict[str, Any] | None = None
         self._pictures: tuple[tuple[str, str], ...] = ()
         self._number = 0
         self.comparison: Changed | None = None
-        self._followers: list[Visitor] = []
-        self._teachers: list[Visitor] = []
+        self._followers: list[Person] = []
+        self._teachers: list[Person] = []
 
     def enter(self, page: Any, on_news: Callable[[], None]) -> None:
         """A page opens, if it has not yet; ``on_news`` is called whenever its `facts` may have changed."""
@@ -116,8 +132,10 @@ class Classroom:
 
     def leave(self, page: Any) -> None:
         """A page closes."""
-        visitor = self._visitors.pop(page, None)
-        if visitor is not None and self._teachers == [visitor]:
+        self._visitors.pop(page, None)
+        was_taught = bool(self._teachers)
+        self._count()
+        if was_taught and not self._teachers:
             self._question, self._score, self._lead, self._may_ask = None, None, {}, False
         self._tell()
 
@@ -171,24 +189,30 @@ class Classroom:
             return {}
         facts: dict[str, Any] = {"role": visitor.role, "taught": bool(self._teachers)}
         if visitor.role != "visitor":
-            facts["score"] = self._score and self._score | {"mine": visitor.bet}
+            facts["score"] = self._score and self._score | {"mine": visitor.person.bet}
             if self._score and visitor.seen != self._score["number"]:
                 facts["pictures"] = self._pictures
         if visitor.role == "follower":
-            facts |= {"lead": self._lead, "question": self._question, "answered": visitor.answer is not None}
+            facts |= {"lead": self._lead, "question": self._question, "answered": visitor.person.answer is not None}
         if visitor.role == "teacher":
-            facts |= {"visitors": len(self._visitors) - len(self._teachers), "followers": len(self._followers)}
+            others = {each.person for each in self._visitors.values()}.difference(self._teachers)
+            facts |= {"visitors": len(others), "followers": len(self._followers)}
             facts |= {"question": self._question, "spread": self._spread(self._followers), "code": visitor.code}
             facts |= {"class_asks": self._may_ask, "routers": router_duel.offered()}
         return facts
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def _join(self, visitor: Visitor, role: str, key: str = "") -> None:
+    def _join(self, visitor: Visitor, role: str, key: str = "", visitor_id: str = "") -> None:
+        """Take a role, as the person whose id the browser's tab keeps over a reload; "" for one nobody has met."""
         choice("role", role, ROLES)
+        if not isinstance(visitor_id, str) or len(visitor_id) > MAX_VISITOR:
+            raise ValueError(f"visitor_id must have at most {MAX_VISITOR} characters, got {shown(visitor_id)}")
         if role == "teacher" and not hmac.compare_digest(str(key).encode(), self.key.encode()):
             raise ValueError("this is not the teacher's link of this server: take the one that it printed at its start")
         visitor.role = role
+        if visitor_id:
+            visitor.person = self._people.setdefault(visitor_id, visitor.person)
 
     def _lead_on(
         self, visitor: Visitor, view: str = "story", step: int | None = None, follow: bool = False, request: Any = None
@@ -253,7 +277,7 @@ class Classroom:
         self._number += 1
         self._question, self._score, self.comparison = {"number": self._number, **asked}, None, None
         for each in self._visitors.values():
-            each.answer = each.bet = None
+            each.person.answer = each.person.bet = None
 
     @property
     def duel(self) -> dict[str, Any] | None:
@@ -271,7 +295,7 @@ class Classroom:
             return
         self.comparison = comparison
         ended = self._end_question()
-        bets = [visitor.bet for visitor in self._followers if visitor.bet is not None]
+        bets = [person.bet for person in self._followers if person.bet is not None]
         told = {name: value for name, value in score._asdict().items() if name != "pictures"}
         counts = {"compares": comparison is not None, "right": bets.count(score.winner), "bets": len(bets)}
         self._score, self._pictures = ended | told | counts, score.pictures
@@ -286,9 +310,9 @@ class Classroom:
         if visitor.role != "follower" or question is None or number != question["number"]:
             raise ValueError("this question is not open any more")
         if question["choices"]:
-            visitor.answer = choice("answer", value, question["choices"])
+            visitor.person.answer = choice("answer", value, question["choices"])
         else:
-            visitor.answer = number_field("the answer", value, -MAX_ANSWER, MAX_ANSWER)
+            visitor.person.answer = number_field("the answer", value, -MAX_ANSWER, MAX_ANSWER)
 
     def _end(self, visitor: Visitor) -> None:
         """End a question: its answers stay beside the picture until the next one, or until the teacher closes them."""
@@ -307,8 +331,8 @@ class Classroom:
     def _end_question(self) -> dict[str, Any]:
         """Keep the answers, and end the question; returns its number and the spread of the answers."""
         ended = {"number": self._number, "spread": self._spread(self._followers)}
-        for visitor in self._followers:
-            visitor.bet = visitor.answer
+        for person in self._followers:
+            person.bet = person.answer
         self._question = None
         return ended
 
@@ -324,11 +348,11 @@ class Classroom:
     def _asks(self, role: str) -> bool:
         return self._controls(role) or (role == "follower" and self._may_ask)
 
-    def _spread(self, followers: list[Visitor]) -> list[tuple[str, int]]:
+    def _spread(self, followers: list[Person]) -> list[tuple[str, int]]:
         """The answers of the followers as (words, count): each choice, or ranges of numbers from small to large."""
         if self._question is None:
             return []
-        given = [visitor.answer for visitor in followers if visitor.answer is not None]
+        given = [person.answer for person in followers if person.answer is not None]
         if self._question["choices"]:
             counts = Counter(given)
             return [(option, counts[option]) for option in self._question["choices"]]
@@ -337,12 +361,17 @@ class Classroom:
             return [(f"{value:g}", count) for value, count in sorted(Counter(numbers).items())]
         return _histogram(numbers)
 
-    def _tell(self) -> None:
+    def _count(self) -> None:
+        """Count people, not pages: in each role, in the order in which they came."""
         visitors = list(self._visitors.values())
         self._followers, self._teachers = (
-            [visitor for visitor in visitors if visitor.role == role] for role in ("follower", "teacher")
+            list(dict.fromkeys(visitor.person for visitor in visitors if visitor.role == role))
+            for role in ("follower", "teacher")
         )
-        for visitor in visitors:
+
+    def _tell(self) -> None:
+        self._count()
+        for visitor in list(self._visitors.values()):
             visitor.on_news()
 
 

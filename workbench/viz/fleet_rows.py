@@ -8,6 +8,7 @@ from dataclasses import replace
 from workbench.base.text import counted, duration
 from workbench.trace import Trace
 from workbench.viz.drawing import GRID, NEUTRAL, svg_file, text
+from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.fleet import BINS, FleetRows, fleet_rows, idle_time
 
 WIDTH, ROW, LEFT, RIGHT = 900, 56, 110, 46
@@ -50,14 +51,17 @@ def fleet_svgs(sides: Sequence[Mapping[str, Trace]], unit: str = "s") -> list[st
 
 
 def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") -> str:
+    axis = marks.axis if unit == "s" else Axis.until(marks.end)
+
     def to_x(seconds: float) -> float:
-        return marks.axis.place(seconds, LEFT, width - RIGHT)
+        return axis.place(seconds, LEFT, width - RIGHT)
 
     bottom = 20 + (ROW + 8) * len(marks.rows)
     parts = []
-    for tick in marks.axis.ticks:
+    labels = axis.labels if unit == "s" else [f"{tick:g} {unit}" for tick in axis.ticks]
+    for tick, label in zip(axis.ticks, labels):
         parts.append(f'<path d="M{to_x(tick):.1f} 20V{bottom}" stroke="{GRID}"/>')
-        parts.append(text(to_x(tick), bottom + 16, f"{tick:g} {unit}", "middle"))
+        parts.append(text(to_x(tick), bottom + 16, label, "middle"))
     places = [to_x(marks.end * place / BINS) for place in range(BINS + 1)]
     for number, row in enumerate(marks.rows):
         top = 20 + (ROW + 8) * number
@@ -93,7 +97,8 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
         x += 48 + 6 * len(word)
     if marks.idle and unit == "s":
         parts.append(text(LEFT, 12, f"time, with {duration(marks.idle)} idle"))
-    label = f"{len(marks.rows)} replicas over {marks.end:.4g} {unit}; the highest row has {marks.most} requests"
+    length = duration(marks.end) if unit == "s" else f"{marks.end:.4g} {unit}"
+    label = f"{len(marks.rows)} replicas over {length}; the highest row has {marks.most} requests"
     return svg_file(width, y + 20, label, parts)
 
 

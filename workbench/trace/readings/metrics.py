@@ -397,7 +397,7 @@ def _clock_words(clock: RunClock) -> str:
     length, since_arrival = (
         f"{each:.3f} s" if clock.duration >= 1 else amount(each, "s") for each in (clock.duration, clock.since_arrival)
     )
-    idle = f" with {amount(clock.idle, 's')} of idle time" if clock.idle else ""
+    idle = f" with {amount(clock.idle, 's')} idle" if clock.idle else ""
     has_waited = clock.before > WORTH_SAYING * clock.duration
     return f", {length}{idle}" + (f"; {since_arrival} from the first arrival on" if has_waited else "")
 

@@ -12,11 +12,21 @@ const LEAD_MS = 100;
 /** The tab keeps the role of its page, which outlives a reload. */
 const KEPT = "workbench-class";
 
+/** The tab keeps the id of its visitor, who is counted once however often the page is loaded. */
+const VISITOR = "workbench-visitor";
+
 /** The role that an address asks for: #teach=KEY or #follow. */
 function roleOf(hash) {
   const [, teach, key] = /^#(?:(teach)=(.+)|follow)$/.exec(hash) || [];
   if (teach) return { role: "teacher", key: decodeURIComponent(key) };
   return hash === "#follow" ? { role: "follower" } : kept(KEPT);
+}
+
+/** A random id, which names nobody: pages over HTTP have no randomUUID. */
+function newVisitor() {
+  const id = [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(36)).join("");
+  keep(VISITOR, id);
+  return id;
 }
 
 export class Classroom {
@@ -25,6 +35,7 @@ export class Classroom {
     this.asked = view.options.page ? roleOf(location.hash) : null;
     const button = (words, title, onclick, kind = "wb-button") =>
       h("button", { class: kind, type: "button", title, onclick }, words);
+    this.visitor = null;
     this.words = h("strong", {});
     this.follow = button("Follow the teacher", "See the step and the view of the teacher", () => this.join("follower"));
     this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
@@ -59,14 +70,16 @@ export class Classroom {
     );
   }
 
-  /** Take the role that the address has asked for. */
+  /** Take the role that the address has asked for; a class is told of every visitor. */
   begin() {
     if (this.asked) this.join(this.asked.role, this.asked.key);
+    else if (this.view.options.page && this.view.status.class) this.join("visitor");
   }
 
   join(role, key = "") {
     keep(KEPT, role === "visitor" ? null : { role, key });
-    this.view.send("class", { what: "join", role, key });
+    this.visitor ??= kept(VISITOR) ?? newVisitor();
+    this.view.send("class", { what: "join", role, key, visitor_id: this.visitor });
   }
 
   get facts() {

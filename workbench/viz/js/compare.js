@@ -3,21 +3,11 @@
 // divergence of the runs. The findings (workbench/trace/readings/compare.py) come with the packet of the second run,
 // and are only drawn here.
 
-import {
-  counted,
-  formatNumber,
-  formatSeconds,
-  formatTick,
-  h,
-  plain,
-  replace,
-  select,
-  setText,
-  tableHead,
-} from "./dom.js";
+import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
+import { timeTicks } from "./time_axis.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
 
@@ -243,12 +233,13 @@ export class ComparePanel extends CanvasPanel {
     });
     const parts = ["tokens per step", "the strip marks steps in which A (above) or B (below) has more"];
     text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
-    const values = ticks(0, this.end, 8, !this.timed);
+    const { values, label } = this.timed
+      ? timeTicks(0, this.end, 8)
+      : { values: ticks(0, this.end, 8, true), label: formatNumber };
     let room = -Infinity;
     for (const tick of values) {
       const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
-      const label = this.timed ? formatTick(tick, values[1] - values[0]) : formatNumber(tick);
-      room = tickLabel(context, label, x, TOP + MIRROR + 8, colours.muted, this.width, room);
+      room = tickLabel(context, label(tick), x, TOP + MIRROR + 8, colours.muted, this.width, room);
     }
   }
 

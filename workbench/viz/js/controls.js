@@ -9,6 +9,9 @@ import { numbersOf } from "./words.js";
 
 const SPEEDS = [1, 4, 8, 20, 60];
 
+/** Number of characters of a name beside which a screen of 1440 pixels has no room for every button. */
+const LONG_NAME = 14;
+
 /** The views, by the words of their buttons. */
 export const VIEWS = [["story", "Story"], ["scheduler", "Scheduler"], ["kernel", "Kernel"], ["all", "All"], [
   "incident",
@@ -62,11 +65,12 @@ export class Controls {
     this.fold = button("Tools", "Show or hide the other tools", () => this.toggleTools(), { "aria-expanded": "false" });
     this.fold.classList.add("wb-fold");
     for (const rare of [this.into, this.breakpoints, this.tune]) rare.classList.add("wb-foldable");
+    for (const rarest of [this.into, this.breakpoints]) rarest.classList.add("wb-desk-fold");
     this.add.classList.add("wb-phone-fold"); // the box is below
     const title = h("div", { class: "wb-title" }, this.name, this.badge);
     return h(
       "div",
-      { class: "wb-bar" },
+      { class: "wb-bar wb-first-bar" },
       title,
       this.engine,
       this.tune,
@@ -91,9 +95,8 @@ export class Controls {
     this.level.removeAttribute("aria-label"); // its words change
     this.helpButton = button("?", "Keyboard shortcuts (?)", () => view.toggleHelp());
     const theme = button("◐", "Switch between light and dark", () => view.nextTheme());
-    for (const rare of [this.axis, this.level, theme, this.helpButton]) {
-      rare.classList.add("wb-foldable");
-    }
+    for (const rare of [this.axis, this.level, theme, this.helpButton]) rare.classList.add("wb-foldable");
+    for (const rarest of [this.axis, this.level, theme]) rarest.classList.add("wb-desk-fold");
     return [
       this.tabs,
       this.search.element,
@@ -162,7 +165,7 @@ export class Controls {
     else cursor.toLive();
   }
 
-  /** Show or hide what is folded on a phone and for followers. */
+  /** Show or hide what is folded. */
   toggleTools() {
     const { dataset } = this.view.root, shown = dataset.tools !== "true";
     dataset.tools = String(shown);
@@ -180,8 +183,9 @@ export class Controls {
   update() {
     const { view } = this, { store, cursor, status, live } = view, { state } = status;
     setText(this.name, view.name);
-    this.name.title = view.name; // a phone cuts it
+    this.name.title = view.name; // a narrow bar cuts it
     setText(this.badge, this.badgeText());
+    this.badge.title = this.badge.textContent; // a narrow bar cuts it
     this.badge.dataset.state = live ? state || "recording" : "recording";
     view.root.dataset.follows = String(live && !view.may("control"));
     this.engine.hidden = !view.may("control") && !view.can("fork");
@@ -194,6 +198,8 @@ export class Controls {
     this.fork.hidden = !view.can("fork") || !store.numSteps;
     this.tune.hidden = !status.explains || !store.timed() || view.predicts || view.gone;
     this.compare.hidden = !view.other || view.predicts;
+    const crowded = !this.compare.hidden || view.name.length > LONG_NAME;
+    view.root.dataset.acts = this.engine.hidden ? "none" : crowded ? "many" : "few";
     this.compare.setAttribute("aria-pressed", String(view.comparing));
     this.views.forEach((element, i) => {
       element.setAttribute("aria-pressed", String(VIEWS[i][0] === view.shown));

@@ -104,7 +104,7 @@ export function formatRange(from, to) {
  * The unit in which a duration of three digits reads best, and its length in seconds.
  * @returns {[string, number]}
  */
-function unitOf(seconds) {
+export function timeUnit(seconds) {
   const isShort = (unit) => Math.abs(Number((seconds / unit).toPrecision(3))) < 1000;
   return isShort(1e-6) ? ["µs", 1e-6] : isShort(1e-3) ? ["ms", 1e-3] : ["s", 1];
 }
@@ -119,14 +119,14 @@ export function median(sorted) {
 export function formatSeconds(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds === 0) return "0 s";
-  const [name, unit] = unitOf(seconds);
+  const [name, unit] = timeUnit(seconds);
   return `${formatNumber(seconds / unit)} ${name}`;
 }
 
-/** A time on an axis whose labels are `distance` seconds apart: with as many digits as tell it from its neighbours. */
-export function formatTick(seconds, distance) {
+/** A time in text, one of many at a distance in seconds: with as many digits as tell it from its neighbours. */
+function formatMoment(seconds, distance) {
   if (Math.abs(seconds) < distance * 1e-6) return "0 s";
-  const [name, unit] = unitOf(seconds), digits = Math.max(0, Math.ceil(-Math.log10(distance / unit) - 1e-6));
+  const [name, unit] = timeUnit(seconds), digits = Math.max(0, Math.ceil(-Math.log10(distance / unit) - 1e-6));
   const value = (seconds / unit).toLocaleString("en-US", { maximumFractionDigits: Math.min(digits, 12) });
   return `${value} ${name}`;
 }
@@ -139,7 +139,7 @@ export const inMinutes = (time, span) => span >= 120 || (time >= 600 && span >= 
  * after the point if the others are less than a second apart.
  */
 export function timeWords(time, span, distance = 0) {
-  if (!inMinutes(time, span)) return formatTick(time, distance || span / 1000 || 1);
+  if (!inMinutes(time, span)) return formatMoment(time, distance || span / 1000 || 1);
   const digits = distance > 0 && distance < 1 && Math.abs(time) >= distance * 1e-6
     ? Math.ceil(-Math.log10(distance) - 1e-6)
     : 0;

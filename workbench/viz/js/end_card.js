@@ -54,7 +54,7 @@ export class EndCard {
     }
     const what = `${counted(store.requests.length, "request")}, ${counted(prompt, "prompt token")} and ` +
       `${counted(output, "output token")} in ${counted(store.numSteps, "step")}`;
-    const { atWork, idle } = store.clock, without = idle ? ` without ${formatSeconds(idle)} of idle time` : "";
+    const { atWork, idle } = store.clock, without = idle ? ` without ${formatSeconds(idle)} idle` : "";
     if (!store.timed()) return `${what}.`;
     const latency = store.column("chunk.latency"), flags = store.column("chunk.flags"), firsts = [];
     const [, end] = store.span("chunk", last);

@@ -2,24 +2,14 @@
 // run, in which a drag chooses a part; below them the slow requests with their causes, and the properties they share.
 
 import { arrivalsIn, binned, percentile } from "./bins.js";
-import {
-  counted,
-  formatNumber,
-  formatSeconds,
-  h,
-  inMinutes,
-  plain,
-  replace,
-  setText,
-  table,
-  timeWords,
-} from "./dom.js";
-import { hatch, outlinedText, SMALL, text, textWidth, tickLabel, ticks } from "./drawing.js";
+import { counted, formatNumber, formatSeconds, h, plain, replace, setText, table, timeWords } from "./dom.js";
+import { hatch, outlinedText, SMALL, text, textWidth, tickLabel } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf } from "./request.js";
 import { upperBound } from "./sorted.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
+import { timeTicks } from "./time_axis.js";
 
 const WHOLE = 40, AXIS = 18, ROW = 44, MOST_SLOW = 8;
 
@@ -170,7 +160,7 @@ export class IncidentPanel extends CanvasPanel {
     this.shown = null;
     if (!store.numSteps || !store.timed()) return;
     const idle = this.idle();
-    setText(this.hintElement, idle ? `${HINT}; the time with ${formatSeconds(idle)} of idle time` : HINT);
+    setText(this.hintElement, idle ? `${HINT}; time, with ${formatSeconds(idle)} idle` : HINT);
     const { from, to } = this.scale(true), { whole, width } = this.shown = binned(store, from, to, STRETCHES);
     this.rows = ROWS.filter((row) => row.of(whole) > 0)
       .map((row) => ({ ...row, name: typeof row.name === "string" ? row.name : row.name(width) }));
@@ -243,14 +233,12 @@ export class IncidentPanel extends CanvasPanel {
   }
 
   drawTimes(context, axis, y) {
-    const { colours } = this.theme, width = axis.to - axis.from;
+    const { colours } = this.theme;
     const { zero } = this.store, [from, to] = [axis.from - zero, axis.to - zero];
-    const unit = inMinutes(to, width) ? 60 : 1, count = this.width < 500 ? 4 : 8;
-    const values = ticks(from / unit, to / unit, count).map((value) => value * unit);
+    const { values, label } = timeTicks(from, to, this.width < 500 ? 4 : 8);
     let room = -Infinity;
     for (const tick of values) {
-      const label = timeWords(tick, width, values[1] - values[0]);
-      room = tickLabel(context, label, axis.x(tick + zero), y, colours.muted, this.width, room);
+      room = tickLabel(context, label(tick), axis.x(tick + zero), y, colours.muted, this.width, room);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x(tick + zero), y + 6, 1, this.height - y - 6);
     }

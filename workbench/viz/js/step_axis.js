@@ -1,7 +1,8 @@
 // The horizontal axis that several panels share: pixels of a step (or of its time), and the step at a pixel.
 
-import { ticks } from "./drawing.js";
+import { inMinutes } from "./dom.js";
 import { upperBound } from "./sorted.js";
+import { multiples, timeDistance, timeLabel } from "./time_axis.js";
 
 /** Widths in pixels from which there is room for numbers and a legend at the right of the axis, and for long names. */
 const WIDE = 620, NARROW = 430;
@@ -85,19 +86,17 @@ export class StepAxis {
   }
 
   /**
-   * Round times of the visible stretches, and the beginning of each: time and precision. All labels of an axis have one
-   * format, which follows from its span.
+   * Round times of the visible stretches, all at one distance, and with pauses the beginning of each stretch, which is
+   * seldom round: then all labels have a digit more.
    */
   timeTicks(count) {
-    const { stretches, leftOut } = this.stretches, drawn = this.t1 - this.t0;
-    const values = [], span = stretches.at(-1)[1];
-    for (const [from, to] of stretches) {
-      const round = ticks(from, to, Math.max(1, (count * (to - from)) / drawn)),
-        distance = round[1] - round[0] || to - from;
-      if (stretches.length > 1) values.push([from, distance / 10]);
-      for (const value of round) values.push([value, distance]);
-    }
-    return { values, leftOut, span };
+    const { stretches, leftOut } = this.stretches, span = stretches.at(-1)[1], paused = stretches.length > 1;
+    const distance = timeDistance(this.t1 - this.t0, count, inMinutes(span, span));
+    const values = stretches.flatMap(([from, to]) => {
+      const round = multiples(from, to, distance);
+      return paused ? [from, ...round.filter((time) => time > from)] : round;
+    });
+    return { values, leftOut, label: timeLabel(values.at(-1) ?? span, span, paused ? distance / 10 : distance) };
   }
 
   /** The pixel of a time since the zero of the run; null for one that is left out, because nothing ran. */

@@ -1,6 +1,6 @@
 // Step timeline: the tokens of every step against the token budget, decodes below and prefill above.
 
-import { counted, formatNumber, formatSeconds, plain, setText, timeWords } from "./dom.js";
+import { counted, formatNumber, formatSeconds, plain, setText } from "./dom.js";
 import { dashes, dot, eventMark, hatch, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { box, dashed, frame, hatched, layers, legendEntry, LegendLines } from "./legend.js";
 import { nameOf } from "./request.js";
@@ -82,7 +82,7 @@ export class TimelinePanel extends StepPanel {
   /** The idle time that the axis leaves out, and the reason why it may begin after 0, the first arrival. */
   timeHints() {
     const axis = this.axis(), idle = axis.stretches.leftOut, { before } = this.store.clock, hints = [];
-    if (idle) hints.push(`the time without ${formatSeconds(idle)} of idle time`);
+    if (idle) hints.push(`time, without ${formatSeconds(idle)} idle`);
     if (!axis.first && before > WORTH_SAYING * (axis.t1 - axis.t0)) {
       hints.push(`step 0 began ${formatSeconds(before)} after the first arrival, which is 0`);
     }
@@ -254,14 +254,15 @@ export class TimelinePanel extends StepPanel {
 
   drawStepLabels(context, axis, height) {
     const { colours } = this.theme;
-    const { values, leftOut, span } = axis.byTime ? axis.timeTicks(8) : { values: ticks(axis.from, axis.to, 10, true) };
+    const ofStep = (value) => formatNumber(this.store.label(value));
+    const { values, leftOut, label } = axis.byTime
+      ? axis.timeTicks(8)
+      : { values: ticks(axis.from, axis.to, 10, true), label: ofStep };
     let room = -Infinity;
     for (const value of values) {
-      const [time, precision] = axis.byTime ? value : [],
-        x = axis.byTime ? axis.xOfMoment(time) : axis.x(value);
+      const x = axis.byTime ? axis.xOfMoment(value) : axis.x(value);
       if (x === null || x > axis.x1) continue;
-      const label = axis.byTime ? timeWords(time, span, precision) : formatNumber(this.store.label(value));
-      const next = tickLabel(context, label, x, height - 6, colours.muted, axis.x1 + REACH, room);
+      const next = tickLabel(context, label(value), x, height - 6, colours.muted, axis.x1 + REACH, room);
       if (next === room) continue;
       room = next;
       context.fillStyle = colours.hairline;

@@ -74,7 +74,7 @@ class FleetRows:
     @property
     def axis(self) -> Axis:
         """The axis of time, which ends with the last step."""
-        return Axis.until(self.end)
+        return Axis.of_time(self.end)
 
 
 def fleet_rows(traces: Mapping[str, Trace], request_id: str = "") -> FleetRows:

@@ -1,0 +1,94 @@
+"""The labels of an axis of time: one unit and one precision on each, the same in pages and in static pictures."""
+
+import json
+import random
+import subprocess
+from itertools import pairwise
+
+import pytest
+from pages_in_deno import DENO
+
+from workbench import simulate
+from workbench.simulation.costs.cost_model import CostModel
+from workbench.viz.bundle import JS_DIRECTORY
+from workbench.viz.layout.axis import Axis, in_minutes, time_distance, time_labels
+
+CASES = {
+    0.002: "0.0 ms, 0.5 ms, 1.0 ms, 1.5 ms, 2.0 ms",
+    2.0: "0.0 s, 0.5 s, 1.0 s, 1.5 s, 2.0 s",
+    90.0: "0 s, 20 s, 40 s, 60 s, 80 s",
+    119.0: "0 s, 50 s, 100 s",
+    150.0: "0:00 min, 0:30 min, 1:00 min, 1:30 min, 2:00 min, 2:30 min",
+    1200.0: "0:00 min, 5:00 min, 10:00 min, 15:00 min, 20:00 min",
+    10_800.0: "0:00 h, 1:00 h, 2:00 h, 3:00 h",
+    4000.0: "0:00 h, 0:15 h, 0:30 h, 0:45 h, 1:00 h",
+    400_000.0: "0:00 h, 24:00 h, 48:00 h, 72:00 h, 96:00 h",
+}
+CASES = {end: words.replace("0.0 ", "0 ", 1) for end, words in CASES.items()}
+
+
+def seconds_of(words):
+    value, unit = words.split()
+    if ":" in value:
+        parts = [float(part) for part in value.split(":")]
+        scale = 60 if unit == "h" and len(parts) == 2 else 1
+        return scale * sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    return float(value.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
+
+
+@pytest.fixture(scope="module")
+def in_page():
+    """A function that makes the labels of axes (from, to, count) with the code of the pages."""
+    if not DENO.exists():
+        pytest.skip("deno is not installed, so the views' code cannot be run without a browser")
+
+    def in_page_(axes):
+        code = (
+            f"import {{ timeTicks }} from '{(JS_DIRECTORY / 'time_axis.js').as_uri()}';"
+            "const labelled = (at) => [at.values, at.values.map(at.label)];"
+            f"console.log(JSON.stringify({json.dumps(axes)}.map((axis) => labelled(timeTicks(...axis)))));"
+        )
+        command = [str(DENO), "eval", "--no-check", code]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        return json.loads(found.stdout)
+
+    return in_page_
+
+
+def test_the_table_of_cases_holds_for_static_pictures_and_pages(in_page):
+    for end, words in CASES.items():
+        assert ", ".join(Axis.of_time(end).labels) == words
+    for (end, words), (values, labels) in zip(CASES.items(), in_page([[0, end, 5] for end in CASES]), strict=True):
+        assert ", ".join(labels) == words and values == pytest.approx(Axis.of_time(end).ticks), end
+
+
+def test_both_write_random_axes_alike_in_one_unit_and_precision(in_page):
+    rng = random.Random(3)
+    axes = [[0.0, 10 ** rng.uniform(-6, 6), rng.randint(3, 9)] for _ in range(150)]
+    axes += [[begin := rng.uniform(0, 9000), begin + 10 ** rng.uniform(-3, 4), 8] for _ in range(150)]
+    for (begin, end, count), (values, labels) in zip(axes, in_page(axes), strict=True):
+        assert 0 < len(values) <= count + 1, (begin, end)
+        distance = time_distance(end - begin, count, in_minutes(end, end - begin))
+        assert labels == time_labels(values, end - begin, distance)
+        assert len({words.split()[1] for words in labels}) == 1, "one unit"
+        forms = {tuple(len(part) for part in words.split()[0].replace(":", ".").split(".")[1:]) for words in labels[1:]}
+        assert len(forms - {()}) <= 1 and len(set(labels)) == len(labels), "one precision, and neighbours differ"
+        for value, words in zip(values, labels):
+            assert seconds_of(words) == pytest.approx(value, abs=0.01 * distance)
+        assert all(b - a == pytest.approx(distance) for a, b in pairwise(values))
+
+
+def test_an_axis_with_a_pause_has_one_precision(deno_page):
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 9, "arrival_time": at} for n, at in enumerate((0, 8.7612))
+    ]
+    deno_page.open(simulate({"requests": requests}, cost_model=CostModel(fixed=0.0312)), width=1280)
+    deno_page("view.cursor.axis = 'time'")
+    values, labels = deno_page(
+        "((at) => [at.values, at.values.map(at.label)])(view.panel('timeline').axis().timeTicks(8))"
+    )
+    after = [words for words in labels if words != "0 s"]
+    assert len(after) > 4 and any(value > 8.7 for value in values)
+    assert len({len(words.split(".")[1]) for words in after}) == 1 and all(words.endswith(" s") for words in after)
+    for value, words in zip(values, labels):
+        assert seconds_of(words) == pytest.approx(value, abs=0.006)
