@@ -178,7 +178,9 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
         root = ET.fromstring(fleet_svg(traces, asked))
         paths = [(path.get("d"), path.get("fill"), path.get("stroke")) for path in list(root.iter()) if path.get("d")]
         texts = [(float(t.get("x")), float(t.get("y")), t.text) for t in root.iter() if t.tag.endswith("text")]
-        ticks = [(x, float(words.split()[0])) for x, y, words in texts if words.endswith(" s")]
+        units = {"s": 1.0, "ms": 1e-3}
+        labels = [(x, words.split()) for x, _, words in texts if words.split()[-1] in units]
+        ticks = [(x, float(number) * units[unit]) for x, (number, unit) in labels]
         (x0, t0), (x1, t1) = ticks[0], ticks[-1]
 
         def time_of(x):
@@ -186,7 +188,7 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
 
         all_bins = {name: parts_of(each, traces[name].meta.created - begin, end) for name, each in facts.items()}
         most = max(running + waiting for parts in all_bins.values() for running, waiting, *_ in parts)
-        assert root.get("aria-label") == f"3 replicas over {end:.4g} s; the highest row has {most} requests"
+        assert root.get("aria-label") == f"3 replicas over {end * 1000:.3g} ms; the highest row has {most} requests"
         for row, (name, parts) in enumerate(all_bins.items()):
             top = 20 + 64 * row
             names = [words for _, y, words in texts if y in (top + 24, top + 40)]
