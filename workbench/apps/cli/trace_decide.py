@@ -24,11 +24,12 @@ from workbench.apps.cli.options import (
     load_ranks,
     load_trace,
     parts_of,
+    say_written,
     write_plot,
 )
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
-from workbench.base.text import printable
+from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.analysis.check import Check
@@ -301,7 +302,7 @@ def _whatif(options: argparse.Namespace) -> int:
         print(command)
     if options.out:
         prediction.trace.save(options.out)
-        print(f"{len(prediction.trace)} predicted steps saved to {options.out}")
+        say_written(options.out, counted(len(prediction.trace), "predicted step"))
     return 0
 
 
@@ -347,7 +348,7 @@ def _tune(options: argparse.Namespace) -> int:
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
-        print(f"wrote {options.out}: {ONCE}")
+        say_written(options.out, hint=ONCE)
     if options.plot:
         write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings, note=ONCE))
     return 0
