@@ -60,7 +60,11 @@ _MISSES = """\
   workbench trace misses run.jsonl.gz r17
 """
 
-_TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
+WITHOUT_NOISE = "one simulation without noise; the values above are means of several"
+"""The difference between the trace that ``trace whatif`` writes and the values that it prints."""
+
+_LATENCIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_mean", "itl_p99", "e2e_mean")
+_TIMES = ("duration", *_LATENCIES, "output_throughput")
 """Values in seconds, or by seconds, that ``trace whatif`` prints."""
 
 
@@ -290,7 +294,7 @@ def _whatif(options: argparse.Namespace) -> int:
     check = predictor.check
     gives_seconds = check.grade != "steps" or options.force
     names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
-    print("\n".join(_whatif_table(names, prediction, check, bool(changes))))
+    print("\n".join(_whatif_table(names, prediction, predictor.unchanged, check)))
     if not gives_seconds:
         print(f"{check.refusal}; --force prints them")
     elif check.caution:
@@ -302,22 +306,24 @@ def _whatif(options: argparse.Namespace) -> int:
         print(command)
     if options.out:
         prediction.trace.save(options.out)
-        say_written(options.out, counted(len(prediction.trace), "predicted step"))
+        say_written(options.out, counted(len(prediction.trace), "predicted step"), WITHOUT_NOISE)
     return 0
 
 
-def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is_changed: bool) -> Iterator[str]:
+def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Prediction, check: Check) -> Iterator[str]:
     """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
     from workbench.analysis.check import MAX_ERROR, shown
     from workbench.analysis.values import OF_IDLE
     from workbench.base.tables import table_lines, terminal_width
 
+    is_changed = prediction is not unchanged
     changed = ["changed, predicted", "change"] if is_changed else []
     table = [["", "now, predicted", *changed, "interval", "now, recorded", "off by", ""]]
     far = False
+    predicted = {name: interval.value for name, interval in unchanged.intervals.items()}
     for name in names:
-        interval, now = prediction.intervals[name], check.unchanged.get(name)
-        texts = [shown(name, values[name]) if name in values else "-" for values in (check.unchanged, check.recorded)]
+        interval, now = prediction.intervals[name], predicted.get(name)
+        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.recorded)]
         change = f"{interval.value / now - 1:+.0%}" if now else ""
         changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
