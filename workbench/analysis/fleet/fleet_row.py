@@ -20,7 +20,7 @@ class FleetRow:
     Attributes:
         router: Name of the router.
         replicas: Number of replicas.
-        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.predict.value_names`.
+        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.values.value_names`.
         hit_rate: Share of the prompt tokens of admitted requests that were found in prefix caches.
         goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
         largest_share: Share of the requests that went to the busiest replica.
