@@ -219,6 +219,50 @@ def test_a_change_is_that_of_two_predictions(recording, tmp_path, capsys, monkey
     assert said.count("the prediction of the recorded setting is off by: ttft_p99 ") == said.count("off by: ") == 1
 
 
+def random_recording(seed, kind):
+    """A loaded machine, at times with a pause of nine seconds, or cut off while requests wait for their first token."""
+    rng, now, requests = random.Random(seed), 0.0, []
+    for i in range(45):
+        now += rng.expovariate(7.0) + (9.0 if kind == "paused" and i == 22 else 0.0)
+        prompt = {"len": rng.choice([rng.randint(20, 300), rng.randint(800, 1500)])}
+        requests.append({"id": f"r{i}", "prompt": prompt, "max_tokens": rng.randint(2, 40), "arrival_time": now})
+    config = CONFIG | {"max_num_seqs": rng.choice([3, 4]), "max_num_batched_tokens": rng.choice([256, 512])}
+    trace = simulate({"config": config, "requests": requests}, cost_model=Machine(seed))
+    if kind != "cut":
+        return trace
+    at = next(i for i, record in enumerate(trace) if i > 100 and len(record.waiting) > 2)
+    return trace[:at]
+
+
+@pytest.mark.parametrize("kind", ["whole", "paused", "cut"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_card_the_search_and_whatif_have_the_same_values(seed, kind, tmp_path, capsys):
+    path, names = tmp_path / "run.jsonl", ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "duration")
+    random_recording(seed, kind).save(path)
+    slo = ",".join([*(f"{name}=600s" for name in names), "output_throughput=1"])
+    names = (*names, "output_throughput")
+    trace = Trace.load(path)
+    assert any(each.age is not None for each in trace.metrics().requests.values()) == (kind == "cut")
+    card = tuning_facts(trace.tune(slo, grid={"max_num_seqs": [trace.config["max_num_seqs"], 16]}, force=True))
+    assert main(["trace", "tune", str(path), "--slo", slo, "--sweep", f"max_num_seqs={trace.config['max_num_seqs']},16",
+                 "--force"]) == 0  # fmt: skip
+    tuned = capsys.readouterr().out
+    assert main(["trace", "whatif", str(path), "--set", "max_num_seqs=16", "--force"]) == 0
+    said = capsys.readouterr().out
+    rows = {cells[0]: cells[1:] for line in said.splitlines() if len(cells := re.split(r"\s{2,}", line)) > 4}
+    for one in card["candidates"]:
+        is_now = one["setting"] == "as recorded, predicted"
+        for name in names:
+            now, changed, _, interval, *_ = rows[name]
+            value, _, spread = one["values"][name].partition(" (")
+            assert value == (now if is_now else changed), (name, one)
+            assert is_now or spread == f"{interval})", (name, one)
+            assert f"  {name} {one['values'][name]}\n" in tuned, name
+    assert {one["setting"] for one in card["candidates"]} == {"as recorded, predicted", "max_num_seqs=16"}
+    for words in (said, tuned):
+        assert ("had not ended with the recording" in words) == (kind == "cut")
+
+
 def test_commands(recording, tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     recording.save(path)

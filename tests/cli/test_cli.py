@@ -18,8 +18,10 @@ from workbench import Engine, Trace, simulate
 from workbench.apps.cli import build_parser, main
 from workbench.apps.cli.bench import serve_requests
 from workbench.apps.cli.demo import _run_served, open_browser
+from workbench.apps.cli.trace_decide import WITHOUT_NOISE
 from workbench.base.served_names import own_addresses
 from workbench.trace import TraceWriter
+from workbench.viz.pareto import ONCE
 
 COMMAND = [sys.executable, "-m", "workbench"]
 ENVIRONMENT = {**os.environ, "WORKBENCH_PREFLIGHT": "remembered"}
@@ -165,7 +167,7 @@ def test_the_trace_of_a_bench_is_written_while_it_runs(bench, capsys):
     trace = run_it()
     assert len(trace) > 3 and trace.end == "done" and trace.requests.keys() == {"r0", "r1"}
     assert in_file == [*range(1, len(trace) + 1)]
-    assert f"{len(trace)} steps saved" in capsys.readouterr().out
+    assert f"wrote {len(trace)} steps to" in capsys.readouterr().out
 
 
 def test_a_bench_whose_trace_is_cut_off_fails(bench, monkeypatch):
@@ -324,19 +326,26 @@ def test_output_that_nobody_reads_ends_the_command_without_a_message():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_what_a_sweep_and_a_fleet_write_is_said(tmp_path, monkeypatch, capsys):
+def test_what_a_command_writes_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3} for n in range(4)]
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3, "arrival_time": n / 9} for n in range(40)]
     Path("work.json").write_text(json.dumps({"requests": requests, "cost_model": {"fixed": 0.01}}))
+    steps = len(simulate("work.json"))
+    tune = "trace tune run.jsonl --slo ttft_p99=1s --sweep max_num_seqs=1,256"
     for command, written in (
+        ("simulate work.json --out run.jsonl", [f"{steps} steps to run.jsonl"]),
+        ("trace whatif run.jsonl --out if.jsonl", [f"{steps} predicted steps to if.jsonl: {WITHOUT_NOISE}"]),
+        (f"{tune} --out t.csv --plot t.svg", [f"t.csv: {ONCE}", "t.svg"]),
+        ("trace html run.jsonl --out t.html", ["t.html"]),
+        ("fleet compare work.json --routers random --jobs 1 --rows r.jsonl", ["1 row to r.jsonl"]),
         ("simulate work.json --sweep max_num_seqs=1,2 --jobs 1 --out s.csv --plot s.svg", ["s.csv", "s.svg"]),
-        ("fleet run work.json --replicas 2 --out traces --plot f.svg", ["f.svg", "2 traces into traces"]),
+        ("fleet run work.json --replicas 2 --out traces --plot f.svg", ["f.svg", "2 traces to traces"]),
         ("fleet compare work.json --routers random --jobs 1 --plot c.svg", ["c.svg"]),
     ):
         assert main(command.split()) == 0
         said = capsys.readouterr().out.splitlines()
         assert [line for line in said if line.startswith("wrote ")] == [f"wrote {name}" for name in written]
-        assert all(Path(name.split()[-1]).exists() for name in written)
+        assert all(Path(name.partition(": ")[0].split()[-1]).exists() for name in written)
 
 
 def test_one_replica_is_no_plural(tmp_path, monkeypatch, capsys):

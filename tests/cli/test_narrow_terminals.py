@@ -15,8 +15,8 @@ WORKLOAD = {
 }
 COMMANDS = {
     "trace whatif run.jsonl.gz --set max_num_seqs=8": ("ttft_p99", "  changed, predicted"),
-    "fleet compare run.jsonl.gz --routers round_robin,cache_aware --jobs 1": ("cache_aware", "  ttft_mean s"),
-    "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --repeats 1": ("round_robin <", "  ttft_p99 s"),
+    "fleet compare run.jsonl.gz --routers round_robin,cache_aware --jobs 1": ("cache_aware", "  ttft_mean"),
+    "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --repeats 1": ("round_robin <", "  ttft_p99"),
     "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --load 1x,2x": ("1x", "  requests/s"),
 }
 

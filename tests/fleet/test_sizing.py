@@ -9,18 +9,21 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from workbench import EngineConfig, simulate, simulate_fleet
+from workbench import EngineConfig, Trace, simulate, simulate_fleet
 from workbench.analysis.fleet.at_scale import simulate_fleet_at_scale
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.load import scale_load
 from workbench.analysis.fleet.load_curve import load_curve
 from workbench.analysis.fleet.sizing import compare, size
+from workbench.analysis.values import values_of
 from workbench.apps.cli import main
 from workbench.base.progress import _NoBar
 from workbench.base.text import duration
 from workbench.simulation.arrivals import read_generated, timed_arrival
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.summary import arrival_rate
 
 GENERATED = {
     "num_requests": 150,
@@ -265,9 +268,77 @@ def test_the_highest_load_of_an_answer_and_its_cost():
     assert f"at {table.highest.load:.3g} times this load" in repr(table) and "cost of 1M" in repr(table)
 
 
+def waiting(wait):
+    """A recording whose first requests arrive one after the other while the engine is not started yet."""
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"len": 60 + 37 * n % 200},
+            "max_tokens": 5 + n % 9,
+            "arrival_time": max(0, n - 8) / 5,
+        }
+        for n in range(30)
+    ]
+    run = simulate({"config": {"max_num_seqs": 4}, "requests": requests, "cost_model": WORKLOAD["cost_model"]})
+    trace = Trace(run.meta)
+    for n, info in enumerate(run.requests.values()):
+        trace.add_request(replace(info, arrival_time=wait * n / 9 if n < 9 else info.arrival_time + wait))
+    for record in run:
+        trace.append(replace(record, time=record.time + wait, end=record.end + wait))
+    return trace
+
+
+@pytest.mark.parametrize(("wait", "load"), [(0.0, "1x,2x"), (30.0, "1x,2x"), (30.0, "1x")])
+def test_a_recording_waits_for_its_first_step_and_the_error_of_one_replica_is_told(wait, load, tmp_path, capsys):
+    trace, path = waiting(wait), tmp_path / "run.jsonl"
+    trace.save(path)
+    measured = values_of(trace)
+    demand = Demand.read(path)
+    values = demand.row(1, "round_robin", {}).values
+    for name in ("ttft_mean", "ttft_p99", "e2e_mean"):
+        assert values[name] == pytest.approx(measured[name], rel=0.05), name
+    rate = arrival_rate([info.arrival_time for info in trace.requests.values()])
+    assert demand.rate == pytest.approx(rate) and f"({rate:.3g} per second)" in demand.summary
+    main(
+        [
+            "fleet",
+            "size",
+            str(path),
+            "--slo",
+            "ttft_p99=90s,itl_mean=9s",
+            "--repeats",
+            "1",
+            "--load",
+            load,
+            "--set",
+            "max_num_seqs=5",
+            "--jobs",
+            "1",
+        ]
+    )
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("check, the recording predicted with one replica")]
+    for name in ("ttft_p99", "itl_mean"):
+        off = f"off by {values[name] / measured[name] - 1:+.0%}"
+        assert f"{name} {duration(values[name])} (recorded {duration(measured[name])}, {off})" in line
+
+
+def test_requests_that_arrive_together_have_no_rate_and_short_times_have_a_unit(tmp_path, capsys):
+    requests = [{"id": f"r{n}", "prompt": {"len": 50}, "max_tokens": 4, "arrival_time": 3.0} for n in range(5)]
+    path = tmp_path / "workload.json"
+    path.write_text(json.dumps({"requests": requests, "cost_model": {"fixed": 8.557e-5}}))
+    for more in ([], ["--load", "1x,2x"]):
+        assert main(["fleet", "size", str(path), "--slo", "ttft_p99=1s", "--jobs", "1", *more]) == 0
+        said = capsys.readouterr().out
+        assert "that arrive together" in said and "together" in said.partition("\n")[2]
+        assert " 0 requests/s" not in said and not re.search(r"\de-\d", said) and "85.6 µs" in said
+    assert not re.search(r"\de-\d", repr(Demand.read(path).run(1, "round_robin")))
+
+
 def test_sessions_are_sized_too():
     agents = {"count": 20, "turns": 3, "input": 50, "output": 20, "arrivals": {"process": "poisson", "rate": 10}}
     workload = {name: value for name, value in WORKLOAD.items() if name != "generate"} | {"sessions": agents}
     one, two = (compare(Demand.read(workload, load=load), [1], ["sticky"], jobs=1).rows[0] for load in (1, 2))
     assert two.values["output_throughput"] > 1.2 * one.values["output_throughput"]
-    assert size(Demand.read(workload), "ttft_p99=500ms", router="sticky", repeats=1).best is not None
+    table = size(Demand.read(workload), "ttft_p99=500ms", router="sticky", repeats=1, highest=True)
+    assert table.best is not None and "requests/s" not in repr(table) and "together" not in repr(table)

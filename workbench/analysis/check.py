@@ -56,6 +56,8 @@ class Check:
         plain: The same, predicted without noise; ``unchanged`` if it is empty. Every view simulates these, so they
             decide what the predictions are good for.
         without_pauses: The measured values without pauses; ``recorded`` if it is empty.
+        is_cut: Whether requests had not ended with the recording: the values are of what had happened by then, and a
+            prediction that is compared with another one serves all requests to their end.
     """
 
     fit: FitReport | None
@@ -63,6 +65,7 @@ class Check:
     unchanged: Mapping[str, float] = field(default_factory=dict)
     plain: Mapping[str, float] = field(default_factory=dict)
     without_pauses: Mapping[str, float] = field(default_factory=dict)
+    is_cut: bool = False
 
     @property
     def errors(self) -> dict[str, float]:
@@ -155,6 +158,11 @@ class Check:
     def notes(self) -> tuple[str, ...]:
         """The quality of the fit, and the limits of the check, in sentences."""
         notes = [self.fit.sentence] if self.fit is not None else []
+        if self.is_cut:
+            notes.append(
+                "requests had not ended with the recording: errors are those of what had happened by then, other "
+                "predictions serve all requests to their end"
+            )
         if not self.recorded:
             notes.append("nothing was measured that the prediction of the recorded setting could be compared with")
         hits = self.recorded.get("hit_rate", 0.0), self.unchanged.get("hit_rate", 0.0)
@@ -172,7 +180,8 @@ class Check:
             for name in SHOWN
             if name in self.recorded and name in self.unchanged
         ]
-        check = [f"check, the recorded setting predicted: {', '.join(pairs)}"] if pairs else []
+        until = " until the recording ended" if self.is_cut else ""
+        check = [f"check, the recorded setting predicted{until}: {', '.join(pairs)}"] if pairs else []
         return "\n".join([*check, *self.notes])
 
 

@@ -166,7 +166,8 @@ class Predictor:
         """The recorded setting, predicted, beside what was measured."""
         outcome = self.unchanged.outcome
         plain = {**outcome.values, **outcome.seen}
-        return Check(self.report, self.recorded, self.unchanged_values, plain, self._without_pauses)
+        is_cut = bool(self.unchanged.seen) and self._until is not None
+        return Check(self.report, self.recorded, self.unchanged_values, plain, self._without_pauses, is_cut)
 
     @property
     def _without_pauses(self) -> dict[str, float]:

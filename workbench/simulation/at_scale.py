@@ -205,7 +205,8 @@ class SimulationSummary:
     def __repr__(self) -> str:
         def line(name: str, histogram: LatencyHistogram) -> str:
             d = histogram.distribution()
-            return f"{name}: mean {d.mean:.4g} s, p50 {d.p50:.4g}, p99 {d.p99:.4g}" if d.count else f"{name}: none"
+            statistics = ", ".join(f"{key} {d.amount(key, 's')}" for key in ("mean", "p50", "p99"))
+            return f"{name}: {statistics}" if d.count else f"{name}: none"
 
         idle = " without idle time" if self.idle else ""
         return (

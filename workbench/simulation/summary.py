@@ -54,13 +54,23 @@ def arrival_rate(times: Sequence[float]) -> float:
     return len(times) / span if span else 0.0
 
 
+def arrival_times(arrivals: Sequence[Arrival]) -> list[float]:
+    """The arrivals of requests in seconds; one without a time comes at the start."""
+    return [0.0 if arrival.arrives_at is None else arrival.arrival_time for arrival in arrivals]
+
+
+def rate_words(rate: float | None) -> str:
+    """An `arrival_rate` as text, for a table; a dash for None."""
+    return "-" if rate is None else f"{rate:.3g}" if rate else "together"
+
+
 def _span(arrivals: Sequence[Arrival]) -> str:
     if all(arrival.arrives_at is None for arrival in arrivals):
         steps = [arrival.arrival_step for arrival in arrivals]
         return f"at steps {min(steps)} to {max(steps)}" if max(steps) else "that arrive together"
-    times = [arrival.arrives_at or 0.0 for arrival in arrivals]  # one without a time comes at the start
+    times = arrival_times(arrivals)
     rate = arrival_rate(times)
-    return f"in {max(times) - min(times):,.6g} s ({rate:.3g} per second)" if rate else "that arrive together"
+    return f"in {max(times) - min(times):,.6g} s ({rate_words(rate)} per second)" if rate else "that arrive together"
 
 
 def _range(lengths: Sequence[int]) -> str:

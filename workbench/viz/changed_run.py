@@ -82,7 +82,7 @@ def _words(predictor: Predictor, unchanged: Trace) -> str:
 
 
 def trust_words(predictor: Predictor, unchanged: Trace) -> str:
-    """How far predictions of a run can be trusted: the error of that of the run as it was, or the way to read them.
+    """The trust in predictions of a run: the error of that of the run as it was, or the way to read them.
 
     Args:
         predictor: Predicts the run.

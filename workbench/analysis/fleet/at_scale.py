@@ -69,7 +69,7 @@ class FleetSummary:
         return (
             f"FleetSummary({self.router}, {counted(len(self.replicas), 'replica')}: {self.total('num_finished')} of "
             f"{self.total('num_requests')} requests in {self.total('num_steps')} steps, {self.duration:.6g} s; "
-            f"TTFT mean {ttft.mean or 0:.4g} s, p99 {ttft.p99 or 0:.4g}; ITL mean {itl.mean or 0:.4g} s)"
+            f"TTFT mean {ttft.amount('mean', 's')}, p99 {ttft.amount('p99', 's')}; ITL mean {itl.amount('mean', 's')})"
         )
 
 

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from workbench.analysis.assumed_hits import AssumedHits
+from workbench.analysis.check import Check
+from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.fleet_run import FleetRun
 from workbench.analysis.fleet.load import CopiedTokens, scale_load
 from workbench.analysis.fleet.router import Router
 from workbench.analysis.fleet.sessions import Sessions
 from workbench.analysis.fleet.simulate import MAX_REPLICAS, read_fleet, run_fleet
 from workbench.analysis.fork import recorded_config, recorded_requests
+from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import loops_of
+from workbench.analysis.values import values_of
 from workbench.config import EngineConfig
 from workbench.scheduler.request import Request
 from workbench.simulation.access_log import is_access_log, read_log, refuse_units
 from workbench.simulation.arrivals import Arrival, read_generated
 from workbench.simulation.costs.cost_model import CostModel, StepCost, step_costs
 from workbench.simulation.costs.drift import Drift
-from workbench.simulation.costs.fit import without_stalls, without_trend
+from workbench.simulation.costs.fit import FitReport, without_stalls, without_trend
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.log_units import UnitOfTime
 from workbench.simulation.simulate import next_token
-from workbench.simulation.summary import summary_of
+from workbench.simulation.summary import arrival_rate, arrival_times, summary_of
 from workbench.simulation.workload import read_json_workload
 from workbench.trace import Trace
+from workbench.trace.readings.metrics_collector import metrics
 
 NUM_MODELS = 8
 """Number of fits to parts of a recording."""
@@ -58,6 +64,9 @@ class Demand:
         summary: The requests of the file in a few words, as they were understood.
         noise: Deviations of recorded steps from the cost model; None without a recording.
         generate: The description of generated requests, which another seed draws again; None for others.
+        recorded: The measured values of the recording that the requests are of, by name; empty without one.
+        recorded_config: The configuration of that recording; None without one.
+        fit: The errors of the cost model on steps of the recording that it was fitted to; None without one.
 
     Example:
         >>> from workbench import Demand
@@ -81,6 +90,9 @@ class Demand:
     generate: Mapping[str, Any] | None = None
     summary: str = ""
     noise: StepNoise | None = None
+    recorded: Mapping[str, float] = field(default_factory=dict)
+    recorded_config: EngineConfig | None = None
+    fit: FitReport | None = None
 
     @classmethod
     def read(
@@ -120,6 +132,8 @@ class Demand:
         sample_token: Callable[[Request], int] = next_token
         told = "the workload's cost_model"
         sessions, models, generate, summary, noise, loops = None, [], None, "", None, ""
+        recorded: dict[str, float] = {}
+        report: FitReport | None = None
         if isinstance(source, Mapping) or (not is_access_log(source) and Path(source).suffix == ".json"):
             refuse_units(source, time_unit, block_size, ignore_columns)
             content = read_json_workload(source)
@@ -138,6 +152,7 @@ class Demand:
             base, model = recorded_config(trace), None
             given, sample_token = recorded_requests(trace, open_loop=open_loop)
             loops = "" if open_loop else str(loops_of(trace))
+            recorded = _measured(trace)
         if cost_from is not None:
             model, report = CostModel.fit(cost_from)
             steps = without_trend(without_stalls(step_costs(cost_from))[0], report.drift)
@@ -166,7 +181,46 @@ class Demand:
             generate=generate,
             summary=summary,
             noise=noise,
+            recorded=recorded,
+            recorded_config=base if recorded else None,
+            fit=report,
         )
+
+    @property
+    def rate(self) -> float | None:
+        """Arrivals per second, see `workbench.simulation.summary.arrival_rate`; None for sessions."""
+        return arrival_rate(arrival_times(self.arrivals)) if self.sessions is None else None
+
+    @cached_property
+    def check(self) -> Check | None:
+        """The recording, predicted with one replica under its own configuration and load; None without one."""
+        if self.recorded_config is None:
+            return None
+        alone = self if self.load == 1 else self.times(1 / self.load)
+        row = replace(alone, config=self.recorded_config).row(1, "round_robin", {})
+        return Check(self.fit, self.recorded, row.values)
+
+    def row(
+        self,
+        replicas: int,
+        router: str | Router,
+        slo: Mapping[str, float],
+        seed: int = 0,
+        model: CostModel | None = None,
+    ) -> FleetRow:
+        """The numbers of one layout: of one run with a seed, or the mean of several without one.
+
+        Args:
+            replicas: The number of replicas.
+            router: The router.
+            slo: A target by name; empty for none.
+            seed: See `run`.
+            model: See `run`.
+        """
+        models = self.models or [self.cost_model]
+        draws = [(seed, model)] if seed else [(draw, models[draw % len(models)]) for draw in range(self.num_draws)]
+        runs = (self.run(replicas, router, *draw) for draw in draws)
+        return FleetRow.mean([FleetRow.of(run, slo, self.load, self.rate) for run in runs], slo)
 
     @property
     def num_draws(self) -> int:
@@ -179,7 +233,10 @@ class Demand:
         load = self.load * factor
         arrivals = scale_load(self.given, load, self.how, self.seed)
         sessions = self.sessions.with_load(load) if self.sessions else None
-        return replace(self, arrivals=arrivals, sessions=sessions, load=load)
+        scaled = replace(self, arrivals=arrivals, sessions=sessions, load=load)
+        if "check" in self.__dict__:  # another load does not change it
+            scaled.__dict__["check"] = self.check
+        return scaled
 
     def run(self, replicas: int, router: str | Router, seed: int = 0, model: CostModel | None = None) -> FleetRun:
         """The demand, served by so many replicas.
@@ -220,6 +277,13 @@ class Demand:
             digest.update(repr((arrival.request_id, arrival.arrives_at, arrival.sampling.max_tokens)).encode())
             digest.update(repr(list(arrival.prompt_token_ids)).encode())
         return digest.hexdigest()[:16]
+
+
+def _measured(trace: Trace) -> dict[str, float]:
+    """The measured values of a recording; empty if it has none, or if requests had not ended with it."""
+    if trace.meta.source.startswith(SOURCE) or any(each.age is not None for each in metrics(trace).requests.values()):
+        return {}
+    return values_of(trace)
 
 
 def _name(source: Mapping[str, Any] | str | os.PathLike[str]) -> str:

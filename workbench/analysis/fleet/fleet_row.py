@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from workbench.analysis.check import shown
 from workbench.analysis.fleet.fleet_run import FleetRun
 from workbench.analysis.tuning import score
 from workbench.analysis.values import latency_values
-from workbench.simulation.summary import arrival_rate
-from workbench.trace.readings.metrics import TraceMetrics, number
+from workbench.trace.readings.metrics import TraceMetrics
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,14 @@ class FleetRow:
     Attributes:
         router: Name of the router.
         replicas: Number of replicas.
-        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.predict.value_names`.
+        values: Latencies in seconds and throughputs, by the names of `workbench.analysis.values.value_names`.
         hit_rate: Share of the prompt tokens of admitted requests that were found in prefix caches.
         goodput: Share of the requests that keep the target's limits on ttft, tpot and e2e, each by itself.
         largest_share: Share of the requests that went to the busiest replica.
         score: The worst ratio of a value to its limit; 1 or less meets the target.
         load: Multiple of the load of the file.
-        rate: Requests that arrived in a second, as `workbench.simulation.summary.arrival_rate` counts them.
+        rate: Requests that arrive in a second, as `workbench.simulation.summary.arrival_rate` counts them; 0 if all
+            arrive together, None for sessions.
         low: The smallest of each value over the runs.
         high: The largest.
         num_output_tokens: Output tokens of all requests.
@@ -42,7 +43,7 @@ class FleetRow:
     largest_share: float
     score: float
     load: float = 1.0
-    rate: float = 0.0
+    rate: float | None = 0.0
     low: dict[str, float] = field(default_factory=dict)
     high: dict[str, float] = field(default_factory=dict)
     num_output_tokens: float = 0.0
@@ -59,8 +60,8 @@ class FleetRow:
         return price * self.replicas * self.values["duration"] / 3600 / self.num_output_tokens * 1e6
 
     @classmethod
-    def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0) -> FleetRow:
-        """The numbers of a run, at a multiple of the load of the file."""
+    def of(cls, run: FleetRun, slo: Mapping[str, float], load: float = 1.0, rate: float | None = 0.0) -> FleetRow:
+        """The numbers of a run, at a multiple of the load of the file, and at a rate of arrivals."""
         metrics = run.metrics()
         values = latency_values(metrics)
         return cls(
@@ -72,7 +73,7 @@ class FleetRow:
             largest_share=max(run.shares),
             score=score(values, slo) if slo else 0.0,
             load=load,
-            rate=arrival_rate([choice.time for choice in run.choices.values()]),
+            rate=rate,
             low=values,
             high=values,
             num_output_tokens=metrics.summary.num_output_tokens,
@@ -94,7 +95,6 @@ class FleetRow:
             goodput=fmean(row.goodput for row in rows),
             largest_share=fmean(row.largest_share for row in rows),
             score=score(values, slo) if slo else 0.0,
-            rate=fmean(row.rate for row in rows),
             num_output_tokens=fmean(row.num_output_tokens for row in rows),
             idle=fmean(row.idle for row in rows),
             low={name: min(row.low[name] for row in rows) for name in names},
@@ -104,8 +104,10 @@ class FleetRow:
 
     def shown(self, name: str) -> str:
         """A value, with its range if there were several runs."""
-        value = number(self.values.get(name))
-        return f"{value} [{number(self.low[name])}-{number(self.high[name])}]" if self.runs > 1 else value
+        if name not in self.values:
+            return "-"
+        value, *ends = (shown(name, values[name]) for values in (self.values, self.low, self.high))
+        return f"{value} [{' to '.join(ends)}]" if self.runs > 1 else value
 
 
 def _goodput(metrics: TraceMetrics, slo: Mapping[str, float]) -> float:

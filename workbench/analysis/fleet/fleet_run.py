@@ -16,7 +16,7 @@ from workbench.analysis.fleet.split import HandOver
 from workbench.base.on_demand import find
 from workbench.base.text import counted, shown
 from workbench.trace import Trace
-from workbench.trace.readings.metrics import TraceMetrics, amount, number, percent
+from workbench.trace.readings.metrics import TraceMetrics, amount, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
 
 
@@ -175,7 +175,8 @@ class FleetRun:
             row = (
                 f"{name:>7}  {found.num_requests:>8}  {found.num_steps:>5}",
                 f"{percent(found.hit_rate):>6}  {found.num_preemptions:>9}",
-                f"{number(found.ttft.mean):>9}  {number(found.ttft.p99):>9}  {number(found.itl.mean):>9}",
+                f"{found.ttft.amount('mean', found.unit):>9}  {found.ttft.amount('p99', found.unit):>9}",
+                f"{found.itl.amount('mean', found.unit):>9}",
                 f"{percent(found.peak_kv_use):>7}",
             )
             lines.append("  " + "  ".join(row))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.analysis.check import shown
+from workbench.analysis.check import Check, shown
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.fleet_row import FleetRow
-from workbench.analysis.fleet.sizing import MAX_REPLICAS, size
+from workbench.analysis.fleet.sizing import MAX_REPLICAS, check_lines, size
 from workbench.analysis.tuning import read_slo
 from workbench.base.field_checks import number
 from workbench.base.tables import table_lines
 from workbench.base.text import counted
-from workbench.trace.readings.metrics import number as shown_number
+from workbench.simulation.summary import rate_words
 from workbench.trace.readings.metrics import percent
 
 
@@ -41,11 +41,13 @@ class LoadCurve:
         points: The loads, the smallest first.
         slo: The target by name.
         source: The origin of the durations of steps.
+        check: See `FleetTable`.
     """
 
     points: tuple[Point, ...]
     slo: Mapping[str, float]
     source: str
+    check: Check | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.text()
@@ -55,8 +57,7 @@ class LoadCurve:
         return "\n".join(self._lines(width))
 
     def _lines(self, width: int | None) -> Iterator[str]:
-        units = [name if name == "output_throughput" else f"{name} s" for name in self.slo]
-        head = ["load", "requests/s", "replicas", *units, "hit rate"]
+        head = ["load", "requests/s", "replicas", *self.slo, "hit rate"]
         yield from table_lines([head, *(self._cells(point) for point in self.points)], width=width)
         for point in self.points:
             if point.row is not None and point.replicas != point.row.replicas:
@@ -67,6 +68,7 @@ class LoadCurve:
                 )
             elif point.row is None:
                 yield f"at {point.load:g}x no number of replicas that was tried meets the target"
+        yield from check_lines(self.check, list(self.slo))
         yield f"steps are simulated; their durations come from {self.source}"
 
     def _cells(self, point: Point) -> list[str]:
@@ -74,7 +76,7 @@ class LoadCurve:
             return [f"{point.load:g}x", "-", "-", *("-" for _ in self.slo), "-"]
         row = point.row
         values = [row.shown(name) for name in self.slo]
-        return [f"{point.load:g}x", shown_number(row.rate), str(point.replicas), *values, percent(row.hit_rate)]
+        return [f"{point.load:g}x", rate_words(row.rate), str(point.replicas), *values, percent(row.hit_rate)]
 
     def _ranges(self, row: FleetRow) -> str:
         return ", ".join(f"{name} {shown(name, row.low[name])} to {shown(name, row.high[name])}" for name in self.slo)
@@ -103,9 +105,10 @@ def load_curve(
         ValueError: An argument is malformed, or a request cannot be served.
     """
     points: list[Point] = []
+    check = demand.check  # before other loads are made, which share it
     most = 0
     for load in sorted({number("a load", load, 0.0, low_open=True) for load in loads}):
         answer = size(demand.times(load / demand.load), slo, router=router, max_replicas=max_replicas, **options).best
         most = max(most, answer.replicas) if answer is not None else most
         points.append(Point(load, most if answer is not None else None, answer))
-    return LoadCurve(tuple(points), read_slo(slo), demand.source)
+    return LoadCurve(tuple(points), read_slo(slo), demand.source, check)

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from workbench.analysis.check import shown
+from workbench.analysis.check import Check, shown
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.router import Router
@@ -26,6 +26,7 @@ from workbench.base.progress import progress_bar
 from workbench.base.tables import table_lines
 from workbench.base.text import counted
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.summary import rate_words
 from workbench.trace.readings.metrics import number, percent
 
 MAX_REPLICAS = 256
@@ -50,6 +51,7 @@ class FleetTable:
         repeats: The answer's layout with other seeds and other fits of the cost model.
         highest: The answer's layout at the highest load that was found to meet the target.
         price: Price of a replica for an hour.
+        check: The recording, predicted with one replica, beside what was measured; None without one.
         note: A sentence about rows that are missing; "" for none.
     """
 
@@ -61,6 +63,7 @@ class FleetTable:
     note: str = ""
     highest: FleetRow | None = None
     price: float | None = None
+    check: Check | None = field(default=None, compare=False)
 
     def pareto(self) -> list[dict[str, Any]]:
         """The rows as plain data, with ``pareto``: no other is at least as good by ``OBJECTIVES`` and better in one."""
@@ -85,8 +88,7 @@ class FleetTable:
             width: Columns of the terminal; None for any number. A layout becomes a block of lines if they are too few.
         """
         names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
-        units = [name if name == "output_throughput" else f"{name} s" for name in names]
-        head = ["", "router", "replicas", *units, "goodput", "hit rate", "busiest", "tokens/s"]
+        head = ["", "router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
         head += ["cost of 1M", ""] if self.price is not None else [""]
         table = [head]
         for plain, row in zip(self.pareto(), self.rows):
@@ -108,6 +110,7 @@ class FleetTable:
             lines.append("tokens/s: without idle time, in which no replica has work")
         if self.note:
             lines.append(self.note)
+        lines += check_lines(self.check, names)
         lines.append(f"steps are simulated; their durations come from {self.source}")
         return "\n".join(lines)
 
@@ -126,9 +129,11 @@ class FleetTable:
         """The highest load that the answer serves within the target, and the cost there."""
         assert self.best is not None and self.highest is not None
         still = "still meets" if self.best.replicas == 1 else "still meet"
+        rate = f", {rate_words(self.highest.rate)} requests/s" if self.highest.rate else ""
+        rate = ", all requests together" if self.highest.rate == 0 else rate
         text = (
             f"{counted(self.best.replicas, 'replica')} {still} it at {self.highest.load / self.best.load:.3g} times "
-            f"this load, {number(self.highest.rate)} requests/s"
+            f"this load{rate}"
         )
         if self.price is not None:
             text += f", where a million output tokens cost {number(self.highest.cost(self.price))}"
@@ -146,6 +151,26 @@ class FleetTable:
             yield f"{name}: {shown(name, min(values))} to {shown(name, max(values))} over {len(values)} runs{first}"
         met = sum(row.meets for row in (self.best, *self.repeats))
         yield f"{met} of {len(self.repeats) + 1} runs, with other seeds and fits of the cost model, meet the target"
+
+
+def check_lines(check: Check | None, names: Sequence[str]) -> Iterator[str]:
+    """The error of the prediction of a recording with one replica, and the way to read predictions of it.
+
+    Args:
+        check: The prediction beside what was measured; None for none.
+        names: The values that are told.
+    """
+    known = [name for name in names if check is not None and name in check.errors]
+    if check is None or not known:
+        return
+    values = (
+        f"{name} {shown(name, check.unchanged[name])} (recorded {shown(name, check.recorded[name])}, "
+        f"off by {check.errors[name]:+.0%})"
+        for name in known
+    )
+    yield f"check, the recording predicted with one replica: {', '.join(values)}"
+    if trust := check.caution or check.refusal:
+        yield f"! {trust}"
 
 
 def compare(
@@ -204,7 +229,8 @@ def compare(
             note = f"interrupted: {len(rows)} of {len(layouts)} layouts were simulated"
     rows = [row for row in found.values() if row is not None]
     best = _best(rows, limits)
-    return FleetTable(rows, limits, demand.source, best if limits and best.meets else None, note=note, price=price)
+    best_row = best if limits and best.meets else None
+    return FleetTable(rows, limits, demand.source, best_row, note=note, price=price, check=demand.check)
 
 
 def _row(
@@ -214,14 +240,9 @@ def _row(
     seed: int = 0,
     model: CostModel | None = None,
 ) -> FleetRow:
-    """The numbers of one layout, in a worker or here: of one run with a seed, or the mean of those without one."""
+    """The numbers of one layout, in a worker or here."""
     demand, limits = shared
-    if seed or demand.num_draws == 1:
-        return FleetRow.of(demand.run(replicas, router, seed, model), limits, demand.load)
-    models = demand.models or [demand.cost_model]
-    draws = [(draw, models[draw % len(models)]) for draw in range(demand.num_draws)]
-    rows = [FleetRow.of(demand.run(replicas, router, *draw), limits, demand.load) for draw in draws]
-    return FleetRow.mean(rows, limits)
+    return demand.row(replicas, router, limits, seed, model)
 
 
 def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
@@ -233,7 +254,7 @@ def _best(rows: Sequence[FleetRow], limits: Mapping[str, float]) -> FleetRow:
 
 def _so_far(best: FleetRow) -> str:
     """The best layout so far, for the progress bar."""
-    what = f"{best.score:.2f} of the limit" if best.score else f"mean TTFT {number(best.values['ttft_mean'])} s"
+    what = f"{best.score:.2f} of the limit" if best.score else f"mean TTFT {best.shown('ttft_mean')}"
     return f"best so far: {best.replicas} with {best.router}, {what}"
 
 
@@ -306,7 +327,8 @@ def size(
     low, high = 0, 1  # ``low`` misses the target
     while not meets(high):
         if high == max_replicas or (low and _are_equal(tried[high], tried[low], limits)):
-            return FleetTable([tried[count] for count in sorted(tried)], limits, demand.source, price=price)
+            rows = [tried[count] for count in sorted(tried)]
+            return FleetTable(rows, limits, demand.source, price=price, check=demand.check)
         low, high = high, min(2 * high, max_replicas)
     while high - low > 1:
         middle = (low + high) // 2
@@ -323,6 +345,7 @@ def size(
         repeats=again,
         highest=_highest(demand, limits, tried[high]) if highest else None,
         price=price,
+        check=demand.check,
     )
 
 

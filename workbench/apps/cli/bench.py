@@ -8,8 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.apps.cli.options import Commands, add_command, add_model_option, add_number, add_out_option
+from workbench.apps.cli.options import (
+    Commands,
+    add_command,
+    add_model_option,
+    add_number,
+    add_out_option,
+    say_written,
+)
 from workbench.base.field_checks import integer, number
+from workbench.base.text import counted
 
 if TYPE_CHECKING:
     from workbench.apps.bench.datasets import BenchRequest
@@ -117,7 +125,7 @@ def serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine:
     if result.num_saved is not None:
         if result.num_saved < num_steps:
             raise OSError(f"{options.out} holds {result.num_saved} of {num_steps} steps: it is cut off")
-        print(f"{num_steps} steps saved to {options.out}")
+        say_written(options.out, counted(num_steps, "step"))
     return 0
 
 

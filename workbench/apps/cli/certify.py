@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
+from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder, say_written
 from workbench.base.text import printable
 
 _EXAMPLES = """\
@@ -56,5 +56,7 @@ def run(options: argparse.Namespace) -> int:
     )
     for line in str(made).splitlines():
         print(printable(line))
+    if options.out:
+        say_written(options.out, "the certificate")
     print(json.dumps({"certified": made.certified, "seed": made.seed}))
     return 0 if made.certified else 1

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import workbench
 from workbench.apps.cli.notebooks import COURSE
-from workbench.apps.cli.options import Commands, add_command, add_number, add_out_option
+from workbench.apps.cli.options import Commands, add_command, add_number, add_out_option, say_written
 from workbench.base.field_checks import integer
-from workbench.base.text import printable
+from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.apps.course.grade import Grade
@@ -64,7 +64,7 @@ def run_slides(options: argparse.Namespace) -> int:
     out = options.out or options.notebook.with_suffix(".html")
     page = slides_page(options.notebook, run=not options.saved)
     out.write_text(page, encoding="utf-8")
-    print(f"wrote {out}: the arrow keys turn the slides")
+    say_written(out, hint="the arrow keys turn the slides")
     return 0
 
 
@@ -93,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
             _print(line)
     if problem is not None:
         raise problem
+    if options.out:
+        say_written(options.out, counted(len(grades), "row"))
     return 0
 
 

@@ -16,6 +16,7 @@ from workbench.apps.cli.options import (
     check_folder,
     check_suffix,
     load_trace,
+    say_written,
     write_plot,
 )
 from workbench.apps.cli.settings import add_settings_option, completed_by
@@ -189,7 +190,7 @@ def _run(options: argparse.Namespace) -> int:
         write_plot(options.plot, run.to_svg())
     if options.out:
         run.save(options.out)
-        print(f"wrote {counted(replicas, 'trace')} into {options.out}")
+        say_written(options.out, counted(replicas, "trace"))
     return 0
 
 
@@ -222,6 +223,8 @@ def _compare(options: argparse.Namespace) -> int:
     demand = _demand(options, *_loads(options.load, several=False))
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
     print(table.text(terminal_width()))
+    if options.rows:
+        say_written(options.rows, counted(len(table.rows), "row"))
     if options.plot:
         write_plot(options.plot, table.to_svg())
     return 0

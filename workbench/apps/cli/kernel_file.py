@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.apps.cli.options import Commands, add_command, add_list, add_number
+from workbench.apps.cli.options import Commands, add_command, add_list, add_number, say_written
 
 if TYPE_CHECKING:
     from workbench.kernels.msl import KernelRun
@@ -94,7 +94,8 @@ def _record(options: argparse.Namespace) -> int:
         run.save_html(options.out)
     else:
         run.save(options.out)
-    print(f"{run}\nwritten to {options.out}")
+    print(run)
+    say_written(options.out)
     return int(run.error is not None)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from workbench.base.field_checks import integer
 from workbench.base.served_names import ServedNames
+from workbench.base.text import printable
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -211,7 +212,18 @@ def check_table_and_plot(options: argparse.Namespace) -> None:
 def write_plot(path: Path, svg: str) -> None:
     """Write a plot, and say so."""
     path.write_text(svg, encoding="utf-8")
-    print(f"wrote {path}")
+    say_written(path)
+
+
+def say_written(path: Path, what: str = "", hint: str = "") -> None:
+    """Say that a file or folder was written: each command that writes does so in these words.
+
+    Args:
+        path: The file or folder.
+        what: Its contents, such as "5 steps"; "" for a file whose name says it.
+        hint: The use of it, or the way to read it; "" for none.
+    """
+    print(printable(f"wrote {f'{what} to ' if what else ''}{path}{f': {hint}' if hint else ''}"))
 
 
 def add_unit_options(parser: argparse.ArgumentParser) -> None:

@@ -16,10 +16,12 @@ from workbench.apps.cli.options import (
     check_suffix,
     check_table_and_plot,
     load_trace,
+    say_written,
     write_plot,
 )
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
+from workbench.base.text import counted
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -88,8 +90,8 @@ def run(options: argparse.Namespace) -> int:
     if "generate" in workload and (options.record or not options.out):
         return _run_at_scale(workload, options)
     trace = simulate_requests(config, arrivals, next_token, cost_model=cost_model)
-    _save(trace, options.out)
     print(metrics(trace))
+    _save(trace, options.out)
     return 0
 
 
@@ -137,11 +139,11 @@ def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> i
     steps = _read_range(options.record) if options.record else range(0)
     total = workload["generate"].get("num_requests")
     summary = simulate_at_scale(config, arrivals, cost_model, record_steps=steps, total=total, progress=True)
-    if options.record:
-        if summary.recorded is None:
-            raise ValueError(f"--record {options.record}: the run has only {summary.num_steps} steps")
-        _save(summary.recorded, options.out)
+    if options.record and summary.recorded is None:
+        raise ValueError(f"--record {options.record}: the run has only {summary.num_steps} steps")
     print(summary)
+    if summary.recorded is not None:
+        _save(summary.recorded, options.out)
     return 0
 
 
@@ -163,7 +165,7 @@ def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
     print("* on the Pareto front of mean TTFT, mean ITL and throughput")
     if options.out:
         save_table(rows, options.out)
-        print(f"wrote {options.out}")
+        say_written(options.out)
     if options.plot:
         write_plot(options.plot, pareto_svg(rows, list(grid)))
     return 0
@@ -172,4 +174,4 @@ def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
 def _save(trace: Trace, path: Path | None) -> None:
     if path:
         trace.save(path)
-        print(f"{len(trace)} steps saved to {path}")
+        say_written(path, counted(len(trace), "step"))

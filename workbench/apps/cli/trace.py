@@ -21,6 +21,7 @@ from workbench.apps.cli.options import (
     has_window,
     load_trace,
     parts_of,
+    say_written,
 )
 from workbench.base.text import counted, printable
 
@@ -237,7 +238,7 @@ def _html(options: argparse.Namespace) -> int:
         )
     out = options.out or _beside(options.trace, ".html")
     to_html(load_trace(options.trace, options), out)
-    print(f"wrote {out}")
+    say_written(out)
     return 0
 
 
@@ -262,7 +263,7 @@ def _perfetto(options: argparse.Namespace) -> int:
         to_chrome_trace(trace, out)
     else:
         print(join_profile(trace, options.join, out))
-    print(f"wrote {out}: open it at https://ui.perfetto.dev")
+    say_written(out, hint="open it at https://ui.perfetto.dev")
     return 0
 
 
@@ -271,7 +272,7 @@ def _otlp(options: argparse.Namespace) -> int:
 
     out = options.out or _beside(options.trace, ".otlp.json")
     count = to_otlp(load_trace(options.trace, options), out)
-    print(f"wrote {count} spans to {out}: an OpenTelemetry collector reads it with its otlpjsonfile receiver")
+    say_written(out, f"{count} spans", "an OpenTelemetry collector reads it with its otlpjsonfile receiver")
     return 0
 
 

@@ -24,11 +24,12 @@ from workbench.apps.cli.options import (
     load_ranks,
     load_trace,
     parts_of,
+    say_written,
     write_plot,
 )
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
-from workbench.base.text import printable
+from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.analysis.check import Check
@@ -59,7 +60,11 @@ _MISSES = """\
   workbench trace misses run.jsonl.gz r17
 """
 
-_TIMES = ("duration", "ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_p99", "e2e_mean", "output_throughput")
+WITHOUT_NOISE = "one simulation without noise; the values above are means of several"
+"""The difference between the trace that ``trace whatif`` writes and the values that it prints."""
+
+_LATENCIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_mean", "itl_p99", "e2e_mean")
+_TIMES = ("duration", *_LATENCIES, "output_throughput")
 """Values in seconds, or by seconds, that ``trace whatif`` prints."""
 
 
@@ -289,7 +294,7 @@ def _whatif(options: argparse.Namespace) -> int:
     check = predictor.check
     gives_seconds = check.grade != "steps" or options.force
     names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
-    print("\n".join(_whatif_table(names, prediction, check, bool(changes))))
+    print("\n".join(_whatif_table(names, prediction, predictor.unchanged, check)))
     if not gives_seconds:
         print(f"{check.refusal}; --force prints them")
     elif check.caution:
@@ -301,22 +306,24 @@ def _whatif(options: argparse.Namespace) -> int:
         print(command)
     if options.out:
         prediction.trace.save(options.out)
-        print(f"{len(prediction.trace)} predicted steps saved to {options.out}")
+        say_written(options.out, counted(len(prediction.trace), "predicted step"), WITHOUT_NOISE)
     return 0
 
 
-def _whatif_table(names: Sequence[str], prediction: Prediction, check: Check, is_changed: bool) -> Iterator[str]:
+def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Prediction, check: Check) -> Iterator[str]:
     """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
     from workbench.analysis.check import MAX_ERROR, shown
     from workbench.analysis.values import OF_IDLE
     from workbench.base.tables import table_lines, terminal_width
 
+    is_changed = prediction is not unchanged
     changed = ["changed, predicted", "change"] if is_changed else []
     table = [["", "now, predicted", *changed, "interval", "now, recorded", "off by", ""]]
     far = False
+    predicted = {name: interval.value for name, interval in unchanged.intervals.items()}
     for name in names:
-        interval, now = prediction.intervals[name], check.unchanged.get(name)
-        texts = [shown(name, values[name]) if name in values else "-" for values in (check.unchanged, check.recorded)]
+        interval, now = prediction.intervals[name], predicted.get(name)
+        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.recorded)]
         change = f"{interval.value / now - 1:+.0%}" if now else ""
         changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
@@ -347,7 +354,7 @@ def _tune(options: argparse.Namespace) -> int:
     print(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
-        print(f"wrote {options.out}: {ONCE}")
+        say_written(options.out, hint=ONCE)
     if options.plot:
         write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings, note=ONCE))
     return 0
