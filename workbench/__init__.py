@@ -164,6 +164,7 @@ ATTACHED.update(
         "Trace.why": "workbench.analysis.why:why",
         "Trace.why_missed": "workbench.analysis.misses:why_missed",
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
+        "StepRecord.__repr__": "workbench.trace.readings.narrate:in_one_line",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
         "Engine.__panel__": "workbench.viz.panes:page_of",
         "Engine.view": "workbench.viz.widget:view",

@@ -13,6 +13,7 @@ WORKLOAD = {
         for n in range(20)
     ],
 }
+SLOW = "a-client-that-was-slow"
 COMMANDS = {
     "trace whatif run.jsonl.gz --set max_num_seqs=8": ("ttft_p99", "  changed, predicted"),
     "fleet compare run.jsonl.gz --routers round_robin,cache_aware --jobs 1": ("cache_aware", "  ttft_mean"),
@@ -37,3 +38,22 @@ def test_a_table_fits_the_terminal(command, tmp_path, monkeypatch, capsys):
     lines = [line for line in block[: next(n for n, line in enumerate(block) if not line.startswith("  "))]]
     assert len(lines) >= 4 and max(map(len, lines)) <= 80
     assert all(line.split("  ")[-1].strip() in wide for line in lines), "the same cells as in columns"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("what", ["", "--slowest 20", "--slowest 20 --by e2e", f"{SLOW}-r7", f"{SLOW}-r0 r9"])
+def test_an_explanation_is_as_wide_as_columns_says_also_in_a_pipe(what, width, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    requests = [{**each, "id": f"{SLOW}-{each['id']}"} for each in WORKLOAD["requests"]]
+    trace = simulate({**WORKLOAD, "requests": [*requests[:-11], *WORKLOAD["requests"][9:]]}, cost_model=COST)
+    trace.save("run.jsonl.gz")
+    command = ["trace", "explain", "run.jsonl.gz", *what.split()]
+    assert main(command) == 0
+    wide = capsys.readouterr().out
+    assert max(map(len, wide.splitlines())) > 40
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(command) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= width
+    assert set(wide.split()) - {"request", "cause"} <= set(narrow.split()), "the same words, none cut"

@@ -1,8 +1,9 @@
 """The repr of a record fits a screen, whatever the record holds."""
 
 import pytest
+from msgspec.structs import replace
 
-from workbench import Keyframe, RequestInfo, TraceMeta, simulate
+from workbench import CostModel, Keyframe, RequestInfo, StepRecord, TraceMeta, simulate
 
 LONG = {
     "config": {"max_num_batched_tokens": 4000, "num_blocks": 2000},
@@ -24,11 +25,22 @@ def test_the_repr_of_a_record_is_short(trace):
 
 
 def test_a_repr_has_what_differs_from_the_defaults(trace):
-    first, later = trace[0], trace[len(trace) // 2]
-    assert repr(first).startswith("StepRecord(step=0, chunks=(Chunk(request_id='r0', start=0, num_tokens=3000, ")
-    assert "sampled_before" not in repr(first) and "preempted" not in repr(first)
-    chunk = later.chunks[0]
+    chunk = trace[len(trace) // 2].chunks[0]
+    assert "sampled_before" not in repr(chunk) and "cached" not in repr(chunk)
     assert f"start={chunk.start}, num_tokens={chunk.num_tokens}" in repr(chunk)
     assert repr(chunk).endswith(f"limited_by={chunk.limited_by!r})") == (not chunk.new_block_ids)
     assert repr(RequestInfo("a", 3)) == "RequestInfo(request_id='a', num_prompt_tokens=3)"
     assert repr(RequestInfo("a", 3, prompt="x" * 500)).count("x") < 100
+
+
+def test_the_repr_of_a_step_is_one_line(trace):
+    assert repr(trace[0]) == "StepRecord(step 0: 4,000 of 4,000 tokens for r0, r1; 38 waiting)"
+    requests = [{"id": f"r{i}" * 40, "prompt": {"len": 3}, "max_tokens": 2} for i in range(5)]
+    timed = simulate({"requests": requests}, cost_model=CostModel(fixed=0.0125))
+    names = ", ".join(f"{(f'r{i}' * 40)[:32]}..." for i in range(3))
+    assert repr(timed[0]) == f"StepRecord(step 0: 15 of 512 tokens for {names} and 2 more; 12.5 ms)"
+    bare = StepRecord(7, chunks=(replace(trace[0].chunks[0], request_id="a\nb", num_tokens=1),), waiting=("c",))
+    assert repr(bare) == "StepRecord(step 7: 1 token for a\\nb; 1 waiting)" and repr(StepRecord(0)).endswith(
+        "0: 0 tokens)"
+    )
+    assert all("\n" not in repr(step) and len(repr(step)) < 200 for step in (*trace, *timed))

@@ -31,7 +31,7 @@ def test_prompts_and_replies_share_a_pass_and_a_waiting_request_says_why():
     assert narrate(step) == (
         "Step 3: 254 prompt tokens and 2 replies share one pass; lambda waits: the token budget is used up."
     )
-    assert str(step) == narrate(step) and repr(step).startswith("StepRecord(step=3")
+    assert str(step) == narrate(step) and repr(step).startswith("StepRecord(step 3: ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A request is found by its id, or by a beginning that no other id has."""
 
+import pickle
 import random
 
 import pytest
@@ -49,3 +50,31 @@ def test_the_command_line_takes_a_beginning(tmp_path, capsys):
     assert "chat-9e2b" in capsys.readouterr().out
     assert main(["trace", "explain", str(tmp_path), "chat"]) != 0
     assert "beginning of 3 ids" in capsys.readouterr().err
+
+
+def test_an_id_that_is_not_there_is_named_with_a_similar_one_and_the_way_to_list_all(tmp_path, capsys):
+    names = [f"chatcmpl-{n:04}" for n in range(300, 340)]
+    trace = simulate({"requests": [{"id": name, "prompt": {"len": 4}, "max_tokens": 1} for name in names]})
+    trace.save(tmp_path / "run.jsonl")
+    said = (
+        "the trace has no request 'chatcmlp-0300' (did you mean chatcmpl-0300?); it has chatcmpl-0300, chatcmpl-0301, "
+        "chatcmpl-0302, chatcmpl-0303, chatcmpl-0304 and 35 more; list(trace.requests) or "
+        "'workbench trace explain FILE --slowest 40' lists all"
+    )
+    for ask in (
+        trace.requests.__getitem__,
+        trace.metrics().requests.__getitem__,
+        trace.explain,
+        lambda name: trace.to_link(request_id=name),
+        lambda name: trace.fork(without=[name]),
+    ):
+        with pytest.raises(KeyError) as refused:
+            ask("chatcmlp-0300")
+        assert str(refused.value) == said and isinstance(refused.value, TraceError)
+    assert main(["trace", "link", str(tmp_path / "run.jsonl"), "--request", "chatcmlp-0300"]) == 2
+    assert capsys.readouterr().err == f"workbench trace link: {said}\n"
+    assert main(["trace", "explain", str(tmp_path / "run.jsonl"), "--slowest", "40"]) == 0
+    assert all(name in capsys.readouterr().out for name in names[:1])
+    assert trace.requests.get("nobody") is None and trace.metrics().requests.get("nobody", 3) == 3
+    assert "request=chatcmpl-0317" in trace.to_link(request_id="chatcmpl-0317")
+    assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from workbench.analysis.check import MAX_ERROR
 from workbench.base.on_demand import picture
+from workbench.base.tables import table_lines, wrapped
 from workbench.base.text import counted, printable
 from workbench.simulation.costs.fit import FitReport
 from workbench.simulation.costs.slow_steps import SlowStep
@@ -367,17 +368,28 @@ class Explanation:
             return f"{SHARED} {costs}, which are within {error:.1%} for half of the steps"
         return f"{SHARED} tokens, because times here do not follow from the contents of steps" if self.misfit else ""
 
-    def __repr__(self) -> str:
-        whole, *others = self.spans
-        lines = [f"{self.request_id}: {amount(whole.total, self.unit)} {whole.name}", *self._rows(whole)]
-        for span in others:
-            lines += [f"{span.name}: {span.amount(self.unit)}", *self._rows(span)]
-        return "\n".join(map(printable, [*lines, *self.notes]))  # names come from a file
+    def text(self, width: int | None = None) -> str:
+        """The explanation as text.
 
-    def _rows(self, span: Span) -> Iterator[str]:
+        Args:
+            width: Columns that a line may have; None for any number.
+        """
+        whole, *others = self.spans
+        lines = self._lines(f"{self.request_id}: {amount(whole.total, self.unit)} {whole.name}", whole, width)
+        for span in others:
+            lines += self._lines(f"{span.name}: {span.amount(self.unit)}", span, width)
+        return "\n".join([*lines, *(line for note in self.notes for line in wrapped(printable(note), width))])
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _lines(self, heading: str, span: Span, width: int | None) -> list[str]:
+        lines = wrapped(printable(heading), width)  # names come from a file
         for part in span.shown:
             what = ": ".join(filter(None, (part.words, part.who_words)))
-            yield f"  {amount(part.amount, self.unit):>10}  {part.amount / span.total:>4.0%}  {what} ({part.where})"
+            numbers = f"  {amount(part.amount, self.unit):>10}  {part.amount / span.total:>4.0%}  "
+            lines += wrapped(printable(f"{numbers}{what} ({part.where})"), width, indent=len(numbers))
+        return lines
 
     def _repr_html_(self) -> str | None:
         return picture("Explanation", self)
@@ -448,13 +460,19 @@ class CauseTable:
             mean = amount(row.amount / self.num_requests, self.unit)
             yield f"{share:.0%}", mean, row.num_requests, biggest, f"{row.cause}{behind}"
 
+    def text(self, width: int | None = None) -> str:
+        """The table as text.
+
+        Args:
+            width: Columns that a line may have; None for any number. If the columns need more, each row is a block.
+        """
+        cells = ([printable(f"{cell}") for cell in row] for row in self.cells)  # names come from a file
+        heading = [line for sentence in self.heading for line in wrapped(sentence, width)]
+        cause = len(CAUSE_COLUMNS) - 1
+        return "\n".join([*heading, *table_lines([CAUSE_COLUMNS, *cells], width=width, title=(cause,), left=(cause,))])
+
     def __repr__(self) -> str:
-        rows = [CAUSE_COLUMNS, *self.cells]
-        lines = [
-            f"{share:>6}{mean:>12}{requests:>10}{biggest:>19}  {cause}"
-            for share, mean, requests, biggest, cause in rows
-        ]
-        return "\n".join(map(printable, [*self.heading, *lines]))  # names come from a file
+        return self.text()
 
     def _repr_html_(self) -> str | None:
         return picture("CauseTable", self)

@@ -78,8 +78,8 @@ def fork(
             f"a fork runs from step 0, and this trace has only {trace.steps_in_words}: fork an engine that keeps every "
             "step (keep_steps=None), or a whole recording"
         )
-    if unknown := [request_id for request_id in without if request_id not in trace.requests]:
-        raise ValueError(f"without names {unknown[0]!r}, which is not a request of the trace")
+    for request_id in without:
+        trace.requests[request_id]  # which says what there is instead
     changes = ", ".join(f"{name}={value!r}" for name, value in config_changes.items())
     policy: SchedulingPolicy | None = None
     if isinstance(config_changes.get("policy"), SchedulingPolicy):

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Collection, Sequence
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output goes to; None for a file, a pipe or a notebook."""
+    """Columns that a line may have: the variable COLUMNS, else those of the terminal; None for a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrapped(line: str, width: int | None, indent: int = 2) -> list[str]:
+    """A line, continued in further ones between two words if it is longer than a width.
+
+    Args:
+        line: The line; spaces at its beginning stay.
+        width: Columns that a line may have; None for any number. A longer word stays whole.
+        indent: Spaces before the further lines; no more than a quarter of the width.
+
+    Example:
+        >>> wrapped("time to first token: 7.4 s instead of 9 s", 24)
+        ['time to first token: 7.4', '  s instead of 9 s']
+    """
+    if width is None or len(line) <= width:
+        return [line]
+    further = " " * min(indent, width // 4)
+    return textwrap.wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 
 
 def table_lines(
@@ -52,6 +75,8 @@ def table_lines(
     size = max(len(head[place]) for place in places)
     blocks = []
     for row in body:
-        blocks.append(" ".join(row[place] for place in sorted(title) if row[place]))
-        blocks += [f"  {head[place].ljust(size)}  {row[place]}" for place in places if row[place]]
+        blocks += wrapped(" ".join(row[place] for place in sorted(title) if row[place]), width, indent=4)
+        for place in places:
+            if row[place]:
+                blocks += wrapped(f"  {head[place].ljust(size)}  {row[place]}", width, indent=size + 4)
     return blocks

@@ -595,6 +595,9 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     def __str__(self) -> str:
         return find("StepRecord.__str__")(self)
 
+    def __repr__(self) -> str:
+        return find("StepRecord.__repr__")(self)
+
     def _repr_html_(self) -> str | None:
         return picture("StepRecord", self)
 

@@ -15,6 +15,7 @@ from workbench.trace import storage
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError
 from workbench.trace.file import TraceWriter
+from workbench.trace.find_request import ByRequest
 from workbench.trace.lines import (
     DISTURBED,
     Keyframe,
@@ -469,7 +470,7 @@ class Requests(Mapping[str, RequestInfo]):
     """
 
     def __init__(self) -> None:
-        self._arrivals: dict[str, tuple[int, RequestInfo]] = {}
+        self._arrivals: ByRequest[tuple[int, RequestInfo]] = ByRequest()
         self._settings: dict[str, Any] = {}
 
     def add(self, info: RequestInfo, num_steps_before: int) -> None:
@@ -498,6 +499,11 @@ class Requests(Mapping[str, RequestInfo]):
 
     def __getitem__(self, request_id: str) -> RequestInfo:
         return self._arrivals[request_id][1]
+
+    def get(self, request_id: str, default: Any = None) -> Any:
+        """The request of an id, or a default without the message of an error."""
+        found = self._arrivals.get(request_id)
+        return default if found is None else found[1]
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._arrivals

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from workbench.base.text import shown
+from workbench.trace.find_request import find_request
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -39,7 +40,7 @@ def link_to(
     Args:
         trace: The run, or a part of it, such as ``trace[100:200]``.
         step: Number of the step at which the playground opens it.
-        request_id: The request that it selects.
+        request_id: The request that it selects, by its id or the beginning of it.
         playground: Address of the playground; by default the one that the variable WORKBENCH_PLAYGROUND names, else
             that of ``workbench playground`` on the reader's machine.
 
@@ -50,8 +51,8 @@ def link_to(
         raise ValueError("the run has no steps yet, so there is nothing to link to")
     if step is not None and not trace[0].step <= step <= trace[-1].step:
         raise ValueError(f"step must be from {trace[0].step} to {trace[-1].step}, got {shown(step)}")
-    if request_id is not None and request_id not in trace.requests:
-        raise ValueError(f"request_id must be a request of the run, got {shown(request_id)}")
+    if request_id is not None:
+        request_id = find_request(trace.requests, request_id)
     address = playground or os.environ.get("WORKBENCH_PLAYGROUND") or LOCAL_PLAYGROUND
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
         raise ValueError(f"playground must be an http or https address, got {shown(address)}")

@@ -29,9 +29,11 @@ from workbench.apps.cli.options import (
 )
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
+from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
+    from workbench.analysis.causes import Explanation
     from workbench.analysis.check import Check
     from workbench.analysis.intervals import Prediction
     from workbench.analysis.predict import Predictor
@@ -130,38 +132,48 @@ def _explain(options: argparse.Namespace) -> int:
         raise ValueError("name the requests to explain, or give --slowest N, not both")
     if options.slowest is not None:
         integer("--slowest", options.slowest, 1)
-    traces = load_ranks(options.trace, options)
+    traces, width = load_ranks(options.trace, options), terminal_width()
     if options.request_id:
         for request_id, trace in _named(traces, options.request_id):
-            print(Explainer(trace).explain(request_id))
+            print(Explainer(trace).explain(request_id).text(width))
         return 0
     found = [(name, each) for name, trace in traces.items() for each in slowest(trace, options.slowest, options.by)]
     if options.slowest is None:
         servers = by_settings(traces)
         for names in servers:
             if len(servers) > 1:
-                print(printable(f"{', '.join(names)} (the others have other settings):"))
-            print(tabulate([each for name, each in found if name in names], options.by))
+                _say(f"{', '.join(names)} (the others have other settings):")
+            print(tabulate([each for name, each in found if name in names], options.by).text(width))
         for name, problem in {name: each.misfit for name, each in found if each.misfit}.items():
-            print(printable(f"{name}: {misfit_words(problem)}" if name else misfit_words(problem)))
+            _say(f"{name}: {misfit_words(problem)}" if name else misfit_words(problem))
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
-    width = max([24, *(len(name) + len(each.request_id) + 3 for name, each in found[: options.slowest])])
-    print(f"{'request':<{width}}{options.by:>10}  {'share':>5}  biggest part")
-    for name, explanation in found[: options.slowest]:
-        span = explanation.span(options.by)
+    found = found[: options.slowest]
+    print("\n".join(table_lines(_slowest_table(found, options.by), width=width, left=(0, 3, 4))))
+    for name, trace in traces.items():
+        for difference in apart(trace, options.by):
+            _say(f"{name}: {difference}" if name else str(difference))
+    return 0
+
+
+def _slowest_table(found: Sequence[tuple[str, Explanation]], by: str) -> list[list[str]]:
+    """The rows of a table of requests, each by the name of its rank and its explanation, under their headings."""
+    rows = [["request", by, "share", "arrived", "biggest part"]]
+    for name, explanation in found:
+        span = explanation.span(by)
         assert span is not None  # it has this latency
         part = span.biggest
         amount = span.amount(explanation.unit).replace("at least ", ">=")
         share = f"{part.amount / span.total:.0%}" if part is not None else "-"
         cause = "-" if part is None else ": ".join(filter(None, (part.words, ", ".join(part.culprits[:3]))))
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
-        at = f"  (arrived {explanation.arrived})" if explanation.arrived else ""
-        print(printable(f"{shown:<{width}}{amount:>10}  {share:>5}  {cause}{at}"))
-    for name, trace in traces.items():
-        for difference in apart(trace, options.by):
-            print(printable(f"{name}: {difference}" if name else str(difference)))
-    return 0
+        rows.append([printable(shown), amount, share, explanation.arrived, printable(cause)])
+    return rows if any(row[3] for row in rows[1:]) else [[*row[:3], row[4]] for row in rows]
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence, which may have names from a file, as wide as the terminal."""
+    print("\n".join(wrapped(printable(sentence), terminal_width())))
 
 
 def _named(traces: Mapping[str, Trace], names: Sequence[str]) -> Iterator[tuple[str, Trace]]:
@@ -314,7 +326,6 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
     """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
     from workbench.analysis.check import MAX_ERROR, shown
     from workbench.analysis.values import OF_IDLE
-    from workbench.base.tables import table_lines, terminal_width
 
     is_changed = prediction is not unchanged
     changed = ["changed, predicted", "change"] if is_changed else []

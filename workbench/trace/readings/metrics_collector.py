@@ -12,6 +12,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from workbench.trace.find_request import ByRequest
 from workbench.trace.lines import RequestInfo
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
@@ -167,9 +168,9 @@ class MetricsCollector:
             timed = self._latencies.timed
             now = self._now(timed)
             before = _StepBefore()
-            requests = {
-                request_id: progress.metrics(timed, now, before) for request_id, progress in self._requests.items()
-            }
+            requests = ByRequest(
+                {request_id: progress.metrics(timed, now, before) for request_id, progress in self._requests.items()}
+            )
             summary = _summarise(requests, columns, timed, self._first_arrival(timed))
             speculation = self._speculation.metrics()
             block_size = self._trace.block_size
@@ -253,11 +254,13 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
     Returns:
         Metrics with the requests of all, named ``name/request_id``, and their steps in the order of their times.
     """
-    requests = {
-        f"{name}/{request_id}": request
-        for name, (metrics, _) in parts.items()
-        for request_id, request in metrics.requests.items()
-    }
+    requests = ByRequest(
+        {
+            f"{name}/{request_id}": request
+            for name, (metrics, _) in parts.items()
+            for request_id, request in metrics.requests.items()
+        }
+    )
     names = ("time", "duration", *_COUNTS, *_OF_POOL)
     rows = [
         (row[0] + start, *row[1:])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from workbench.base.text import counted
+from workbench.base.text import counted, duration, printable
 from workbench.trace.reasons import Reason, describe
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ ENDS = {
     "abort": "aborted",
 }
 """Words for the reasons for which requests finish."""
+
+
+MAX_IN_REPR, MAX_ID = 3, 32
+"""Maximum number of requests in the repr of a step, and of characters of an id in it."""
 
 
 def end_words(finish_reason: str | None, error: str = "") -> str:
@@ -55,6 +59,22 @@ def narrate(step: StepRecord) -> str:
         Step 2: 1 prompt token and 2 replies share one pass.
     """
     return f"Step {step.step:,}: {narrate_briefly(step)}."
+
+
+def in_one_line(step: StepRecord) -> str:
+    """The repr of a step: its number, its tokens and their requests, those that wait, and its duration."""
+    ids = [chunk.request_id for chunk in step.chunks]
+    named = [printable(f"{one[:MAX_ID]}..." if len(one) > MAX_ID else one) for one in ids[:MAX_IN_REPR]]
+    more = f" and {len(ids) - MAX_IN_REPR:,} more" if len(ids) > MAX_IN_REPR else ""
+    of_budget = f"{step.num_tokens:,} of {step.token_budget:,} tokens"
+    parts = [of_budget if step.token_budget else counted(step.num_tokens, "token")]
+    if ids:
+        parts[0] += f" for {', '.join(named)}{more}"
+    if step.waiting:
+        parts.append(f"{len(step.waiting):,} waiting")
+    if step.duration:
+        parts.append(duration(step.duration))
+    return f"StepRecord(step {step.step}: {'; '.join(parts)})"
 
 
 def narrate_briefly(step: StepRecord) -> str:
