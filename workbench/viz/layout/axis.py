@@ -105,7 +105,7 @@ def time_labels(times: Sequence[float], span: float, precision: float) -> list[s
     """The labels of the times of one axis.
 
     Args:
-        times: In seconds; the largest one decides about the unit of all: "0.5 s" beside "1.0 s", "0:30 h" beside "1:00 h".
+        times: In seconds; the largest one decides about the unit of all: "0.5 s" beside "1.0 s".
         span: Length of the axis in seconds.
         precision: The difference in seconds that two labels must show.
     """
