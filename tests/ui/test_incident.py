@@ -302,3 +302,57 @@ def test_all_times_of_an_axis_are_written_alike(open_page, tmp_path):
     )
     times = [label for label in labels if re.search(r"\d (s|ms|min)$", label) and "idle" not in label]
     assert len(times) > 3 and {label.split()[-1] for label in times} == {"min"}, labels
+
+
+def test_a_tooltip_leaves_when_a_drag_begins_and_follows_what_is_drawn(page_of, long_trace):
+    """While something is dragged nothing covers it; afterwards the tooltip is about the new picture, or gone."""
+    page = page_of(long_trace, height=900)
+    tooltip = page.root.locator(".wb-tooltip")
+    page.view("view.show('all')")
+    page.frame()
+    canvas = page.root.locator("[data-panel=timeline] canvas:not(.wb-legend)").first
+    box = canvas.bounding_box()
+    mouse, y = page.page.mouse, box["y"] + 60
+    mouse.move(box["x"] + 300, y)
+    page.frame()
+    assert tooltip.is_visible()
+    mouse.down()
+    assert tooltip.is_hidden(), "at the beginning of a drag"
+    mouse.move(box["x"] + 500, y, steps=4)
+    page.frame()
+    assert tooltip.is_hidden() and page.view("view.cursor.step") != len(long_trace) - 1
+    mouse.up()
+    assert tooltip.is_hidden(), "after a drag"
+    mouse.move(box["x"] + 502, y)
+    page.frame()
+    before = tooltip.text_content()
+    assert tooltip.is_visible() and before.startswith("Step")
+    page.view("view.cursor.moveTo(0, 20)")
+    page.frame()
+    assert tooltip.text_content() != before, "another step is under the pointer now"
+    page.view("view.show('kernel')")
+    page.wait("view.tooltip.element.hidden || view.tooltip.about.checkVisibility()")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_tooltip_stays_in_the_window_beside_the_pointer(page_of, long_trace, width):
+    page = page_of(long_trace, width=width, height=700)
+    for panel in ("timeline", "gantt", "pool", "metrics"):
+        canvas = page.root.locator(f"[data-panel={panel}] canvas:not(.wb-legend)").first
+        canvas.scroll_into_view_if_needed()
+        page.frame()
+        box = canvas.bounding_box()
+        low, high = max(box["y"], 1), min(box["y"] + box["height"], 699)
+        for i in range(24):
+            x, y = box["x"] + box["width"] * (i % 6 + 0.5) / 6, low + (high - low) * (i // 6 + 0.5) / 4
+            page.page.mouse.move(x, y)
+            page.frame()
+            shown = page.root.locator(".wb-tooltip").evaluate(
+                "(e) => e.hidden ? null : e.getBoundingClientRect().toJSON()"
+            )
+            if shown is None:
+                continue
+            left, top, right, bottom = shown["x"], shown["y"], shown["x"] + shown["width"], shown["y"] + shown["height"]
+            assert left >= 0 and top >= 0 and right <= width and bottom <= 700
+            assert max(top - y, y - bottom) <= 20 and max(left - x, x - right) <= 20, "beside the pointer"
+            assert not (left < x < right and top < y < bottom), "it covers what it is about"

@@ -671,7 +671,10 @@ def test_metrics(drawn, name, width, part):
         high = max([most, *(value for value in flat if value == value)])
         assert title in [words for _, y, words in marks.texts() if y in (top + 3, top + 7)]
         label = [words for x, y, words in marks.texts(x=axis.x0 - 8) if y == top + 3]
-        assert near(label[0], write(high).split(" of")[0].split(" in")[0].split(" waiting")[0] if high else "0")
+        assert near(
+            label[0],
+            write(high).split(" of")[0].split(" in")[0].split(" waiting")[0].removesuffix(" unused") if high else "0",
+        )
         assert [LIGHT.hairline, axis.x0, base, axis.x1 - axis.x0, 1] in marks.rects(base, 1)
         area = [rect for rect in marks.rects() if top - 2 <= rect[2] <= base + 1 and rect[1] < axis.x1 + 9]
         if behind == "dots":
@@ -744,7 +747,7 @@ def test_the_scale_of_a_metric_is_that_of_the_visible_steps(drawn, name):
             values += [behind(step) for step in range(last - 5, last + 1)] if callable(behind) else []
             high = max([most, *(value for value in values if value == value)])
             label = [words for x, y, words in marks.texts(x=76) if y == 4 + 46 * row + 9]
-            assert near(label[0], re.sub(" (of|in|waiting).*", "", write(high)) if high else "0")
+            assert near(label[0], re.sub(" (of|in|waiting|unused).*", "", write(high)) if high else "0")
 
 
 # -- the cursor ----------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ def test_pool(drawn, name, width):
         check_counts(page, marks, facts, moment, width)
         changed = [(x, y) for x, y, words in marks.texts() if words == "changed in this step"]
         assert [y for _, y in changed] == [picture.legend_ends - 2.5]
+        (named,) = [(x, y) for x, y, words in marks.texts() if words == "evicted next"]
+        assert named == (changed[0][0] + 6 * len("changed in this step") + 30, changed[0][1])
         assert [picture.legend_ends - 7.25] == [y for _, x, y, *_ in marks.frames(LIGHT.outline) if y < picture.top - 1]
         check_image(marks, facts, moment, picture, colours)
         check_cells(marks, facts, moment, picture)
@@ -175,6 +177,9 @@ def check_cells(marks, facts, moment, picture):
             expected["frames"].add((round(x + 0.5, 3), round(y + 0.5, 3)))
     assert {"hatched": hatched, "counts": counts, "dots": dots, "frames": frames} == expected
     triangles = [path for colour, path in marks.filled() if colour == LIGHT.cursor]
+    (sample,) = [path for path in triangles if path[0][1] < picture.top - 1]  # in the legend
+    triangles.remove(sample)
+    assert sample[1][0] - sample[0][0] == sample[2][1] - sample[0][1] == 10 and sample[0][1] == picture.legend_ends - 8
     following = next_evicted(moment)
     if following is None or cell < 5:
         assert not triangles

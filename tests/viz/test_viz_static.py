@@ -125,7 +125,12 @@ def test_the_picture_of_the_mask_is_the_mask(seed):
             for place in range(chunk.num_tokens):
                 expected[row + place, column : column + chunk.start + place + 1] = True
             row, column = row + chunk.num_tokens, column + chunk.start + chunk.num_tokens
-        found = rasterised(svg.mask(record, {}), record.num_tokens, column)
+        source = svg.mask(record, {})
+        right = max(
+            float(pair.split(",")[0]) for points in re.findall(r'points="([^"]*)"', source) for pair in points.split()
+        )
+        assert right == pytest.approx(svg.LEFT + svg.SPACE, abs=0.1), "as wide as the other pictures of a slide"
+        found = rasterised(source, record.num_tokens, column)
         if max(chunk.num_tokens for chunk in record.chunks) <= 64:
             assert (found == expected).all()
         else:  # long chunks have a straight edge

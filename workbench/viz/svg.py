@@ -130,7 +130,7 @@ def mask(record: StepRecord, focus: Focus) -> str:
     if not bands:
         return ""
     num_rows, num_columns = bands[-1].rows.stop, bands[-1].columns.stop
-    across, down = min(12.0, SPACE / num_columns), min(12.0, MASK_HEIGHT / num_rows)
+    across, down = SPACE / num_columns, min(12.0, MASK_HEIGHT / num_rows)  # as wide as the pictures beside it
     parts = [_rect(LEFT, 0, num_columns * across, num_rows * down, "slack")]
     for band in bands:
         points = " ".join(f"{LEFT + column * across:.2f},{row * down:.2f}" for column, row in band.outline)

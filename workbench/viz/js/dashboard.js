@@ -54,7 +54,7 @@ class View {
     this.cursor = new Cursor(this.store, (what) => this.changed(what));
     this.cursor.live = this.live;
     this.theme = new Theme(this.options.theme || "auto");
-    this.tooltip = new Tooltip();
+    this.tooltip = new Tooltip(root);
     this.place = new Place(this);
     this.commandCount = 0;
     this.exact = false; // whether the numbers of a step are told, too
@@ -350,6 +350,7 @@ class View {
       this.controls.announceStep();
     }
     for (const panel of this.panels) panel.frame();
+    this.tooltip.update();
     this.keepFocus();
     this.place.share();
   }
@@ -525,6 +526,7 @@ class View {
     this.endWatching();
     this.endKeys();
     clearTimeout(this.waiting);
+    this.tooltip.end();
     this.tooltip.element.remove();
     this.showStill();
     if (this.frameRequest) cancelAnimationFrame(this.frameRequest);

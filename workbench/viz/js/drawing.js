@@ -94,9 +94,18 @@ export function fitting(context, parts, separator, width, font = FONT) {
   });
 }
 
+/** The end of a label that fits into a width: names of requests mostly differ there. */
+export function fittingEnd(context, label, width, font = MONO) {
+  let shown = label;
+  for (let from = 1; textWidth(context, shown, font) > width && from < label.length; from++) {
+    shown = `…${label.replace(/^…/, "").slice(from)}`;
+  }
+  return shown;
+}
+
 /** The id of a request, right-aligned, with the square of its hue before it when it is in focus. */
 export function requestLabel(context, theme, request, x, y) {
-  const id = request.label, hue = theme.hue(request.index);
+  const hue = theme.hue(request.index), id = fittingEnd(context, request.label, x - (hue ? 14 : 1));
   text(context, id, x, y, theme.colours.text, MONO, "right");
   if (!hue) return;
   context.fillStyle = hue;

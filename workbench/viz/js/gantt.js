@@ -12,6 +12,9 @@ import { draftsOf, kvOf, limitOf } from "./words.js";
 const TOP = 18, BOTTOM = 4, MAX_ROWS = 14;
 
 /** Width of a bar at the right of the axis that stands for the longest request. */
+/** Pixels between two entries of the legend. */
+const LEGEND_GAP = 18;
+
 const KV_WIDTH = 92;
 
 /**
@@ -184,11 +187,11 @@ export class GanttPanel extends StepPanel {
         { name: "rejected", mark: draft(0), width: 62 },
       );
     }
-    const room = hasRoomAtRight(this.width);
+    const wide = entries.reduce((sum, { width }) => sum + width, LEGEND_GAP * (entries.length - 1));
+    const room = hasRoomAtRight(this.width) && axis.x0 + wide <= axis.x1;
     this.legend.show(room ? [] : entries, this.width, colours.muted);
-    if (!room) return;
-    legendRow(context, entries, axis.x0, axis.x1, 8.5, 18, colours.muted);
-    text(context, "computed KV", axis.x1 + 16, 9, colours.muted, SMALL);
+    if (room) legendRow(context, entries, axis.x0, axis.x1, 8.5, LEGEND_GAP, colours.muted);
+    if (hasRoomAtRight(this.width)) text(context, "computed KV", axis.x1 + 16, 9, colours.muted, SMALL);
   }
 
   showsOverlay() {

@@ -96,6 +96,9 @@ export class IncidentPanel extends CanvasPanel {
       this.cursor.onChange("hover");
     });
     this.canvas.addEventListener("pointerup", () => this.dropped());
+    this.canvas.addEventListener("pointercancel", () => {
+      this.drag = null;
+    });
     this.canvas.addEventListener("dblclick", () => this.cursor.fit());
   }
 

@@ -133,7 +133,7 @@ export class MetricsPanel extends StepPanel {
         else this.drawBars(context, axis, metric.of, first, y, colours.owned);
       });
       // The top of the scale is a number without its words.
-      const label = high ? metric.write(high).replace(/ (of|in|waiting).*/, "") : "0";
+      const label = high ? metric.write(high).replace(/ (of|in|waiting|unused).*/, "") : "0";
       text(context, label, axis.x0 - 8, top + 3, colours.muted, SMALL, "right");
       if (hasRoomAtRight(this.width)) text(context, metric.name, axis.x1 + 16, top + 7, colours.muted, SMALL);
       else outlinedText(context, metric.name, axis.x0 + 4, top + 3, colours.text, colours.background, SMALL);

@@ -124,13 +124,18 @@ export class CanvasPanel extends Panel {
     this.tableButton.before(save);
     this.width = 0;
     this.canvas.addEventListener("pointermove", (event) => this.pointer(event));
+    this.pointed = null; // the last event of a pointer that is over the picture
     this.canvas.addEventListener("pointerleave", () => {
+      this.pointed = null;
       this.view.tooltip.hide();
       this.cursor.setHover({});
     });
     this.canvas.addEventListener("click", (event) => {
       const hit = this.hit(event.offsetX, event.offsetY);
       if (hit) this.clicked(hit, event);
+      const { offsetX, offsetY, clientX, clientY } = event, target = this.canvas;
+      // A finger does not hover: its tap tells what a label has no room for, such as a long name.
+      if (event.pointerType === "touch") this.tell({ offsetX, offsetY, clientX, clientY, target });
     });
   }
 
@@ -170,6 +175,12 @@ export class CanvasPanel extends Panel {
     this.overlayShown = shows;
   }
 
+  frame() {
+    const moved = this.pointed && [...this.stale].some((what) => this.changesPicture(what));
+    super.frame();
+    if (moved && this.view.tooltip.about === this.canvas) this.tell(this.pointed);
+  }
+
   /** Whether there is anything to draw above the picture. */
   showsOverlay() {
     return this.cursor.selected !== null || Object.keys(this.cursor.hover).length > 0;
@@ -192,14 +203,17 @@ export class CanvasPanel extends Panel {
   }
 
   pointer(event) {
-    const hit = this.hit(event.offsetX, event.offsetY);
-    if (!hit) {
-      this.view.tooltip.hide();
-      return this.cursor.setHover({});
-    }
-    this.cursor.setHover(hit.hover || {});
-    if (hit.lines) this.view.tooltip.show(event.clientX, event.clientY, hit.lines);
+    const { offsetX, offsetY, clientX, clientY, buttons } = event;
+    this.pointed = { offsetX, offsetY, clientX, clientY, buttons, target: this.canvas };
+    this.cursor.setHover(this.tell(this.pointed)?.hover || {});
+  }
+
+  /** Show the tooltip of what is under the pointer now, which another picture may have in its place; returns it. */
+  tell(pointed) {
+    const hit = this.hit(pointed.offsetX, pointed.offsetY);
+    if (hit?.lines) this.view.tooltip.show(pointed, hit.lines);
     else this.view.tooltip.hide();
+    return hit;
   }
 
   /** Compute everything that depends on the data and the width, before the picture is drawn. */

@@ -11,6 +11,7 @@ import { channels, inkOn, mix } from "./theme.js";
 import { groupOf } from "./words.js";
 
 const STATES = ["reserved", "free", "cached, evictable", "in use"], CHANGED = "changed in this step";
+const NEXT = "evicted next";
 
 /** Sizes of a cell in pixels; a screen of this width has room for more columns of them. */
 const MOST_CELL = 16, LEAST_CELL = 12, WIDE = 2000;
@@ -67,7 +68,8 @@ export class PoolPanel extends CanvasPanel {
   hasRoomForChanged() {
     const measure = this.image.getContext("2d"), most = formatNumber(this.store.pool.size);
     const labels = STATES.slice(1).map((state) => `${most} ${state}`);
-    return [...labels, CHANGED].reduce((wide, label) => wide + textWidth(measure, label, SMALL) + 30, 0) <= this.width;
+    return [...labels, CHANGED, NEXT].reduce((wide, label) => wide + textWidth(measure, label, SMALL) + 30, 0) <=
+      this.width;
   }
 
   /** Top left corner of a block. */
@@ -144,6 +146,9 @@ export class PoolPanel extends CanvasPanel {
     context.lineWidth = 1.5;
     context.strokeRect(at + 0.75, y + 0.75, 8.5, 8.5);
     text(context, CHANGED, at + 15, y + 5.5, colours.muted, SMALL);
+    const next = at + textWidth(context, CHANGED, SMALL) + 30;
+    this.cornerMark(context, next, y, 10);
+    text(context, NEXT, next + 15, y + 5.5, colours.muted, SMALL);
   }
 
   /** The KV cache groups with their marks and numbers of blocks. */
@@ -232,7 +237,12 @@ export class PoolPanel extends CanvasPanel {
   }
 
   drawNextEvicted(context) {
-    const [x, y] = this.xy(this.nextEvicted), size = this.cell * 0.6;
+    const [x, y] = this.xy(this.nextEvicted);
+    this.cornerMark(context, x, y, this.cell * 0.6);
+  }
+
+  /** The mark of the block that is evicted next: a triangle in its corner. */
+  cornerMark(context, x, y, size) {
     context.fillStyle = this.theme.colours.cursor;
     polygon(context, [[x, y], [x + size, y], [x, y + size]]);
     context.fill();

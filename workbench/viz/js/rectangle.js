@@ -2,7 +2,7 @@
 // block-diagonal mask cell by cell.
 
 import { counted, formatNumber } from "./dom.js";
-import { fitting, FONT, MONO, SMALL, text, textWidth, tickLabels, ticks } from "./drawing.js";
+import { fitting, fittingEnd, FONT, MONO, SMALL, text, textWidth, tickLabels, ticks } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { askForKernelRun } from "./kernel_page.js";
 import { box, LegendLines } from "./legend.js";
@@ -192,7 +192,8 @@ export class RectanglePanel extends CanvasPanel {
 
   drawBatch(context) {
     const { theme, dx, dy } = this, { colours } = theme, [height, width] = this.shape;
-    const title = `block-diagonal mask: ${height} × ${width} cells; filled = 0, empty = −∞`;
+    const parts = [`block-diagonal mask: ${height} × ${width} cells`, "filled = 0, empty = −∞"];
+    const title = fitting(context, parts, "; ", this.width);
     text(context, title, Math.max(0, Math.min(LEFT, this.width - textWidth(context, title, FONT))), 10, colours.text);
     const cell = (d) => Math.max(0.6, d - (d > 4 ? 1 : 0));
     let column = 0;
@@ -207,7 +208,7 @@ export class RectanglePanel extends CanvasPanel {
       }
       if (chunk.n * dy >= 9) {
         const y = TOP + (chunk.q0 + chunk.n / 2) * dy;
-        text(context, chunk.request.label, LEFT - 8, y, colours.text, MONO, "right");
+        text(context, fittingEnd(context, chunk.request.label, LEFT - 9), LEFT - 8, y, colours.text, MONO, "right");
       }
       column += chunk.end;
     }
@@ -228,6 +229,8 @@ export class RectanglePanel extends CanvasPanel {
   hit(x, y) {
     if (this.mode === "hint") return null;
     const q = Math.floor((y - TOP) / this.dy), k = Math.floor((x - LEFT) / this.dx);
+    const named = x < LEFT && this.mode === "batch" && this.chunks.find(({ q0, q1 }) => q >= q0 && q < q1);
+    if (named) return { hover: { request: named.request.index }, lines: [nameOf(named.request)] };
     if (q < 0 || k < 0 || q >= this.shape[0] || k >= this.shape[1]) return null;
     if (this.mode === "one") return this.cellHit(this.chunk, q, k);
     let column = k;

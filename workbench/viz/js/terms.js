@@ -23,9 +23,9 @@ export function withTerms(text) {
 
 /** Show the meaning of a term below a root that is pointed at or tapped. */
 export function explainTerms(root, tooltip) {
-  const show = ({ target, clientX, clientY }) => {
-    const [word, meaning] = byWord.get(target.closest?.(".wb-term")?.dataset.term) || [];
-    if (word) tooltip.show(clientX, clientY, [word, meaning]);
+  const show = (event) => {
+    const [word, meaning] = byWord.get(event.target.closest?.(".wb-term")?.dataset.term) || [];
+    if (word) tooltip.show(event, [word, meaning]);
   };
   root.addEventListener("pointerover", show);
   root.addEventListener("click", show);

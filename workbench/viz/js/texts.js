@@ -66,7 +66,7 @@ export class TextsPanel extends Panel {
   }
 
   hovered(event) {
-    const { clientX, clientY } = event, target = this.tokenUnder(event);
+    const { clientX, clientY, buttons } = event, target = this.tokenUnder(event);
     const card = target.closest("[data-request]"), { number, id } = target.dataset;
     if (!card) return;
     const request = Number(card.dataset.request);
@@ -88,7 +88,7 @@ export class TextsPanel extends Panel {
       lines.push(`with ${drafts} and the token after: ids ${together.map((token) => token.id).join(" ")}`);
     }
     const top = this.store.topTokens(this.store.requests[request], Number(number));
-    this.view.tooltip.show(clientX, clientY, lines, top ? candidateBars(top) : []);
+    this.view.tooltip.show({ clientX, clientY, target, buttons }, lines, top ? candidateBars(top) : []);
   }
 
   /** Number of tokens of a request at the cursor. */

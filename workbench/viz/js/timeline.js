@@ -36,9 +36,11 @@ export class TimelinePanel extends StepPanel {
       this.canvas.setPointerCapture(event.pointerId);
       this.dragging = true;
     });
-    this.canvas.addEventListener("pointerup", () => {
-      this.dragging = false;
-    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      this.canvas.addEventListener(end, () => {
+        this.dragging = false;
+      });
+    }
     this.canvas.addEventListener("pointermove", (event) => {
       const step = this.dragging ? this.axis().stepAt(event.offsetX) : -1;
       if (step >= 0 && step !== this.cursor.step) this.cursor.seek(step);
