@@ -19,7 +19,7 @@ from workbench.base.device import DEVICE_VARIABLE, choose_device
 os.environ.setdefault(DEVICE_VARIABLE, "cpu")
 os.environ.setdefault("WORKBENCH_PREFLIGHT", "always")  # a kernel that a test breaks has to be checked
 os.environ.setdefault("WORKBENCH_WAIT_FOR_COMPILED", "1")  # which steps are compiled must not depend on time
-os.environ.pop("COLUMNS", None)  # xdist sets it for its workers, whose output is no terminal's
+os.environ.pop("COLUMNS", None)  # set by xdist for its workers, which write to pipes
 if find_spec("mlx") is not None:  # vLLM's environment has none
     choose_device()
 

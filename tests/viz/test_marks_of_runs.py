@@ -166,7 +166,7 @@ def test_compare(deno_page, name, align):
 
 
 def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_page):
-    """What was recorded has noise of its own, which would look like an effect of the setting."""
+    """The recorded times are noisy, and noise would look like an effect of the setting."""
 
     class Noisy(CostModel):
         number = 0
