@@ -6,6 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from axis_times import seconds_of
 from facts_of_records import ENDS, Facts
 from msgspec.structs import replace
 from painted import close, seconds
@@ -16,6 +17,7 @@ from test_marks_of_steps import near, tokens
 
 from workbench import simulate, simulate_fleet
 from workbench.analysis.causes import IDLE
+from workbench.base.text import duration
 from workbench.trace import Trace, TraceMeta
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import amount
@@ -178,9 +180,8 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
         root = ET.fromstring(fleet_svg(traces, asked))
         paths = [(path.get("d"), path.get("fill"), path.get("stroke")) for path in list(root.iter()) if path.get("d")]
         texts = [(float(t.get("x")), float(t.get("y")), t.text) for t in root.iter() if t.tag.endswith("text")]
-        units = {"s": 1.0, "ms": 1e-3}
-        labels = [(x, words.split()) for x, _, words in texts if words.split()[-1] in units]
-        ticks = [(x, float(number) * units[unit]) for x, (number, unit) in labels]
+        is_time = re.compile(r"[\d.:,]+ (µs|ms|s|min|h)").fullmatch
+        ticks = [(x, seconds_of(words)) for x, y, words in texts if is_time(words)]
         (x0, t0), (x1, t1) = ticks[0], ticks[-1]
 
         def time_of(x):
@@ -188,7 +189,7 @@ def test_the_rows_of_a_fleet(fleet_run, tmp_path):
 
         all_bins = {name: parts_of(each, traces[name].meta.created - begin, end) for name, each in facts.items()}
         most = max(running + waiting for parts in all_bins.values() for running, waiting, *_ in parts)
-        assert root.get("aria-label") == f"3 replicas over {end * 1000:.3g} ms; the highest row has {most} requests"
+        assert root.get("aria-label") == f"3 replicas over {duration(end)}; the highest row has {most} requests"
         for row, (name, parts) in enumerate(all_bins.items()):
             top = 20 + 64 * row
             names = [words for _, y, words in texts if y in (top + 24, top + 40)]

@@ -6,6 +6,7 @@ import subprocess
 from itertools import pairwise
 
 import pytest
+from axis_times import seconds_of
 from pages_in_deno import DENO
 
 from workbench import simulate
@@ -25,15 +26,6 @@ CASES = {
     400_000.0: "0:00 h, 24:00 h, 48:00 h, 72:00 h, 96:00 h",
 }
 CASES = {end: words.replace("0.0 ", "0 ", 1) for end, words in CASES.items()}
-
-
-def seconds_of(words):
-    value, unit = words.split()
-    if ":" in value:
-        parts = [float(part) for part in value.split(":")]
-        scale = 60 if unit == "h" and len(parts) == 2 else 1
-        return scale * sum(part * 60**place for place, part in enumerate(reversed(parts)))
-    return float(value.replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
 
 
 @pytest.fixture(scope="module")
