@@ -461,7 +461,7 @@ def test_a_phone_has_one_line_a_bar_and_room_for_a_finger(open_page, serve, engi
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.parametrize("width", (390, 1280))
+@pytest.mark.parametrize("width", (390, 1440))
 def test_the_legend_of_the_pool_is_whole(open_page, serve, engine, width):
     """An entry without room moves to the next line, and no cell of the pool is below the words."""
     engine.run(progress=False)
