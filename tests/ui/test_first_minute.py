@@ -44,7 +44,7 @@ def press(page, *keys):
 def test_the_bars_of_buttons_have_one_row_each(open_page, serve, engine, name, monkeypatch):
     """From a small laptop's width on, before and after a comparison brings one more button; no name is cut.
 
-    What is folded is one button away.
+    One button shows the folded ones.
     """
     engine.run(progress=False)
     monkeypatch.setattr(type(engine), "name", name)

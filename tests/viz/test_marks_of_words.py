@@ -184,7 +184,8 @@ def check_tokens(page, facts, here, tokens, step, has_text):
         assert len(marked) == bool(last) and set(marked) <= set(last)
         for i, token in list(enumerate(tokens[who]))[:6]:
             page(
-                "view.panel('texts').hovered({ clientX: 0, clientY: 0, buttons: 1, target: "
+                "view.panel('texts').pointed = view.panel('texts').list.children[argument[0]], "
+                "view.panel('texts').hovered({ clientX: 0, clientY: 0, buttons: 0, target: "
                 "view.panel('texts').list.children[argument[0]].querySelector('.wb-output').children[argument[1]] })",
                 [place, i],
             )

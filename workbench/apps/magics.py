@@ -29,7 +29,7 @@ def load(shell: Any) -> None:
 
 
 def _complete(shell: Any, event: Any) -> list[str]:
-    """What an argument of a magic can be: a variable after ``-e``, a request of ``%explain``, a panel of ``%watch``."""
+    """Values of a magic's argument: a variable after ``-e``, a request of ``%explain``, a panel of ``%watch``."""
     given = event.text_until_cursor.split()
     before = given if event.text_until_cursor.endswith(" ") else given[:-1]
     if before[-1] in ("-e", "--engine"):

@@ -85,7 +85,7 @@ class Visitor:
 
     Attributes:
         role: One of ROLES.
-        person: Who is counted, and answers.
+        person: The one who is counted, and who answers.
         seen: The number of the duel whose pictures the page has: they are long, and are sent once.
         code: Rows of the QR code of the followers' link, "1" for a dark module; empty while it is not shown.
     """
