@@ -97,6 +97,38 @@ def test_a_key_opens_what_a_slide_hides_before_it_turns(tmp_path, browser):
     page.close()
 
 
+@pytest.mark.parametrize("way", ["key", "click"])
+def test_what_an_opened_answer_leaves_no_room_for_comes_with_the_next_key(tmp_path, browser, way):
+    answer = "<details><summary>Reveal</summary>\n\n" + "\n\n".join(f"reason {n}" for n in range(8)) + "\n\n</details>"
+    picture = "<svg id='drawn' viewBox='0 0 900 200'><rect width='900' height='200'/></svg>"
+    long = "print(' '.join(f'word{n}' for n in range(60)))"
+    made = notebook(
+        tmp_path / "questions.ipynb",
+        ("slide", "text", f"# One\n\n{answer}\n\nwords between"),
+        (None, "code", f'from IPython.display import HTML\nHTML("""{picture}""")'),
+        ("slide", "code", long),
+    )
+    assert main(["course", "slides", str(made)]) == 0
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(made.with_suffix(".html").as_uri())
+    over = "document.documentElement.scrollHeight - innerHeight"
+    drawn, seen = page.locator("#drawn"), []
+    assert drawn.is_visible() and page.evaluate(over) <= 1
+    if way == "key":
+        page.keyboard.press("ArrowRight")
+    else:
+        page.get_by_text("Reveal").click()
+    drawn.wait_for(state="hidden")
+    assert page.get_by_text("reason 7").is_visible() and page.evaluate(over) <= 1, "the answer is in sight, whole"
+    for _ in range(4):
+        seen.append((drawn.is_visible(), page.locator("footer").text_content(), page.evaluate(over)))
+        page.keyboard.press("ArrowRight")
+    assert [visible for visible, *_ in seen[:3]] == [False, True, False] and seen[2][1] == "2 of 2"
+    assert all(pixels <= 1 for *_, pixels in seen)
+    assert page.locator("pre").last.evaluate("(e) => e.scrollWidth - e.clientWidth") <= 0, "a long line is wrapped"
+    page.close()
+
+
 def test_a_notebook_that_does_not_run_or_has_no_slides_is_refused(tmp_path, capsys):
     broken = notebook(tmp_path / "broken.ipynb", ("slide", "code", "1 / 0"))
     with pytest.raises(ValueError, match=r"broken\.ipynb does not run, so it has no pictures: ZeroDivisionError"):

@@ -30,7 +30,7 @@ section {{ box-sizing: border-box; min-height: 100vh; padding: 0.6rem 1.4vw 2rem
 @media print {{ footer {{ display: none; }} }}
 h1, h2, h3 {{ line-height: 1.2; margin: 0.6rem 0; }}
 section > div > :is(h1, h2, h3, p, ul, ol) {{ max-width: 44em; }}
-pre {{ font-size: 0.75rem; overflow: auto; padding: 0.5em; background: #f8f8f8; border-radius: 6px; margin: 0.4rem 0; }}
+pre {{ font-size: 0.75rem; white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5em; background: #f8f8f8; border-radius: 6px; margin: 0.4rem 0; }}
 table {{ border-collapse: collapse; }}
 th, td {{ padding: 0.2em 0.7em; text-align: left; border-bottom: 1px solid #e2e5ea; }}
 /* From the last row of a room: type of at least 18 pixels on a screen of 1,280. */
@@ -129,8 +129,19 @@ function reveal() {{
   const next = [...hidden].find((each) => each.checkVisibility());
   if (!next) return false;
   next.open = true;
-  next.scrollIntoView({{ block: "nearest" }});
+  keepInSight(next);
   return true;
+}}
+/** Divide the slides again, one of which has grown or shrunk, and show the screen that has this part. */
+function keepInSight(part) {{
+  const [slide] = place[at];
+  divide();
+  at = place.findIndex(([s]) => s === slide);
+  show();
+  while (part.closest("[data-off]") && place[at + 1]?.[0] === slide) {{
+    at++;
+    show();
+  }}
 }}
 const turn = (key) => {{
   const move = {{ ArrowRight: 1, " ": 1, PageDown: 1, Enter: 1, ArrowLeft: -1, PageUp: -1 }}[key];
@@ -144,6 +155,7 @@ const turn = (key) => {{
 }};
 addEventListener("keydown", (event) => turn(event.key) && event.preventDefault());
 addEventListener("click", ({{ target }}) => target.closest("a, summary, button, input") || turn("ArrowRight"));
+addEventListener("toggle", ({{ target }}) => target.closest("[data-off]") || keepInSight(target), true);
 addEventListener("resize", () => {{
   const [slide] = place[at];
   divide();
