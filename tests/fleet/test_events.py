@@ -10,6 +10,7 @@ from workbench.analysis.fleet.crossover import crossover
 from workbench.analysis.fleet.events import Change
 from workbench.analysis.fleet.routers import ROUTERS
 from workbench.analysis.fleet.split import Split
+from workbench.base.text import duration
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace.readings.fleet import Fleet
@@ -273,7 +274,7 @@ def test_a_fleet_is_drawn_as_rows_of_one_time_axis(tmp_path):
     assert [picture.count(f">replica {index}<") for index in range(3)] == [1, 1, 1]
     assert picture.count('fill="none" stroke="#d55e00"') == 1 and "the way of s3/1" in picture
     first = min(info.arrival_time for trace in run.traces for info in trace.requests.values())
-    assert f"3 replicas over {max(trace[-1].end for trace in run.traces) - first:.4g} s" in picture
+    assert f"3 replicas over {duration(max(trace[-1].end for trace in run.traces) - first)}" in picture
     assert ElementTree.fromstring(picture).tag.endswith("svg") and "<svg" in run._repr_html_()
     assert picture.count("stroke-dasharray") == 3 and "kept in the prefix cache" in picture
     with pytest.raises(ValueError, match="request 's99/1' has no step"):

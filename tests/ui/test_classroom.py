@@ -103,8 +103,10 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
         page.wait("view.status.class.question")
         page.frame()
         assert not page.root.locator("[data-panel=timeline]").is_visible(), "the picture comes after the answer"
+        tells_nothing(page)
         page.root.get_by_role("region", name="Class").get_by_role("button", name=answer).click()
         page.root.locator("[data-panel=timeline]").wait_for()
+    tells_nothing(teacher)
     teacher.wait("view.status.class.spread.reduce((sum, [, n]) => sum + n, 0) === 2")
     teacher.frame()
     assert "2 of 2 followers answered" in lesson.text_content()
@@ -128,6 +130,37 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     box.fill("42")
     box.press("Enter")
     teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '42'")
+
+
+def tells_nothing(page):
+    """Neither the film of a step nor the search answers what the class predicts."""
+    page.view("(view.film.show(), view.controls.search.input.value = 'step 1', view.controls.search.typed())")
+    assert not page.root.get_by_role("region", name="A step explained").is_visible()
+    answers = page.view("view.controls.search.found.map(({ words }) => words)")
+    assert answers == ["The class predicts: the pictures come after its answers."]
+    assert page.root.get_by_text(answers[0]).first.is_visible()
+    page.view("(view.controls.search.input.value = '', view.controls.search.typed())")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_followers_link_is_shown_where_a_page_may_not_copy(open_page, address, allowed):
+    """As on every page of an address other than 127.0.0.1 without encryption: navigator.clipboard is not there."""
+    url, room = address
+    teacher = open_page(f"{url}/#teach={room.key}")
+    teacher.wait("view.status.class?.role === 'teacher'")
+    copied = "{ writeText: (text) => { globalThis.copied = text; return Promise.resolve(); } }"
+    value = copied if allowed else "undefined"
+    teacher.view(f"Object.defineProperty(navigator, 'clipboard', {{ value: {value}, configurable: true }}) && null")
+    teacher.frame()
+    teacher.root.get_by_role("button", name="Copy the followers' link").click()
+    box = teacher.root.get_by_role("dialog", name="The followers' link")
+    words = box.get_by_role("status")
+    words.get_by_text("pages opened by it follow you").wait_for()
+    assert words.text_content().startswith("Copied" if allowed else "Copy the selected text")
+    link = box.get_by_role("textbox")
+    assert link.input_value() == f"{url}/#follow"
+    assert link.evaluate("(input) => input.selectionEnd - input.selectionStart") == len(f"{url}/#follow")
+    assert teacher.view("globalThis.copied ?? null") == (f"{url}/#follow" if allowed else None)
 
 
 def test_the_role_of_a_page_outlives_a_reload(open_page, address):

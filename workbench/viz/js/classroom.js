@@ -9,6 +9,9 @@ import { keep, kept } from "./tab.js";
 /** Milliseconds between two places that a teacher's page tells. */
 const LEAD_MS = 100;
 
+/** What a page says instead of an answer while its class predicts. */
+export const HIDDEN = "The class predicts: the pictures come after its answers.";
+
 /** The tab keeps the role of its page, which outlives a reload. */
 const KEPT = "workbench-class";
 
@@ -36,10 +39,11 @@ export class Classroom {
     const button = (words, title, onclick, kind = "wb-button") =>
       h("button", { class: kind, type: "button", title, onclick }, words);
     this.visitor = null;
+    this.hides = false; // whether the pictures are hidden while the class predicts
     this.words = h("strong", {});
     this.follow = button("Follow the teacher", "See the step and the view of the teacher", () => this.join("follower"));
     this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
-    const copy = () => navigator.clipboard?.writeText(this.link).then(() => view.say(`Copied: ${this.link}`));
+    const copy = () => view.linkBox.show("The followers' link", this.link, this.copy, "pages opened by it follow you.");
     this.copy = button("Copy the followers' link", "Pages opened by it follow you", copy);
     const show = () => this.view.send("class", { what: "code", link: this.facts.code?.length ? "" : this.link });
     this.show = button("Show its QR code", "For the cameras of the class", show);
@@ -135,7 +139,8 @@ export class Classroom {
     if (role === "visitor" && this.view.status.message) keep(KEPT, null); // such as the key of a server before
     const teaches = role === "teacher", follows = role === "follower";
     this.element.hidden = !teaches && !follows && !taught;
-    this.view.root.toggleAttribute("data-predicting", Boolean(question && (teaches || (follows && !answered))));
+    this.hides = Boolean(question && (teaches || (follows && !answered)));
+    this.view.root.toggleAttribute("data-predicting", this.hides);
     if (this.element.hidden) return;
     const count = teaches &&
       `You teach: ${followers} of ${counted(visitors, "visitor")} ${followers === 1 ? "follows" : "follow"}.`;

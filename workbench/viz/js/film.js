@@ -1,6 +1,7 @@
 // A step explained in twenty seconds: its scenes one after the other, on one canvas, with their sentences. The canvas
 // can be recorded by the browser as a WebM film for slides.
 
+import { HIDDEN } from "./classroom.js";
 import { formatNumber, h, offerFile, replace, setText } from "./dom.js";
 import { HEIGHT, paintScene, WIDTH } from "./film_painter.js";
 import { SCENES, scenesOf } from "./film_scenes.js";
@@ -51,6 +52,7 @@ export class Film {
   show() {
     const { store, cursor } = this.view;
     if (!store.numSteps) return this.view.say("There is no step yet to explain.");
+    if (this.view.classroom.hides) return this.view.say(HIDDEN);
     cursor.playing = false;
     if (this.element.hidden) this.view.inspector.pin(null); // its card would cover the scenes
     this.element.hidden = false;

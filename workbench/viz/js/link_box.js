@@ -1,4 +1,4 @@
-// The link to a run: asked of the host, copied, and shown, because not every browser lets a page copy.
+// A link, to a run or to a class: copied, and shown, because not every browser lets a page copy.
 
 import { formatNumber, h, setText } from "./dom.js";
 import { openBelow, place, popover } from "./popovers.js";
@@ -34,19 +34,26 @@ export class LinkBox {
     this.view.send("link", { step: store.label(cursor.step), request });
   }
 
-  /** Show the link, and copy it. */
-  async take(link) {
+  /** Take the link to the run that was asked for. */
+  take(link) {
+    const size = `${formatNumber(link.length)} characters, which hold the whole run`, { host } = new URL(link);
+    const where = `It opens in the playground at ${host}, once “workbench playground” runs there; nothing is uploaded.`;
+    return this.show("A link to this run", link, this.opener, `${size}. ${where}`);
+  }
+
+  /**
+   * Show a link below the button that asked for it, and copy it.
+   * @param {string} about What is said of it.
+   */
+  async show(title, link, opener, about) {
+    setText(this.element.querySelector("h3"), title);
+    this.element.setAttribute("aria-label", title);
     this.text.value = link;
     setText(this.words, "");
-    if (this.opener?.isConnected) openBelow(this.element, this.opener);
+    if (opener?.isConnected) openBelow(this.element, opener);
     this.text.select();
     const copied = await (navigator.clipboard?.writeText(link).then(() => true, () => false) ?? false);
-    const where = new URL(link).host;
-    setText(
-      this.words,
-      `${copied ? COPIED : SELECTED}: ${formatNumber(link.length)} characters, which hold the whole run. It opens in ` +
-        `the playground at ${where}, once “workbench playground” runs there; nothing is uploaded.`,
-    );
+    setText(this.words, `${copied ? COPIED : SELECTED}: ${about}`);
     place(this.element);
   }
 }

@@ -1,5 +1,6 @@
 // Search: a position of a request, a step, a kind of event, or the name of a request, which filters the panels.
 
+import { HIDDEN } from "./classroom.js";
 import { counted, formatNumber, h, plain, replace } from "./dom.js";
 import { nameOf } from "./request.js";
 
@@ -124,7 +125,7 @@ export class SearchBox {
 
   typed() {
     const { view } = this, query = this.input.value.trim(), name = query.toLowerCase();
-    const known = query ? answers(view, query) : [];
+    const known = query ? (view.classroom.hides ? [{ words: HIDDEN }] : answers(view, query)) : [];
     const named = known ? 0 : view.store.requests.filter(({ id }) => id.toLowerCase().includes(name)).length;
     this.found = known || nameAnswers(view, query, named);
     view.setFilter(named ? query : "");
