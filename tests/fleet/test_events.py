@@ -10,8 +10,8 @@ from workbench.analysis.fleet.crossover import crossover
 from workbench.analysis.fleet.events import Change
 from workbench.analysis.fleet.routers import ROUTERS
 from workbench.analysis.fleet.split import Split
-from workbench.base.text import duration
 from workbench.apps.cli import main
+from workbench.base.text import duration
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace.readings.fleet import Fleet
 

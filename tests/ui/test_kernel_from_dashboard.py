@@ -38,11 +38,18 @@ def test_a_click_on_a_work_item_opens_its_threadgroup(open_page, served):
     page.wait("view.store.numSteps === 3 && view.can('kernel_run')")
     item = engine.trace[-1].kernel.work_items[-1]
     request = engine.trace[-1].chunks[item.seq].request_id
+    page.view("(view.wait('It is being recorded.'), view.statusChanged())")
+    assert page.view("view.status.message") == "It is being recorded.", "a status of the host does not end it"
     click_the_last_item(page)
+    assert page.view("view.status.message") != "It is being recorded."
     inner = page.page.frame_locator(".wb-kernel-page iframe")
     inner.locator(".wb-kr-now").wait_for()
     about = inner.locator(".wb-kr-head").inner_text()
     assert f"step {engine.trace[-1].step}, layer 0" in about and f"{request}, rows" in about
+    page.view("root.querySelector('.wb-kernel-page').dataset.first = 'true'")
+    page.view("view.send('kernel_run', { step: view.store.label(view.cursor.step), item: 0, kv_head: 0 })")
+    page.wait("root.querySelector('.wb-kernel-page').dataset.first === undefined")
+    assert page.page.locator(".wb-kernel-page").count() == 1, "another page takes the place of the first"
     page.page.get_by_role("button", name="Close").click()
     assert page.page.locator(".wb-kernel-page").count() == 0
     assert page.problems == [] and page.outside == []

@@ -30,7 +30,8 @@ section {{ box-sizing: border-box; min-height: 100vh; padding: 0.6rem 1.4vw 2rem
 @media print {{ footer {{ display: none; }} }}
 h1, h2, h3 {{ line-height: 1.2; margin: 0.6rem 0; }}
 section > div > :is(h1, h2, h3, p, ul, ol) {{ max-width: 44em; }}
-pre {{ font-size: 0.75rem; white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5em; background: #f8f8f8; border-radius: 6px; margin: 0.4rem 0; }}
+pre {{ font-size: 0.75rem; white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5em; margin: 0.4rem 0;
+  background: #f8f8f8; border-radius: 6px; }}
 table {{ border-collapse: collapse; }}
 th, td {{ padding: 0.2em 0.7em; text-align: left; border-bottom: 1px solid #e2e5ea; }}
 /* From the last row of a room: type of at least 18 pixels on a screen of 1,280. */

@@ -84,6 +84,7 @@ class View {
       this.tuningForm.element,
       this.linkBox.element,
     ];
+    this.awaited = null; // what the page says while the host makes something that it has asked for
     this.predicted = null; // the prediction of the run as it was, with which a predicted other one is compared
     this.otherCount = 0;
     this.build();
@@ -305,13 +306,17 @@ class View {
     if (!bytes?.byteLength) return;
     const { name, content } = downloaded(bytes);
     if (name === "link") this.linkBox.take(new TextDecoder().decode(content));
-    else if (isKernelPage(name)) showKernelPage(this.root, name, content);
-    else offerFile(new Blob([content], { type: "text/html" }), name);
+    else if (isKernelPage(name)) {
+      this.wait(null);
+      showKernelPage(this.root, name, content);
+    } else offerFile(new Blob([content], { type: "text/html" }), name);
   }
 
   statusChanged() {
     const before = [this.live, JSON.stringify(this.status.incident)];
     this.status = this.model.get("status") || {};
+    if (this.status.message) this.awaited = null;
+    else if (this.awaited) this.status = { ...this.status, message: this.awaited, kind: "note" };
     this.cursor.live = this.live;
     const claimed = this.claimOwn();
     const same = !claimed && before[0] === this.live && before[1] === JSON.stringify(this.status.incident);
@@ -519,6 +524,12 @@ class View {
   say(message, kind = "note") {
     this.status = { ...this.status, message, kind };
     this.changed("step");
+  }
+
+  /** Show what the page waits for until the host sends it, or says something else; null for nothing any more. */
+  wait(message) {
+    this.awaited = message;
+    this.say(message);
   }
 
   destroy() {

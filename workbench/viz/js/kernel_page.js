@@ -7,7 +7,7 @@ const SUFFIX = ".kernelrun.html";
 
 export const isKernelPage = (name) => name.endsWith(SUFFIX);
 
-/** Show the page of a kernel that the host has made. */
+/** Show the page of a kernel that the host has made, instead of an earlier one. */
 export function showKernelPage(root, name, content) {
   const blob = new Blob([content], { type: "text/html" });
   const close = () => dialog.remove();
@@ -21,6 +21,7 @@ export function showKernelPage(root, name, content) {
   const tools = h("div", { class: "wb-bar" }, button("Save", () => offerFile(blob, name)), button("Close", close));
   const dialog = h("div", { class: "wb-kernel-page", role: "dialog", "aria-label": "Recorded kernel" }, tools, frame);
   dialog.addEventListener("keydown", (event) => event.key === "Escape" && close());
+  root.querySelector(".wb-kernel-page")?.remove();
   root.append(dialog);
   tools.lastChild.focus();
 }
@@ -34,7 +35,7 @@ export function askForKernelRun(view, item, kvHead) {
   const { cursor, store } = view;
   if (!view.can("kernel_run")) return false;
   const step = store.label(cursor.step), newest = cursor.step === cursor.last;
-  view.say(newest ? "The work item is being recorded on the emulator…" : `Step ${step} is being computed again…`);
+  view.wait(newest ? "The work item is being recorded on the emulator…" : `Step ${step} is being computed again…`);
   view.send("kernel_run", { step, item, kv_head: kvHead });
   return true;
 }
