@@ -1,5 +1,6 @@
 """Predictions and tuning: against a run of the machine that the recording came from, with the known error in view."""
 
+import json
 import math
 import random
 import re
@@ -18,6 +19,7 @@ from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.trace import TraceError
 from workbench.trace.readings.compare import compare
+from workbench.viz.feed import Feed
 from workbench.viz.layout.pareto import tuning_marks
 from workbench.viz.pareto import ONCE, tuning_facts
 
@@ -261,6 +263,24 @@ def test_the_card_the_search_and_whatif_have_the_same_values(seed, kind, tmp_pat
     assert {one["setting"] for one in card["candidates"]} == {"as recorded, predicted", "max_num_seqs=16"}
     for words in (said, tuned):
         assert ("had not ended with the recording" in words) == (kind == "cut")
+    shown, facts = what_if(trace, {"max_num_seqs": 16})
+    words = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
+    for name, word in words.items():
+        now, changed, _, interval, *_ = rows[name]
+        assert shown[word][:2] == [now, f"{changed} ({interval})"], name
+        (error,) = re.findall(rf"([+-]\d+)% for {word}", facts["fork"]["predicted"]) or ["0"]
+        assert abs(int(error) - float(rows[name][5].rstrip("%"))) < 1, name
+    assert facts["mean"] is None and "without noise" in facts["fork"]["predicted"]
+
+
+def what_if(trace, changes):
+    """The measures of the page's *What if*, by their words, and all facts of its comparison."""
+    feed = Feed(trace)
+    feed._in_background = lambda work: work()
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": changes}})
+    packet = feed.other_packet()
+    facts = json.loads(packet[4 : 4 + int.from_bytes(packet[:4], "little")])["comparison"]
+    return {row[0]: row[1:] for row in facts["measures"]}, facts
 
 
 def test_commands(recording, tmp_path, capsys):

@@ -339,7 +339,8 @@ def test_a_duel_in_seconds_is_one_of_two_predictions_and_says_how_far_that_of_th
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     score = follower.status()["class"]["score"]
-    sides = [measured([predictor.simulate(**changes)], measure) for changes in ({}, {"max_num_batched_tokens": 32})]
+    changed = predictor.predict(max_num_batched_tokens=32)
+    sides = [predicted["ttft_mean"].value for predicted in (predictor.unchanged, changed)]
     told = [shown(value, measure, True) for value in sides]
     assert f"A {told[0]}, B {told[1]}." in score["sentence"]
     recorded = measured([trace], measure)
