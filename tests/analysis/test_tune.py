@@ -273,6 +273,17 @@ def test_the_card_the_search_and_whatif_have_the_same_values(seed, kind, tmp_pat
     assert facts["mean"] is None and "without noise" in facts["fork"]["predicted"]
 
 
+def test_a_size_beyond_the_token_budget_is_not_told_as_rows(recording):
+    """A row is a token of the packed batch; the model's size counts each request that prefills once more."""
+    rows = [sum(chunk.num_tokens for chunk in record.chunks) for record in recording]
+    prefills = [sum(chunk.arm != "decode" for chunk in record.chunks) for record in recording]
+    predictor = Predictor(recording, num_draws=0, rough=True)
+    largest = predictor.report.largest["rows"]
+    assert largest == max(map(sum, zip(rows, prefills))) > CONFIG["max_num_batched_tokens"] >= max(rows)
+    notes = " ".join(predictor.predict(max_num_batched_tokens=4 * CONFIG["max_num_batched_tokens"]).notes)
+    assert f"more than the {largest} sequences and prompt tokens of the largest measured step" in notes
+
+
 def what_if(trace, changes):
     """The measures of the page's *What if*, by their words, and all facts of its comparison."""
     feed = Feed(trace)

@@ -49,7 +49,10 @@ DRAWN_TOKENS = 800_000
 EXTRAPOLATED = "extrapolated"
 """Beginning of the notes on steps that are larger than any measured one."""
 
-LONGER_STEPS = "intervals allow a step with more rows than any measured one to take as long as several of measured size"
+LONGER_STEPS = (
+    "intervals allow a step with more sequences and prompt tokens than any measured one to take as long as several of "
+    "measured size"
+)
 
 MIN_DRAWS = 3
 """Number of repeated simulations of a long run."""
