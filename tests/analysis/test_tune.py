@@ -284,6 +284,17 @@ def test_a_size_beyond_the_token_budget_is_not_told_as_rows(recording):
     assert f"more than the {largest} sequences and prompt tokens of the largest measured step" in notes
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+def test_requests_that_would_end_later_are_named_or_counted(recording, count):
+    tuning = recording.tune("ttft_p99=1s", grid={"max_num_seqs": [8]}, num_draws=2)
+    tuning = replace(tuning, losers=tuple((f"r{n}", 1.0, 2.0 + n) for n in range(count)))
+    said = tuning_facts(tuning)["losers"]
+    assert (said in repr(tuning)) and bool(said) == bool(count)
+    for n in range(count):
+        assert (f"r{n} (1 s to {2 + n} s)" in said) == (n < 3)
+    assert said.endswith(f" and {count - 3} more") == (count > 3) and said.startswith(f"{count} request" if count else "")
+
+
 def what_if(trace, changes):
     """The measures of the page's *What if*, by their words, and all facts of its comparison."""
     feed = Feed(trace)

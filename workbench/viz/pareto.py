@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from workbench.base.text import counted, duration
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
 from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, pareto_marks, tuning_marks
@@ -90,12 +89,10 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
         }
         for words, candidate in tuning.named
     ]
-    losers = [f"{rid} ({duration(before)} to {duration(after)})" for rid, before, after in tuning.losers[:3]]
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
-    late = f"{counted(len(tuning.losers), 'request')} would end later than now: {', '.join(losers)}"
     return {
         "verdict": f"{candidates[0]['setting']}: {verdict}.",
-        "losers": late if losers else "",
+        "losers": tuning.losers_sentence,
         "notes": [
             _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note
         ],
