@@ -190,6 +190,10 @@ class Feed:
             if (settled := self._settled) is not None:
                 self._settled = None
                 room.settle(*settled)
+            if room.comparison is None and self._compared is not None:  # closed, or the next question is open
+                if self._other is self._compared.trace:
+                    self._other = self._fork_facts = self._unchanged = None
+                self._compared = None
             if (shown := room.comparison) is not None and shown is not self._compared and room.belongs(self):
                 self._compared = shown
                 self._other, self._fork_facts, self._unchanged, *_ = shown
