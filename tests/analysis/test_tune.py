@@ -1,5 +1,6 @@
 """Predictions and tuning: against a run of the machine that the recording came from, with the known error in view."""
 
+import json
 import math
 import random
 import re
@@ -18,6 +19,7 @@ from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel, step_features
 from workbench.trace import TraceError
 from workbench.trace.readings.compare import compare
+from workbench.viz.feed import Feed
 from workbench.viz.layout.pareto import tuning_marks
 from workbench.viz.pareto import ONCE, tuning_facts
 
@@ -261,6 +263,48 @@ def test_the_card_the_search_and_whatif_have_the_same_values(seed, kind, tmp_pat
     assert {one["setting"] for one in card["candidates"]} == {"as recorded, predicted", "max_num_seqs=16"}
     for words in (said, tuned):
         assert ("had not ended with the recording" in words) == (kind == "cut")
+    shown, facts = what_if(trace, {"max_num_seqs": 16})
+    words = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
+    for name, word in words.items():
+        now, changed, _, interval, *_ = rows[name]
+        assert shown[word][:2] == [now, f"{changed} ({interval})"], name
+        (error,) = re.findall(rf"([+-]\d+)% for {word}", facts["fork"]["predicted"]) or ["0"]
+        assert abs(int(error) - float(rows[name][5].rstrip("%"))) < 1, name
+    assert facts["mean"] is None and "without noise" in facts["fork"]["predicted"]
+
+
+def test_a_size_beyond_the_token_budget_is_not_told_as_rows(recording):
+    """A row is a token of the packed batch; the model's size counts each request that prefills once more."""
+    rows = [sum(chunk.num_tokens for chunk in record.chunks) for record in recording]
+    prefills = [sum(chunk.arm != "decode" for chunk in record.chunks) for record in recording]
+    predictor = Predictor(recording, num_draws=0, rough=True)
+    largest = predictor.report.largest["rows"]
+    assert largest == max(map(sum, zip(rows, prefills))) > CONFIG["max_num_batched_tokens"] >= max(rows)
+    notes = " ".join(predictor.predict(max_num_batched_tokens=4 * CONFIG["max_num_batched_tokens"]).notes)
+    assert f"more than the {largest} sequences and prompt tokens of the largest measured step" in notes
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+def test_requests_that_would_end_later_are_named_or_counted(recording, count):
+    tuning = recording.tune("ttft_p99=1s", grid={"max_num_seqs": [8]}, num_draws=2)
+    tuning = replace(tuning, losers=tuple((f"r{n}", 1.0, 2.0 + n) for n in range(count)))
+    said = tuning_facts(tuning)["losers"]
+    assert (said in repr(tuning)) and bool(said) == bool(count)
+    for n in range(count):
+        assert (f"r{n} (1 s to {2 + n} s)" in said) == (n < 3)
+    assert said.endswith(f" and {count - 3} more") == (count > 3) and said.startswith(
+        f"{count} request" if count else ""
+    )
+
+
+def what_if(trace, changes):
+    """The measures of the page's *What if*, by their words, and all facts of its comparison."""
+    feed = Feed(trace)
+    feed._in_background = lambda work: work()
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": changes}})
+    packet = feed.other_packet()
+    facts = json.loads(packet[4 : 4 + int.from_bytes(packet[:4], "little")])["comparison"]
+    return {row[0]: row[1:] for row in facts["measures"]}, facts
 
 
 def test_commands(recording, tmp_path, capsys):
@@ -399,7 +443,8 @@ def test_the_card_has_one_value_for_a_setting_and_all_that_limits_it(recording, 
     tuning = recording.tune(slo)
     facts, said = tuning_facts(tuning), repr(tuning)
     first, places = next(iter(read_slo(slo))), {}
-    for point in tuning_marks(tuning).panels[1].points:
+    panel = next(each for each in tuning_marks(tuning).panels if "first token" in each.titles[1])
+    for point in panel.points:
         places[point.ring] = point.y
     assert len(places) == len(facts["candidates"]) > 2
     for shown_one in facts["candidates"]:

@@ -1,5 +1,7 @@
 """From an engine's step into the Metal kernel: the recorded threadgroup of a work item."""
 
+import re
+
 import numpy as np
 import pytest
 from kernel_replay import as_loaded, as_stored
@@ -73,6 +75,29 @@ def test_an_item_of_the_step_is_found_in_the_kernels_list(engine):
     item = step.kernel.work_items[-1]
     run = step.kernel_run(item)
     assert step.chunks[item.seq].request_id in run.about
+
+
+def test_the_page_of_another_item_says_which_items_of_the_kernel_have_the_row(engine):
+    step, listed = engine.step(), []
+    while True:
+        try:
+            listed.append(step.kernel_run(len(listed), watch=()).about)
+        except ValueError:
+            break
+    assert not any("list of work" in about for about in listed), "asked for by the kernel's own index"
+    others = 0
+    for item in step.kernel.work_items:
+        name, about = step.chunks[item.seq].request_id, step.kernel_run(item, watch=()).about
+        spans = [re.search(r": (\S+), rows \[(\d+), (\d+)\)", each).groups() for each in listed]
+        having = [i for i, (who, at, end) in enumerate(spans) if who == name and int(at) <= item.q_start < int(end)]
+        if f"rows [{item.q_start}, {item.q_start + item.num_rows})" in about.partition(". ")[0]:
+            assert "list of work" not in about
+            continue
+        others += 1
+        assert f"work item {having[0]} of {len(listed)}: " in about
+        told = re.search(rf"row {item.q_start} is in its items? ([\d, and]+)$", about)[1]
+        assert [int(number) for number in re.findall(r"\d+", told)] == having
+    assert others
 
 
 def test_what_cannot_be_recorded_is_refused(engine):

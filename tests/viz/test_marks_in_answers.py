@@ -603,3 +603,34 @@ def test_a_page_that_explains_a_few_names_the_command_for_the_others(deno_page):
         words = page(said, {"kind": "request", "request": index})
         assert words == f"Why so long? This page does not say. Run: workbench trace explain TRACE {name}"
     assert page(said, {"kind": "block", "block": 1}) == ""
+
+
+def moved(budget, tokens=6):
+    """Two requests, of which the second one arrives when the first has ended, long after the change."""
+    requests = [
+        {"id": "a", "prompt": {"len": 150}, "max_tokens": tokens},
+        {"id": "z", "prompt": {"len": 3}, "max_tokens": 9},
+    ]
+    requests[1] |= {"arrival_step": 40}
+    return simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests})
+
+
+def test_a_verdict_of_equal_counts_says_what_moves(deno_page):
+    first, second = moved(192), moved(64)
+    found = comparison_facts(first, second)
+    assert (
+        len(first) == len(second) and first.metrics().requests["a"].e2e.steps < second.metrics().requests["a"].e2e.steps
+    )
+    assert found["verdict"] == (
+        "no number of steps, blocks, preemptions or cached tokens changes; the work of 1 request moves to other steps "
+        "or chunks, first that of a in step 0"
+    )
+    assert comparison_facts(first, first)["verdict"] == "no first token moves"
+    assert comparison_facts(first, moved(192, tokens=7))["verdict"] == "no first token moves; 1 request ends later"
+    assert comparison_facts(first, moved(192, tokens=5))["verdict"] == "no first token moves; 1 request ends earlier"
+    deno_page.open(first, second, width=1100)
+    deno_page.painted("compare")
+    assert deno_page("view.panel('compare').gains.hidden"), "a table of dashes"
+    deno_page.open(first, moved(192, tokens=7), width=1100)
+    deno_page.painted("compare")
+    assert not deno_page("view.panel('compare').gains.hidden")

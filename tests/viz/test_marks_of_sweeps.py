@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from workbench import CostModel, simulate
 from workbench.analysis.check import Check
 from workbench.analysis.intervals import Interval, Prediction
 from workbench.analysis.rerun import Outcome
@@ -15,7 +16,7 @@ from workbench.analysis.tuning import Candidate, Tuning
 from workbench.viz.drawing import GRID
 from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.pareto import pareto_marks, tuning_marks
-from workbench.viz.pareto import FRONT, POINT, RING, pareto_svg
+from workbench.viz.pareto import FRONT, POINT, RING, pareto_svg, tuning_facts
 
 NAMES = ("itl_p99", "output_throughput", "ttft_mean")
 SPREADS = ((0.5, 1.0), (0.001, 3.0), (2.0, 2.0), (4e5, 9e5), (1.0, 8.0), (1.0, 8.1), (0.0, 700.0))
@@ -196,21 +197,53 @@ def test_the_marks_of_a_tuning(is_best, slow):
     )  # fmt: skip
     marks = tuning_marks(tuning)
     unit, factor = ("s", 1) if slow else ("ms", 1000)
-    assert [panel.titles[0] for panel in marks.panels] == [
-        f"P50 time per output token ({unit})", "output tokens per second",
-    ]  # fmt: skip
-    assert marks.panels[0].titles[1] == f"P99 time to first token ({unit})"
+    worst = max(("tpot_p50", "ttft_p99"), key=lambda name: best.values[name])
+    names = [worst, *({"tpot_p50", "ttft_p99"} - {worst})]
+    titles = {"tpot_p50": f"P50 time per output token ({unit})", "ttft_p99": f"P99 time to first token ({unit})"}
+    assert [panel.titles for panel in marks.panels] == [("output tokens per second", titles[name]) for name in names]
     drawn = [each for each in (best, *(() if is_best else (current,)), *runners_up) if each.prediction.intervals]
     words = ["take", *(() if is_best else ("now",)), "2.", "3."]
-    for panel, name in zip(marks.panels, ("tpot_p50", "output_throughput")):
-        scale = factor if name == "tpot_p50" else 1
+    for panel, name in zip(marks.panels, names):
         assert {(point.ring, point.x, point.y, point.number) for point in panel.points} == {
             (
                 word,
-                each.values[name] * scale,
-                each.values["ttft_p99"] * factor,
+                each.values["output_throughput"],
+                each.values[name] * factor,
                 None if each.changes["seats"] == 3 else "",
             )
             for word, each in zip(words, drawn, strict=True)
         }
     assert marks.front == []
+
+
+@pytest.mark.parametrize("slo", ["ttft_mean=1s", "e2e_p99=1s", "output_throughput=5", "itl_p99=9s,ttft_p99=1s"])
+def test_the_picture_of_an_answer_has_the_axes_of_its_front_and_says_what_filled_means(slo):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20 + 9 * n}, "max_tokens": 4 + n % 5} for n in range(12)]
+    requests = [each | {"arrival_time": 0.05 * n} for n, each in enumerate(requests)]
+    cost = CostModel(fixed=0.01, per_prefill_token=1e-3)
+    trace = simulate(
+        {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 64}, "requests": requests}, cost_model=cost
+    )
+    grid = {"max_num_seqs": [2, 4, 8], "max_num_batched_tokens": [32, 64]}
+    tuning = trace.tune(slo, grid=grid, cost_model=cost, num_draws=2)
+    names = [name for name in tuning.slo if name != "output_throughput"] or ["ttft_mean"]
+    values = {word: one.values for word, one in tuning.named}
+    panels = tuning_marks(tuning).panels
+    drawn = [{point.ring: point.y for point in panel.points} for panel in panels]
+    assert len(panels) == len(names)
+    for name in names:
+        assert any(
+            all(of[word] == pytest.approx(values[word][name] * scale) for word in values)
+            for of in drawn
+            for scale in (1, 1000)
+        )
+    goals = [name for name in tuning.slo if name != "output_throughput"]
+    for point in panels[0].points:  # filled, unless another setting is as good in all and better in one
+        own = values[point.ring]
+        losses = [[one[goal] for goal in goals] + [-one["output_throughput"]] for one in (own, *values.values())]
+        beaten = any(other != losses[0] and all(x <= y for x, y in zip(other, losses[0])) for other in losses[1:])
+        assert (point.number is None) == beaten
+    facts = tuning_facts(tuning)
+    listed = " and ".join([*([", ".join(goals)] if goals else []), "output_throughput"])
+    assert f"at least as good in {listed}." in facts["alt"]
+    assert "Filled: no other setting here" in facts["picture"]

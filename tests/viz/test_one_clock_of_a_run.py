@@ -146,7 +146,7 @@ def test_every_rate_of_an_answer_leaves_idle_time_out(pause, tmp_path, capsys):
     tuning = trace.tune("ttft_p99=1s", grid={"max_num_seqs": [2, 3]}, cost_model=model, num_draws=2)
     row = next(row for row in tuning.rows if row["max_num_seqs"] == 2)
     found += [row["output_throughput"], tuning.current.values["output_throughput"]]
-    _, panel = tuning_marks(tuning).panels
+    (panel,) = tuning_marks(tuning).panels
     found += [point.x for point in panel.points if point.ring == ("now" if tuning.best.changes else "take")]
     summary = simulate_at_scale(*read_simulation(workload))
     found.append(summary.output_throughput)

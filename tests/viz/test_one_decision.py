@@ -15,10 +15,12 @@ from workbench.analysis.predict import Predictor, comparing
 from workbench.analysis.values import values_of
 from workbench.apps.cli import main
 from workbench.simulation.costs.fit import FitReport, NoSeconds
+from workbench.trace.readings.metrics import amount
 from workbench.viz.changed_run import changed_run, unit_of_changes
 from workbench.viz.feed import Feed
 
 COST = CostModel(fixed=0.01, per_prefill_token=0.0006, per_sequence=0.001)
+WORDS = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
 GRADES = {0.05: "seconds", 0.9: "comparison", 4.0: "steps"}
 
 
@@ -94,18 +96,25 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
 
 @pytest.mark.parametrize("sigma", [0.05, 0.9])
 def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigma):
-    """The recorded values are others: the recording had noise, and no prediction has it."""
+    """The values are the means of several simulations, as in `tune`; the pictures are of the two without noise."""
     trace, changes = recording(sigma), {"max_num_batched_tokens": 64}
     feed = Feed(trace)
     feed._in_background = lambda work: work()
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": changes}})
     packet = feed.other_packet()
     header = json.loads(packet[4 : 4 + int.from_bytes(packet[:4], "little")])
-    predictor = comparing(trace)
-    expected = compare(predictor.simulate(), predictor.simulate(**changes))
-    shown = header["comparison"]["measures"]
-    assert shown == [[each.name, *each.values(), each.words] for each in expected.measures]
-    assert shown[0][1] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean TTFT"
+    predictor = Predictor(trace, rough=True)
+    before, after = predictor.unchanged, predictor.predict(**changes)
+    shown = {row[0]: row[1:] for row in header["comparison"]["measures"]}
+    for name, word in WORDS.items():
+        ends = (amount(each, "s") for each in (after[name].low, after[name].high))
+        assert shown[word][:2] == [
+            amount(before[name].value, "s"),
+            f"{amount(after[name].value, 's')} ({' to '.join(ends)})",
+        ]
+    assert shown["mean TTFT"][0] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean"
+    pauses = " -> ".join(amount(side["itl_max"].value, "s") for side in (before, after))
+    assert f"longest pause {pauses}" in header["comparison"]["verdict"]
     nothing = {"max_num_seqs": 9}  # no more than eight run at once
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": nothing}})
     packet = feed.other_packet()
@@ -119,10 +128,10 @@ def test_the_error_that_is_told_is_that_of_the_values_that_are_shown():
     trace = recording(0.2)
     changed = changed_run(trace, None, 0, {"max_num_seqs": 4})
     told = {name: int(error) for error, name in re.findall(r"([+-]\d+)% for ([\w ]+)", changed.facts["predicted"])}
-    predicted, recorded = values_of(changed.unchanged), values_of(trace)
-    words = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
+    predictor = Predictor(trace, rough=True)
+    predicted, recorded = {name: predictor.unchanged[name].value for name in WORDS}, values_of(trace)
     assert len(told) >= 2
-    for name, word in words.items():
+    for name, word in WORDS.items():
         assert told.get(word, 0) == pytest.approx(100 * (predicted[name] / recorded[name] - 1), abs=1.0)
 
 

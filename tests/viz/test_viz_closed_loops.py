@@ -20,7 +20,7 @@ from workbench.viz.feed import Feed
 def test_a_changed_run_is_a_closed_loop():
     arrivals = conversations(random.Random("page"), count=8)
     trace, expected = run(arrivals), values_of(run(arrivals, max_num_seqs=2))
-    changed, facts, unchanged, _ = changed_run(trace, None, 0, {"max_num_seqs": 2})
+    changed, facts, unchanged, *_ = changed_run(trace, None, 0, {"max_num_seqs": 2})
     assert values_of(changed)["ttft_mean"] == pytest.approx(expected["ttft_mean"], rel=0.05)
     said = facts["predicted"]
     assert said.startswith("Both sides are predicted") and "are follow-ups" in said and "--open-loop" not in said

@@ -269,6 +269,14 @@ def test_a_duel_is_settled_in_the_unit_that_it_was_asked_in(monkeypatch, times):
         score = follower.status()["class"]["score"]
         assert bool(re.search(r"A [\d.]+ steps?, B", score["sentence"])) == in_steps, score
         assert score["compares"] and views[1].other == views[0].other is not None and views[2].other is None
+    for feed in (teacher, follower):  # what a reload would show
+        feed.handle({"name": "resend", "args": {}})
+        assert feed.other_packet() is not None
+    teacher.handle({"name": "class", "args": {"what": "close"}})
+    for feed in (teacher, follower):
+        feed.update(View())
+        feed.handle({"name": "resend", "args": {}})
+        assert feed.other_packet() is None, "closed with the score"
     teacher.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 4}}})
     teacher.update(view := View())
     assert view.other is not None and view.other != views[0].other, "a later question of the teacher's is shown"
@@ -339,7 +347,8 @@ def test_a_duel_in_seconds_is_one_of_two_predictions_and_says_how_far_that_of_th
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     score = follower.status()["class"]["score"]
-    sides = [measured([predictor.simulate(**changes)], measure) for changes in ({}, {"max_num_batched_tokens": 32})]
+    changed = predictor.predict(max_num_batched_tokens=32)
+    sides = [predicted["ttft_mean"].value for predicted in (predictor.unchanged, changed)]
     told = [shown(value, measure, True) for value in sides]
     assert f"A {told[0]}, B {told[1]}." in score["sentence"]
     recorded = measured([trace], measure)
@@ -546,6 +555,26 @@ def test_a_settled_duel_opens_the_comparison_that_is_here_already(deno_page):
         )
         assert deno_page("view.comparing") == shows, number
         deno_page("view.showComparison(false)")
+
+
+@pytest.mark.parametrize("after", ["close", "next", "newer"])
+def test_the_comparison_of_a_duel_closes_with_it(deno_page, after):
+    """By *Close* and when the next question opens; a comparison that the teacher has asked for since stays."""
+    a, b = run(3, True), run(3, True, budget=32)
+    facts = {"role": "follower", "taught": True, "score": None, "question": None}
+    deno_page.open(a, b, status={"live": True, "class": facts})
+    deno_page("(globalThis.getComputedStyle ??= () => ({ position: 'static' }), view.showComparison(false))")
+
+    def tell(score, question=None):
+        told = json.dumps({"live": True, "class": facts | {"score": score, "question": question}})
+        deno_page(f"(view.status = {told}, view.classroom.compare(view.status.class.score), 1)")
+
+    tell({"number": 1, "compares": True, "sentence": "", "winner": "A"})
+    assert deno_page("view.comparing")
+    if after == "newer":
+        deno_page("view.otherCount++")
+    tell(None, {"number": 2} if after == "next" else None)
+    assert deno_page("view.comparing") == (after == "newer")
 
 
 @pytest.mark.parametrize("pause", [0.0, 9.0])

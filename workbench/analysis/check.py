@@ -53,8 +53,8 @@ class Check:
         fit: Errors of the cost model on steps that it has not seen; None if the model was given.
         recorded: Measured values by name; empty if nothing was measured.
         unchanged: The same values, predicted.
-        plain: The same, predicted without noise; ``unchanged`` if it is empty. Every view simulates these, so they
-            decide what the predictions are good for.
+        plain: The same, predicted without noise; ``unchanged`` if it is empty. They decide what the predictions are
+            good for.
         without_pauses: The measured values without pauses; ``recorded`` if it is empty.
         is_cut: Whether requests had not ended with the recording: the values are of what had happened by then, and a
             prediction that is compared with another one serves all requests to their end.
@@ -78,9 +78,9 @@ class Check:
         return _errors(self.plain or self.unchanged, self.without_pauses or self.recorded)
 
     @property
-    def errors_in_words(self) -> dict[str, float]:
-        """The errors without noise of the latencies that comparisons show, by the words of a reader."""
-        return {WORDS[name]: self.plain_errors[name] for name in COMPARED if name in self.plain_errors}
+    def errors_without_pauses(self) -> dict[str, float]:
+        """The errors against what was measured without pauses, which no prediction has."""
+        return _errors(self.unchanged, self.without_pauses or self.recorded)
 
     @property
     def worst(self) -> tuple[str, float] | None:

@@ -49,7 +49,10 @@ DRAWN_TOKENS = 800_000
 EXTRAPOLATED = "extrapolated"
 """Beginning of the notes on steps that are larger than any measured one."""
 
-LONGER_STEPS = "intervals allow a step with more rows than any measured one to take as long as several of measured size"
+LONGER_STEPS = (
+    "intervals allow a step with more sequences and prompt tokens than any measured one to take as long as several of "
+    "measured size"
+)
 
 MIN_DRAWS = 3
 """Number of repeated simulations of a long run."""
@@ -448,14 +451,18 @@ def unknown_sharing(why: str) -> str:
     )
 
 
-def comparing(trace: Trace) -> Predictor:
-    """Predicts a run under settings that are compared with each other, each by one simulation without noise.
+def comparing(trace: Trace, num_draws: int = NUM_DRAWS) -> Predictor:
+    """Predicts a run under settings that are compared with each other.
+
+    Args:
+        trace: The run.
+        num_draws: Number of repeated simulations of each setting; 0 for one without noise alone.
 
     Raises:
         NoSeconds: The times of the run vary too much for that; ``plain`` says so.
         ValueError: The trace has no clock, or not all its steps, or too few.
     """
-    predictor = Predictor(trace, num_draws=0, rough=True)
+    predictor = Predictor(trace, num_draws=num_draws, rough=True)
     predictor.check.require("comparison")
     return predictor
 

@@ -29,8 +29,9 @@ from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, T
 from workbench.trace.readings.prefix_hits import PrefixHits
 from workbench.trace.readings.run_clock import GrowingClock, RunClock
 
-SIZES = {"sequences": "sequences", "rows": "rows", "kv_tokens": "KV positions"}
-"""Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones."""
+SIZES = {"sequences": "sequences", "rows": "sequences and prompt tokens", "kv_tokens": "KV positions"}
+"""Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones. "rows"
+are those of the model, which counts each request that prefills once beside its rows."""
 
 WORTH_SAYING = 0.01
 """Share of extrapolated steps from which on a prediction says so."""

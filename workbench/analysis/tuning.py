@@ -21,6 +21,9 @@ from workbench.base.text import counted, duration
 COSTS = 1.05
 """A value is named as the cost of a setting if it is worse by more than this factor."""
 
+NUM_NAMED = 3
+"""Maximum number of requests that are named among those that would end later; the others are counted."""
+
 _PRICES = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "tpot_mean", "e2e_mean", "output_throughput")
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
@@ -139,8 +142,8 @@ class Tuning:
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Relative error of the prediction of the recorded setting, by value."""
-        return self.check.errors
+        """Relative error of the prediction of the recorded setting, by value, without pauses."""
+        return self.check.errors_without_pauses
 
     @property
     def errors_sentence(self) -> str:
@@ -206,6 +209,15 @@ class Tuning:
             for word, candidate in self.named
         ]
         return mark_front(rows, list(self.slo))
+
+    @property
+    def losers_sentence(self) -> str:
+        """The requests that would end later than now, the first of them by name, and how many others; "" for none."""
+        if not self.losers:
+            return ""
+        named = [f"{rid} ({duration(before)} to {duration(after)})" for rid, before, after in self.losers[:NUM_NAMED]]
+        more = f" and {len(self.losers) - NUM_NAMED} more" if len(self.losers) > NUM_NAMED else ""
+        return f"{counted(len(self.losers), 'request')} would end later than now: {', '.join(named)}{more}"
 
     @property
     def notes_of_candidates(self) -> list[str]:
@@ -278,10 +290,7 @@ class Tuning:
             lines.append(f"  {self.best.server.command(self.best.changes)}".rstrip())
         lines.append(f"  {self.verdict_sentence}")
         lines += [f"  {self.costs_sentence}"] if self.costs else []
-        if self.losers:
-            named = (f"{rid} {duration(old)} -> {duration(new)}" for rid, old, new in self.losers[:3])
-            worst, ends = ", ".join(named), "ends" if len(self.losers) == 1 else "end"
-            lines.append(f"  {counted(len(self.losers), 'request')} {ends} later than now: {worst}")
+        lines += [f"  {self.losers_sentence}"] if self.losers else []
         if self.best.changes:
             lines += _candidate_lines("now", self.current, self.slo)
         for candidate in self.runners_up:

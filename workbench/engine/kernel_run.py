@@ -129,14 +129,15 @@ def kernel_run(
     kernels.max_dispatch_flop = math.inf
     sizes = num_heads, num_kv_heads, head_dim, dtype.size
     plan = kernels.plan(metadata, *sizes, options.reach, value_dim=value_dim)
-    index = _index_of(item, [WorkItem(*row) for row in plan.work_list.tolist()])
+    items = [WorkItem(*row) for row in plan.work_list.tolist()]
+    index = _index_of(item, items)
     try:
         kernels.attend(q, k_cache, v_cache, metadata, options)
     except _Recorded as recorded:
-        chosen = WorkItem(*plan.work_list[index].tolist())
-        rows = f"rows [{chosen.q_start}, {chosen.q_start + chosen.num_rows}), KV [{chosen.kv_start}, {chosen.kv_end})"
-        about = f"step {record.step}, layer {layer}, KV head {kv_head}, work item {index} of {len(plan.work_list)}: "
-        about += f"{record.chunks[chosen.seq].request_id}, {rows}{made and f'; {made}'}"
+        chosen = items[index]
+        about = f"step {record.step}, layer {layer}, KV head {kv_head}, work item {index} of {len(items)}: "
+        about += f"{record.chunks[chosen.seq].request_id}, {_span_words(chosen)}"
+        about += f"{_others_words(item, items, index)}{made and f'; {made}'}"
         return replace(recorded.run, about=about)
     raise ValueError(f"step {record.step} has no attention to record")
 
@@ -156,6 +157,27 @@ def _index_of(item: int | WorkItem, items: list[WorkItem]) -> int:
     if not 0 <= item < len(items):
         raise ValueError(f"item is {item}: the kernel has {len(items)} work items in this step, from 0 on")
     return item
+
+
+def _span_words(item: WorkItem) -> str:
+    return f"rows [{item.q_start}, {item.q_start + item.num_rows}), KV [{item.kv_start}, {item.kv_end})"
+
+
+def _others_words(asked: int | WorkItem, items: list[WorkItem], index: int) -> str:
+    """Why the recorded item is not the one of the step that was asked for, and which items have its first row.
+
+    "" for an item of the kernel's list, or one that is in it.
+    """
+    if not isinstance(asked, WorkItem) or _span_words(asked) == _span_words(items[index]):
+        return ""
+    row = asked.q_start
+    has_row = [own.seq == asked.seq and own.q_start <= row < own.q_start + own.num_rows for own in items]
+    having = [i for i, is_one in enumerate(has_row) if is_one]
+    named = f"item {having[0]}" if len(having) == 1 else f"items {', '.join(map(str, having[:-1]))} and {having[-1]}"
+    return (
+        f". The step's own item has {_span_words(asked)}. The Metal kernel has its own list of work, because its tiles "
+        f"hold all query heads of a KV head and it cuts long KV into parts; row {row} is in its {named}"
+    )
 
 
 def _with_pool_ids(call: dict[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
+from workbench.trace.readings.metrics import amount
+from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.two_sides import Measure
 from workbench.trace.trace import Trace
+from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
+    from workbench.analysis.intervals import Prediction
     from workbench.analysis.predict import Predictor
 
-BOTH = "Both sides are predicted from this run's own step costs."
+BOTH = (
+    "Both sides are predicted from this run's own step costs. The seconds are means of several simulations; the "
+    "picture and the rows of requests are those of one more, without noise."
+)
+
+AT_WORK = "time at work"
+"""The name of a value that only these views have: the duration without idle time."""
+
+_TIMES = {"mean TTFT": "ttft_mean", "P99 TTFT": "ttft_p99", "mean ITL": "itl_mean", "P99 ITL": "itl_p99"}
 
 LITTLE = 0.01
 """Relative error of a predicted measure from which on it is told."""
@@ -27,12 +41,17 @@ class Changed(NamedTuple):
         unchanged: The prediction of the run as it was, with which the other one is compared; None without times, where
             the simulation repeats every step of the run.
         caution: The way to read predictions that are only good for a comparison; "" for others.
+        values: The predicted values by name of the run as it was and of the changed one, those of ``trace whatif``, and
+            AT_WORK; None without times.
+        errors: Relative error of each value of the run as it was, none if requests had not ended.
     """
 
     trace: Trace
     facts: dict[str, Any]
     unchanged: Trace | None = None
     caution: str = ""
+    values: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+    errors: Mapping[str, float] = {}
 
 
 def unit_of_changes(trace: Trace) -> str:
@@ -65,9 +84,14 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
     if timed and at_step <= trace[0].step:
         try:
             predictor = comparing(trace)
-            unchanged = predictor.simulate()
-            facts = {"predicted": _words(predictor, unchanged)}
-            return Changed(predictor.simulate(**changes), facts, unchanged, predictor.check.caution)
+            (changed,) = predictor.predict_all([changes])
+            pair = predictor.unchanged, changed
+            values = values_with_work(pair[0]), values_with_work(pair[1])
+            errors = with_work(predictor.check.errors_without_pauses, predictor, values[0].get(AT_WORK))
+            facts = {"predicted": _words(predictor, errors), "means": _means(*pair)}
+            caution = predictor.check.caution
+            told = {} if predictor.has_unended else errors
+            return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told)
         except NoSeconds as problem:
             reason = problem.plain
         except (ValueError, TraceError) as problem:
@@ -75,26 +99,65 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
     return Changed(fork(at_step=at_step, **changes), {"no_times": reason} if timed else {})
 
 
-def _words(predictor: Predictor, unchanged: Trace) -> str:
+def values_with_work(prediction: Prediction) -> dict[str, float]:
+    """The predicted values by name, each the mean of the simulations, and AT_WORK."""
+    values = {name: interval.value for name, interval in prediction.intervals.items()}
+    num_tokens = metrics(prediction.trace).summary.num_output_tokens
+    times = [num_tokens / rate for rate in prediction.draws.get("output_throughput", ()) if rate > 0]
+    return values | ({AT_WORK: fmean(times)} if times else {})
+
+
+def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float | None) -> dict[str, float]:
+    """The errors of a prediction by name, with that of its time at work unless requests had not ended.
+
+    Args:
+        errors: Relative error of each value.
+        predictor: Predicts the run.
+        at_work: The predicted time at work.
+    """
+    length = metrics(predictor.trace).summary.clock.at_work
+    known = at_work is not None and length and not predictor.has_unended
+    return {**errors, AT_WORK: at_work / length - 1} if known and at_work is not None else dict(errors)
+
+
+def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
+    """The measures and the verdict of a comparison, from the means of both sides, in place of those of two traces."""
+    rows = []
+    has_idle = any(each.outcome.idle for each in (before, after))
+    rate = f"output tokens per s{' without idle time' if has_idle else ''}"
+    for words, name in {**_TIMES, rate: "output_throughput"}.items():
+        if name in before.intervals and name in after.intervals:
+            found = after[name]
+            measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
+            (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
+            rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
+    longest = {"longest time to first token": "ttft_max", "longest pause": "itl_max"}
+    changes = [
+        change_words(words, *(amount(side[name].value, "s") for side in (before, after)))
+        for words, name in longest.items()
+        if name in before.intervals and name in after.intervals
+    ]
+    return {"measures": rows, "verdict": "; ".join(filter(None, changes)), "mean": None}
+
+
+def _words(predictor: Predictor, errors: Mapping[str, float]) -> str:
     """The origin of both predictions, and the error of that of the unchanged run or the way to read them."""
     loops = predictor.loops.sentence
-    return " ".join(filter(None, (BOTH, trust_words(predictor, unchanged), loops and f"{loops}.")))
+    return " ".join(filter(None, (BOTH, trust_words(predictor, errors), loops and f"{loops}.")))
 
 
-def trust_words(predictor: Predictor, unchanged: Trace) -> str:
+def trust_words(predictor: Predictor, errors: Mapping[str, float]) -> str:
     """The trust in predictions of a run: the error of that of the run as it was, or the way to read them.
 
     Args:
         predictor: Predicts the run.
-        unchanged: Its prediction of the run as it was.
+        errors: The relative errors by name, see `with_work`.
     """
-    from workbench.trace.readings.metrics_collector import metrics
+    from workbench.analysis.check import COMPARED, WORDS
 
     if caution := predictor.check.caution:
         return caution
-    errors = dict(predictor.check.errors_in_words)
-    length, predicted = (metrics(run).summary.clock.at_work for run in (predictor.trace, unchanged))
-    if length and not predictor.has_unended:
-        errors["time at work"] = predicted / length - 1
-    off = ", ".join(f"{error:+.0%} for {name}" for name, error in errors.items() if abs(error) >= LITTLE)
+    words = {**{name: WORDS[name] for name in COMPARED}, AT_WORK: AT_WORK}
+    far = {name: errors[name] for name in words if abs(errors.get(name, 0.0)) >= LITTLE}
+    off = ", ".join(f"{error:+.0%} for {words[name]}" for name, error in far.items())
     return f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."

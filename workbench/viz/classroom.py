@@ -137,6 +137,7 @@ class Classroom:
         self._count()
         if was_taught and not self._teachers:
             self._question, self._score, self._lead, self._may_ask = None, None, {}, False
+            self.comparison = None
         self._tell()
 
     def refusal(self, page: Any, command: str) -> str:
@@ -324,9 +325,9 @@ class Classroom:
         self._score, self._pictures = None if is_duel else ended | {"asked": asked}, ()
 
     def _close(self, visitor: Visitor) -> None:
-        """Take away the answers, or the score, of what has ended last."""
+        """Take away the answers, or the score and the comparison, of what has ended last."""
         self._teacher(visitor)
-        self._score = None
+        self._score = self.comparison = None
 
     def _end_question(self) -> dict[str, Any]:
         """Keep the answers, and end the question; returns its number and the spread of the answers."""

@@ -17,7 +17,7 @@ from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
 from workbench.trace.readings.two_sides import has_unequal_steps
 from workbench.trace.trace import Trace
-from workbench.viz.changed_run import BOTH, LITTLE
+from workbench.viz.changed_run import AT_WORK, BOTH, LITTLE
 from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
@@ -47,11 +47,13 @@ class Measure(NamedTuple):
         better: The word for the value that wins: "shorter", "lower" or "higher".
         value: Its value for a side, in a unit of time; None if the side lacks it.
         words: The value and its unit as text.
+        predicted: Its name among predicted values in seconds; "" for one that is not a time.
     """
 
     better: str
     value: Callable[[Side, str], float | None]
     words: Callable[[float, str], str] = amount
+    predicted: str = ""
 
 
 def _requests(side: Side) -> list[RequestMetrics]:
@@ -96,12 +98,18 @@ def _rate_words(value: float, unit: str) -> str:
 
 
 MEASURES = {
-    "median time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).p50),
-    "mean time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).mean),
-    "P99 of the time to first token": Measure("shorter", lambda side, unit: _first_tokens(side, unit).p99),
-    "longest pause between two tokens": Measure("shorter", _longest_pause),
-    "time until all are finished": Measure("shorter", _until_the_end),
-    "throughput of output tokens": Measure("higher", _throughput, _rate_words),
+    "median time to first token": Measure(
+        "shorter", lambda side, unit: _first_tokens(side, unit).p50, predicted="ttft_p50"
+    ),
+    "mean time to first token": Measure(
+        "shorter", lambda side, unit: _first_tokens(side, unit).mean, predicted="ttft_mean"
+    ),
+    "P99 of the time to first token": Measure(
+        "shorter", lambda side, unit: _first_tokens(side, unit).p99, predicted="ttft_p99"
+    ),
+    "longest pause between two tokens": Measure("shorter", _longest_pause, predicted="itl_max"),
+    "time until all are finished": Measure("shorter", _until_the_end, predicted=AT_WORK),
+    "throughput of output tokens": Measure("higher", _throughput, _rate_words, "output_throughput"),
     "hit rate of prompt tokens": Measure("higher", lambda side, _: hit_rate(_requests(side)), _percent_words),
     "share of requests at the busiest replica": Measure("lower", lambda side, _: busiest(side), _percent_words),
 }
@@ -190,21 +198,28 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
     if unit == "s" and "no_times" in changed.facts:
         notes.append("The question was about seconds. Times vary too much by now, so this counts steps.")
     elif unit == "s" and changed.unchanged is not None and _is_time(measure):
-        notes.append(f"{BOTH} {changed.caution or _error_of(trace, changed.unchanged, measure)}".strip())
-    return Score(*outcome(a, b, measure, unit=unit), tuple(notes))
+        notes.append(f"{BOTH} {changed.caution or _error_of(changed, measure)}".strip())
+    values = changed.values if unit == "s" else None
+    return Score(*outcome(a, b, measure, unit=unit, predicted=values), tuple(notes))
 
 
-def _error_of(trace: Trace, unchanged: Trace, measure: str) -> str:
+def _error_of(changed: Changed, measure: str) -> str:
     """The error of the prediction of a run as it was, as a sentence; "" if the run had not ended."""
-    recorded, predicted = (MEASURES[measure].value([run], "s") for run in (trace, unchanged))
-    if not recorded or predicted is None or any(request.age is not None for request in _requests([trace])):
+    error = changed.errors.get(MEASURES[measure].predicted)
+    if error is None:
         return ""
-    error = predicted / recorded - 1
     off = f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%"
     return f"Of the run as it was, the prediction of this measure is off by {off}."
 
 
-def outcome(a: Side, b: Side, measure: str, clock: str = "", unit: str = "") -> tuple[str, str]:
+def outcome(
+    a: Side,
+    b: Side,
+    measure: str,
+    clock: str = "",
+    unit: str = "",
+    predicted: tuple[Mapping[str, float], Mapping[str, float]] | None = None,
+) -> tuple[str, str]:
     """The winner, one of SIDES, and the sentence with both values.
 
     Args:
@@ -213,17 +228,20 @@ def outcome(a: Side, b: Side, measure: str, clock: str = "", unit: str = "") -> 
         measure: See MEASURES.
         clock: "steps" if each second of both sides is a step, as with `workbench.viz.router_duel`.
         unit: The unit that the question was asked in: "steps" also for sides that have times; "" for the best one.
+        predicted: The predicted values of both sides by name, which count instead of those of the traces.
 
     Raises:
         ValueError: There is no such measure, the sides have different requests, steps of two token budgets would be
             compared, or a run lacks the measure, such as a time to first token before any token.
     """
-    better, value, words = MEASURES[choice("measure", measure, tuple(MEASURES))]
+    better, value, words, name = MEASURES[choice("measure", measure, tuple(MEASURES))]
     known = unit_of(a, b)
     unit = "steps" if unit == "steps" else known
     if unit == "steps" and _is_time(measure) and any(has_unequal_steps(one, other) for one in a for other in b):
         raise ValueError(UNEQUAL)
     of_a, of_b = value(a, unit), value(b, unit)
+    if predicted is not None and all(name in values for values in predicted):
+        of_a, of_b = (values[name] for values in predicted)
     if of_a is None or of_b is None:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")
     is_tie = abs(of_a - of_b) <= TIE * max(of_a, of_b)

@@ -190,9 +190,13 @@ class Feed:
             if (settled := self._settled) is not None:
                 self._settled = None
                 room.settle(*settled)
+            if room.comparison is None and self._compared is not None:  # closed, or the next question is open
+                if self._other is self._compared.trace:
+                    self._other = self._fork_facts = self._unchanged = None
+                self._compared = None
             if (shown := room.comparison) is not None and shown is not self._compared and room.belongs(self):
                 self._compared = shown
-                self._other, self._fork_facts, self._unchanged, _ = shown
+                self._other, self._fork_facts, self._unchanged, *_ = shown
         if (other := self.other_packet()) is not None:
             view.other = other
         if (download := self._download) is not None:
@@ -440,7 +444,7 @@ class Feed:
         changed = changed_run(trace, fork, at_step, changes)
         changed = changed._replace(facts={"at_step": at_step, "changes": changes, "up_to": up_to, **changed.facts})
         if number in (None, self._forks):
-            self._other, self._fork_facts, self._unchanged, _ = changed
+            self._other, self._fork_facts, self._unchanged, *_ = changed
         return changed
 
     def _do_explain(self, request_id: str) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from textwrap import wrap
 from typing import Any
 
-from workbench.base.text import counted, duration
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
 from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, pareto_marks, tuning_marks
 from workbench.viz.reprs import fragment, table
 
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
+KEY_CHARACTERS = 56
+"""Maximum number of characters of a line below a panel."""
+
 POINT, FRONT, RING = "#8a8f98", "#0072b2", "#d55e00"
 
 ONCE = "each setting simulated once; the answer's values are means of several simulations"
@@ -46,9 +49,9 @@ def pareto_svg(
     return _paint(pareto_marks(rows, settings, ringed, across, upwards, unit), note)
 
 
-def _paint(marks: ParetoMarks, note: str = "") -> str:
+def _paint(marks: ParetoMarks, *notes: str) -> str:
     parts = [_panel(panel, WIDTH * place) for place, panel in enumerate(marks.panels)]
-    lines = [*(f"{number}  {label}" for number, label in marks.front), *filter(None, [note])]
+    lines = [*(f"{number}  {label}" for number, label in marks.front), *filter(None, notes)]
     parts += [text(MARGIN, HEIGHT + 18 + 17 * place, line) for place, line in enumerate(lines)]
     height = HEIGHT + (24 + 17 * len(lines) if lines else 0)
     label = f"Pareto plot of {marks.num_points} configurations, {marks.num_front} on the front"
@@ -90,17 +93,19 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
         }
         for words, candidate in tuning.named
     ]
-    losers = [f"{rid} ({duration(before)} to {duration(after)})" for rid, before, after in tuning.losers[:3]]
+    marks = tuning_marks(tuning)
+    goals = [*(name for name in tuning.slo if name != "output_throughput"), "output_throughput"]
+    listed = " and ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
+    key = f"Filled: no other setting here is at least as good in {listed}."
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
-    late = f"{counted(len(tuning.losers), 'request')} would end later than now: {', '.join(losers)}"
     return {
         "verdict": f"{candidates[0]['setting']}: {verdict}.",
-        "losers": late if losers else "",
+        "losers": tuning.losers_sentence,
         "notes": [
             _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note
         ],
-        "picture": _paint(tuning_marks(tuning)),
-        "alt": "Time to first token against inter-token latency and throughput of the settings of the table",
+        "picture": _paint(marks, *wrap(key, KEY_CHARACTERS * len(marks.panels))),
+        "alt": f"The target against throughput, of the settings of the table. {key}",
         "candidates": candidates,
     }
 

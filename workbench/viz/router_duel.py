@@ -115,7 +115,7 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     from workbench.analysis.fork import Past, recorded_config, recorded_requests
     from workbench.analysis.predict import comparing
     from workbench.simulation.costs.cost_model import CostModel
-    from workbench.viz.changed_run import trust_words
+    from workbench.viz.changed_run import trust_words, with_work
 
     if not trace.requests:
         raise ValueError("this run has no requests yet: ask the model something first")
@@ -125,9 +125,11 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     costs: list[StepCost] = [CostModel(fixed=1.0)] * replicas
     if unit == metrics(trace).summary.unit == "s":
         try:
-            predictor = comparing(trace)
+            predictor = comparing(trace, 0)  # both sides are simulated once, without noise
             costs, clock = [predictor.step_cost() for _ in range(replicas)], ""
-            told = f"with times predicted from its own step costs. {trust_words(predictor, predictor.simulate())}"
+            at_work = metrics(predictor.simulate()).summary.clock.at_work
+            errors = with_work(predictor.check.plain_errors, predictor, at_work)
+            told = f"with times predicted from its own step costs. {trust_words(predictor, errors)}"
         except (ValueError, TraceError):
             told = "counted in steps, because no times can be predicted from it."
     if not clock:

@@ -50,7 +50,7 @@ class StepCosts:
 
     @property
     def rows(self) -> list[float]:
-        """Rows of each step."""
+        """Sequences and prefill tokens of each step: its rows, and one more for each request that prefills."""
         return [sequences + prefill for sequences, prefill, _, _ in self.features]
 
     def take(self, index: Iterable[int]) -> StepCosts:

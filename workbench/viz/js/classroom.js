@@ -176,10 +176,15 @@ export class Classroom {
     this.view.scrollTo(this.element);
   }
 
-  /** Show the comparison of a duel that was settled, once: it may be here already, and closed. */
+  /** Show the comparison of a duel that was settled, once: it may be here already, and closed. It closes with it. */
   compare(score) {
+    if (this.compared && score?.number !== this.compared) {
+      this.compared = 0;
+      if (this.view.otherCount === this.comparison) this.view.showComparison(false); // no newer one is there
+    }
     if (!score?.compares || score.number === this.compared || !this.view.other) return;
     this.compared = score.number;
+    this.comparison = this.view.otherCount;
     this.view.showComparison(true);
   }
 

@@ -173,8 +173,10 @@ export class ComparePanel extends CanvasPanel {
       return h("tr", props, h("td", {}, name), cells.map((cell) => h("td", { class: "wb-number" }, cell)));
     };
     const select = (id) => ({ onclick: () => this.cursor.select(this.store.byId.get(id).index) });
-    replace(this.meanRow, rows.length > 1 && mean ? row("mean", {}, mean) : "");
-    replace(this.gainRows, rows.map(([id, ...values]) => row(h("bdi", {}, this.nameOf(id)), select(id), values)));
+    const shown = rows.filter(([, ...values]) => hasNumber(values));
+    this.gains.hidden = !shown.length;
+    replace(this.meanRow, shown.length > 1 && mean ? row("mean", {}, mean) : "");
+    replace(this.gainRows, shown.map(([id, ...values]) => row(h("bdi", {}, this.nameOf(id)), select(id), values)));
   }
 
   /** The name of a request for a reader. */
@@ -364,6 +366,11 @@ export class ComparePanel extends CanvasPanel {
       rows: (this.findings?.rows || []).map(cells),
     };
   }
+}
+
+/** Whether a row says anything: a latency, or recomputed tokens. Runs without comparable steps have no latencies. */
+function hasNumber([ttftA, ttftB, itlA, itlB, wasteA, wasteB]) {
+  return [ttftA, ttftB, itlA, itlB].some((value) => value !== null) || wasteA > 0 || wasteB > 0;
 }
 
 /** The values of both runs, and the change from a to b; one by no more than this share of them is rounding. */

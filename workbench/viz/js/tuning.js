@@ -62,7 +62,10 @@ export class TuningForm {
         h("td", {}, flags && h("code", {}, flags)),
       )
     );
-    const picture = tuned.picture && { src: `data:image/svg+xml,${encodeURIComponent(tuned.picture)}` };
+    const picture = tuned.picture && {
+      src: `data:image/svg+xml,${encodeURIComponent(tuned.picture)}`,
+      style: `max-width: ${widthOf(tuned.picture)}px`,
+    };
     replace(
       this.answer,
       rows.length > 0 && h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)),
@@ -72,4 +75,9 @@ export class TuningForm {
     );
     place(this.element);
   }
+}
+
+/** The width of a drawing in pixels, with letters of the size of other text. */
+function widthOf(drawing) {
+  return Number(/viewBox="0 0 ([\d.]+)/.exec(drawing)[1]);
 }

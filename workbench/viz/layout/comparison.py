@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.text import counted
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.compare import Comparison, compare
 from workbench.trace.readings.metrics import amount, number
@@ -16,6 +17,9 @@ from workbench.viz.layout.packet import encode_packet, trace_facts
 if TYPE_CHECKING:
     from workbench.trace.readings.two_sides import RequestComparison
     from workbench.trace.trace import Trace
+
+SAME_COUNTS = "no number of steps, blocks, preemptions or cached tokens changes"
+NO_FIRST = "no first token moves"
 
 
 def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
@@ -82,13 +86,13 @@ def verdict(found: Comparison) -> str:
     parts = [change_words("steps", *map(str, (len(found.a), len(found.b))))] if in_steps else []
     if found.counts_only:
         counts = [change_words(each.name, number(each.a), number(each.b)) for each in found.measures]
-        return "; ".join(filter(None, counts)) or "no number of steps, blocks, preemptions or cached tokens changes"
+        return "; ".join(filter(None, counts)) or "; ".join(filter(None, (SAME_COUNTS, _moved_words(found))))
     firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
     if firsts:
         most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
         times = (amount(value or 0.0, found.unit) for value in (most.ttft_a, most.ttft_b))
         name = svg.shorten(most.request_id, 24)
-        parts.append(change_words(f"first token of {name}", *times) or "no first token moves")
+        parts.append(change_words(f"first token of {name}", *times) or NO_FIRST)
     pauses = [
         max((gap for metrics in side for gap in metrics.gaps(found.unit)), default=None)
         for side in ([request.a for request in found.requests], [request.b for request in found.requests])
@@ -99,7 +103,27 @@ def verdict(found: Comparison) -> str:
         blocks = [most_blocks(trace) for trace in (found.a, found.b)]
         if None not in blocks:
             parts.append(change_words("most KV blocks in use", *map(str, blocks)))
+        if not any(each != NO_FIRST for each in parts if each):
+            parts.append(_ends_words(found))
     return "; ".join(filter(None, parts))
+
+
+def _moved_words(found: Comparison) -> str:
+    """The number of requests that other steps or chunks compute, and the first of them; "" for none."""
+    moved, parted = sum(each.divergence is not None for each in found.requests), found.first_divergence
+    if parted is None:
+        return ""
+    first = f"that of {svg.shorten(parted.request_id, 24)} in step {parted.step}"
+    return f"the work of {counted(moved, 'request')} moves to other steps or chunks, first {first}"
+
+
+def _ends_words(found: Comparison) -> str:
+    """The numbers of requests that end later and earlier in steps; "" if none does."""
+    spans = [(each.a.e2e, each.b.e2e) for each in found.requests]
+    changes = [after.steps - before.steps for before, after in spans if before is not None and after is not None]
+    later, earlier = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    named = {"later": later, "earlier": earlier}
+    return ", ".join(f"{counted(n, 'request')} {'ends' if n == 1 else 'end'} {when}" for when, n in named.items() if n)
 
 
 def change_words(name: str, before: str, after: str) -> str:
@@ -114,13 +138,16 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None, unchang
         a: The trace of the view.
         b: The other trace.
         fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs;
-            and ``up_to``, the last step of ``a`` that it was simulated from.
+            and ``up_to``, the last step of ``a`` that it was simulated from. If times were predicted, ``means`` has
+            the facts of a comparison that are means of several simulations and not of the two traces.
         unchanged: If ``b`` was predicted, the prediction of ``a`` as it was: ``b`` is compared with this one, whose
             packet follows the other, so that pictures and numbers are of the same two runs.
     """
     comparison = comparison_facts(a if unchanged is None else unchanged, b)
     if fork is not None:
-        comparison["fork"] = fork
+        comparison["fork"] = {name: value for name, value in fork.items() if name != "means"}
+        if "refused" not in comparison:
+            comparison |= fork.get("means", {})
     packet = encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})
     if unchanged is None:
         return packet

@@ -8,8 +8,18 @@ from typing import Any, NamedTuple
 
 from workbench.viz.layout.axis import Axis
 
-_TIMES = {"ttft": "time to first token", "itl": "inter-token latency", "tpot": "time per output token"}
+_TIMES = {
+    "ttft": "time to first token",
+    "itl": "inter-token latency",
+    "tpot": "time per output token",
+    "queue": "time in the queue",
+    "e2e": "end-to-end latency",
+}
 _COUNTS = {"output_throughput": "output tokens per second", "replicas": "replicas"}
+
+
+MAX_PANELS = 2
+"""Maximum number of panels of the settings of an answer."""
 
 
 class ParetoPoint(NamedTuple):
@@ -73,7 +83,18 @@ def pareto_marks(
     Raises:
         ValueError: No row has all three results.
     """
-    needed = (upwards, *across)
+    return _marks(rows, settings, ringed, [(name, upwards) for name in across], unit)
+
+
+def _marks(
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[str],
+    ringed: Sequence[tuple[str, Mapping[str, Any]]],
+    axes: Sequence[tuple[str, str]],
+    unit: str,
+) -> ParetoMarks:
+    """The same with the horizontal and the vertical axis of each panel."""
+    needed = tuple(dict.fromkeys(name for pair in axes for name in reversed(pair)))
     shown = [row for row in rows if all(row.get(name) is not None for name in needed)]
     if not shown:
         raise ValueError(f"nothing to plot: no row of the sweep has all of {', '.join(needed)}")
@@ -83,7 +104,7 @@ def pareto_marks(
     ordered = sorted(shown, key=lambda row: id(row) in numbers)
     has_idle = any(row.get("idle") for row in shown)
 
-    def panel(name: str) -> ParetoPanel:
+    def panel(name: str, upwards: str) -> ParetoPanel:
         points = [
             ParetoPoint(_value(row, name, unit), _value(row, upwards, unit), numbers.get(id(row)), rings.get(id(row)))
             for row in ordered
@@ -92,19 +113,21 @@ def pareto_marks(
         return ParetoPanel((_title(name, unit, has_idle), _title(upwards, unit, has_idle)), axes, points)
 
     lines = [(numbers[id(row)], ", ".join(f"{name}={row[name]}" for name in settings)) for row in front]
-    return ParetoMarks([panel(name) for name in across], len(shown), len(front), lines if settings else [])
+    return ParetoMarks([panel(*pair) for pair in axes], len(shown), len(front), lines if settings else [])
 
 
 def tuning_marks(tuning: Any) -> ParetoMarks:
-    """The marks of a ``workbench.analysis.tuning.Tuning``: the settings of its table, each with its word."""
-    rows = tuning.points
-    first, next_ = (
-        next((name for name in tuning.slo if name.startswith(kinds)), other)
-        for kinds, other in (("ttft", "ttft_mean"), (("itl", "tpot"), "itl_mean"))
-    )
-    values = [row[name] for row in rows for name in (first, next_) if row.get(name) is not None]
-    unit = "s" if max(values, default=0.0) >= 1 else "ms"
-    return pareto_marks(rows, (), [(row["word"], row) for row in rows], (next_, "output_throughput"), first, unit)
+    """The marks of a ``workbench.analysis.tuning.Tuning``: the settings of its table, each with its word.
+
+    The axes are those of its front: throughput, and the one or two values of the target that are worst in the answer.
+    """
+    rows, slo, values = tuning.points, tuning.slo, tuning.best.values
+    times = [name for name in slo if name not in _COUNTS and name in values] or ["ttft_mean"]
+    worst = sorted(times, key=lambda name: -values.get(name, 0.0) / slo.get(name, 1.0))[:MAX_PANELS]
+    known = [row[name] for row in rows for name in worst if row.get(name) is not None]
+    unit = "s" if max(known, default=0.0) >= 1 else "ms"
+    axes = [("output_throughput", name) for name in worst]
+    return _marks(rows, (), [(row["word"], row) for row in rows], axes, unit)
 
 
 def _value(row: Mapping[str, Any], name: str, unit: str) -> float:
@@ -116,4 +139,6 @@ def _title(name: str, unit: str, has_idle: bool) -> str:
     if name in _COUNTS:
         return _COUNTS[name] + (" without idle time" if has_idle and name == "output_throughput" else "")
     kind, _, which = name.rpartition("_")
+    if kind not in _TIMES:
+        return f"{name} ({unit})"
     return f"{which.replace('p', 'P') if which != 'mean' else which} {_TIMES[kind]} ({unit})"
