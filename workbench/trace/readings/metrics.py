@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
+from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, duration
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
@@ -211,10 +212,6 @@ class Distribution:
         """The same as p50."""
         return self.p50
 
-    def number(self, name: str) -> str:
-        """A statistic with up to four significant digits, marked if it is a lower bound."""
-        return f"{AT_LEAST if name in self.bounds else ''}{number(getattr(self, name))}"
-
     def amount(self, name: str, unit: str) -> str:
         """A statistic of latencies with its unit, marked if it is a lower bound."""
         return f"{AT_LEAST if name in self.bounds else ''}{amount(getattr(self, name), unit)}"
@@ -376,18 +373,20 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
 
 def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     """The summary of a run as a table of plain text."""
-    lines = [
-        *heading_lines(summary, speculation),
-        "",
-        f"{'latency in ' + summary.unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
-    ]
+    width = terminal_width()
+    rows = [["latency", *STATISTICS, "count"]]
     for title, name in LATENCIES:
-        distribution: Distribution = getattr(summary, name)
-        cells = [distribution.number(name) for name in STATISTICS]
-        lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8,}")
-    if note := open_note(summary):
-        lines.append(note)
-    return "\n".join(lines)
+        found: Distribution = getattr(summary, name)
+        rows.append([title, *(found.amount(each, summary.unit) for each in STATISTICS), f"{found.count:,}"])
+    note = open_note(summary)
+    return "\n".join(
+        [
+            *(piece for line in heading_lines(summary, speculation) for piece in wrapped(line, width)),
+            "",
+            *table_lines(rows, left=(0,), width=width),
+            *(wrapped(note, width) if note else ()),
+        ]
+    )
 
 
 def _clock_words(clock: RunClock) -> str:
