@@ -181,6 +181,10 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
         "recomputed tokens": again,
     }
     assert found.notes[0].startswith("steps of two token budgets do not last equally long")
+    for said in (repr(found), found._repr_html_()):
+        assert "recomputed A" in said and "TTFT" not in said and "ITL" not in said
+    waste = [abs(each.waste_delta) for each in found.requests]
+    assert waste == sorted(waste, reverse=True)
     facts = comparison_facts(a, b)
     assert all(row[1:5] == [None] * 4 for row in facts["rows"]) and facts["mean"][:4] == [None] * 4
     assert "first token" not in facts["verdict"] and f"steps {len(a)} -> {len(b)}" in facts["verdict"]
@@ -353,6 +357,12 @@ def test_accepted_drafts_are_tokens_of_the_output():
     assert compare(plain, speculative).badge == "same tokens"
     cells = [int(cell) for cell in re.findall(r"<td>(\d+)</td>", speculative._repr_html_())]
     assert cells[1::2] == [request["max_tokens"] for request in WORKLOAD["requests"]]
+
+
+def test_a_narrow_terminal_has_no_line_that_is_cut(monkeypatch):
+    runs = [Trace.load(f"docs/data/{name}.jsonl.gz") for name in ("run", "run")]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, repr(compare(*runs)).splitlines())) <= 60
 
 
 def test_repr_of_many_requests():

@@ -77,6 +77,8 @@ def test_by_hand():
     assert summary.peak_kv_use == 0.3
     assert "time to first token" in repr(metrics)
     assert "4.750 s" in repr(metrics)
+    row = next(line for line in repr(metrics).splitlines() if line.startswith("time to first token"))
+    assert row.split("token")[1].split()[:2] == ["2.13", "s"] and "2.13\u00a0s" in metrics._repr_html_()
 
 
 def aborted_at_once() -> Trace:

@@ -165,6 +165,20 @@ def test_compare(deno_page, name, align):
         assert [line[1:] for line in lines] == ([pytest.approx(place)] if align != "arrival" else [])
 
 
+def test_runs_without_times_and_with_two_budgets_have_no_latencies_in_the_table(deno_page):
+    requests = [{"id": f"r{n}", "prompt": {"len": 40}, "max_tokens": 5} for n in range(3)]
+    first, equal, other = (
+        simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests}) for budget in (64, 64, 16)
+    )
+    panel = "view.panel('compare')"
+    for second, number in ((other, 4), (equal, 10)):
+        deno_page.open(first, second)
+        deno_page.painted("compare")
+        rows = f"[...{panel}.gainTable.children[0].children, ...{panel}.meanRow.children, ...{panel}.gainRows.children]"
+        assert deno_page(f"{rows}.map((row) => row.children.length)") == [number] * 5
+        assert {len(row) for row in deno_page.table("compare")["rows"]} == {4 if second is other else 8}
+
+
 def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_page):
     """The recorded times are noisy, and noise would look like an effect of the setting."""
 

@@ -25,7 +25,7 @@ OF_IDLE = "duration includes idle time, output_throughput does not"
 """The note on these two values of a run that has any."""
 
 OPEN = ("ttft", "queue", "e2e")
-"""Latencies that count with the time so far if they had not ended."""
+"""Latencies whose values are estimates if some had not ended: see `workbench.trace.readings.censored`."""
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 

@@ -1,9 +1,10 @@
-"""Statistics of times of which some had not ended: a request that has waited 110 s waits for at least 110 s.
+"""Estimates from times of which some had not ended: a request that has waited 110 s waits for at least 110 s.
 
 Leaving such times out makes the worst minute of a server its best, and counting them as if they had ended makes
 requests that have just arrived look fast. So the weight of a time that had not ended is divided among all that are
-longer (the Kaplan-Meier estimate). If the longest had not ended, its weight stays, and what is read from it is a lower
-bound.
+longer (the Kaplan-Meier estimate); if the longest had not ended, its weight stays. Predictions and targets are compared
+with these estimates. They are no bounds: five times so far of 6 s to 15 s become five of 15 s. The summary of a run has
+bounds instead (`workbench.trace.readings.metrics.Distribution`).
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ class Times:
 
     Example:
         >>> waits = Times([0.1], [119.0, 119.0])
-        >>> waits.percentile(50), waits.is_bound(50), waits.is_bound(20)
-        (119.0, True, False)
+        >>> waits.percentile(50), waits.percentile(20)
+        (119.0, 0.1)
     """
 
     def __init__(self, ended: Iterable[float], open: Iterable[float] = ()) -> None:
         both = sorted([*((float(time), False) for time in ended), *((float(time), True) for time in open)])
-        self.num_open = sum(is_open for _, is_open in both)
         self._times = [time for time, _ in both]
-        self._is_bound = bool(both) and both[-1][1]
         weights, each = [], 1 / len(both) if both else 0.0
         for place, (_, is_open) in enumerate(both):
             longer = len(both) - 1 - place
@@ -43,12 +42,6 @@ class Times:
         return len(self._times)
 
     def percentile(self, percent: float) -> float:
-        """The shortest time that this percentage of all times do not exceed."""
-        return self._times[self._place(percent)]
-
-    def is_bound(self, percent: float | None = None) -> bool:
-        """Whether a percentile, or the mean for None, is a lower bound."""
-        return self._is_bound and (percent is None or self._place(percent) == len(self._times) - 1)
-
-    def _place(self, percent: float) -> int:
-        return min(bisect_left(self._reached, percent / 100 * (1 - 1e-12)), len(self._times) - 1)
+        """The shortest time that this percentage of all times are estimated not to exceed."""
+        place = bisect_left(self._reached, percent / 100 * (1 - 1e-12))
+        return self._times[min(place, len(self._times) - 1)]

@@ -9,6 +9,7 @@ from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, printable, shown
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.divergence import (
@@ -52,7 +53,8 @@ class Comparison:
         a: The first trace.
         b: The second trace.
         unit: Unit of latencies: "s", or "steps" if one of the traces has no clock.
-        requests: Every request, sorted by the change of TTFT, then of ITL, then of recomputed tokens, largest first.
+        requests: Every request, sorted by the change of TTFT, then of ITL, then of recomputed tokens, largest first; by
+            recomputed tokens alone if only counts can be compared.
         first_divergence: The first step in which the schedules differ; None if they are equal.
         same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens,
             or if its recorder left them out.
@@ -149,34 +151,27 @@ class Comparison:
         return lines
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        title = ["request"]
-        title += [
-            f"{name} {column}" for name in (f"TTFT {self.unit}", f"ITL {self.unit}") for column in ("A", "B", "Δ")
-        ]
-        title += ["recomputed A", "B", "Δ"]
-        rows = [
-            [
-                request.request_id,
+        """The headings and the rows of the requests; without latencies if these cannot be compared."""
+        latencies = () if self.counts_only else (f"TTFT {self.unit}", f"ITL {self.unit}")
+        title = ["request", *(f"{name} {side}" for name in (*latencies, "recomputed") for side in ("A", "B", "Δ"))]
+        rows = []
+        for request in self.requests[:MAX_ROWS]:
+            times = [
                 *map(number, (request.ttft_a, request.ttft_b)),
                 _signed(request.ttft_delta),
                 *map(number, (request.itl_a, request.itl_b)),
                 _signed(request.itl_delta),
-                number(request.a.num_recomputed_tokens),
-                number(request.b.num_recomputed_tokens),
-                _signed(request.waste_delta),
             ]
-            for request in self.requests[:MAX_ROWS]
-        ]
+            tokens = [*map(number, (request.a.num_recomputed_tokens, request.b.num_recomputed_tokens))]
+            rows.append([request.request_id, *times[: 3 * len(latencies)], *tokens, _signed(request.waste_delta)])
         return title, rows
 
     def __repr__(self) -> str:
         title, rows = self._table()
-        widths = [max(len(row[column]) for row in [title, *rows]) for column in range(len(title))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-            for row in [title, *rows]
-        ]
-        return "\n".join(map(printable, [*self._lines(), "", *lines, *self._more()]))
+        width = terminal_width()
+        table = table_lines([title, *([printable(row[0]), *row[1:]] for row in rows)], left=(0,), width=width)
+        lines = [piece for line in self._lines() for piece in wrapped(printable(line), width)]
+        return "\n".join([*lines, "", *table, *self._more()])
 
     def _repr_html_(self) -> str:
         title, rows = self._table()
@@ -249,15 +244,17 @@ def compare(a: Trace, b: Trace) -> Comparison:
         any(tokens.values()) and trace.config.get("token_ids_recorded", True)
         for trace, tokens in ((a, tokens_a), (b, tokens_b))
     )
+    counts_only = unit == "steps" and has_unequal_steps(a, b)
+    size = (lambda request: abs(request.waste_delta)) if counts_only else _size_of_change
     return Comparison(
         a=a,
         b=b,
         unit=unit,
-        requests=tuple(sorted(requests, key=_size_of_change, reverse=True)),
+        requests=tuple(sorted(requests, key=size, reverse=True)),
         first_divergence=min(divergences, key=lambda divergence: divergence.step, default=None),
         same_tokens=not differences if known else None,
         first_token_difference=differences[0] if differences and known else None,
-        notes=(*([UNEQUAL_STEPS] if unit == "steps" and has_unequal_steps(a, b) else []), *_notes(a, b, matching)),
+        notes=(*([UNEQUAL_STEPS] if counts_only else []), *_notes(a, b, matching)),
     )
 
 

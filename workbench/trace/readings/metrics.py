@@ -14,13 +14,14 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
+from math import ceil
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
+from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, duration
-from workbench.trace.readings.censored import Times
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.run_clock import RunClock
@@ -175,7 +176,8 @@ class StepMetrics:
 class Distribution:
     """Mean, percentiles (interpolated linearly) and maximum of some values; all None if there are no values.
 
-    Times that had not ended count as `workbench.trace.readings.censored` says.
+    Times that had not ended count as long as they were so far. As they can only grow, a statistic that would then be
+    larger is a lower bound.
 
     Attributes:
         count: Number of values.
@@ -195,27 +197,20 @@ class Distribution:
     @classmethod
     def of(cls, values: Iterable[float], open: Sequence[float] = ()) -> Distribution:
         """The distribution of these values, and of times that had not ended."""
-        if open:
-            times = Times(values, open)
-            percentiles = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "max": 100.0}
-            bounds = {name for name, percent in percentiles.items() if times.is_bound(percent)}
-            bounds |= {"mean"} if times.is_bound() else set()
-            found = {name: times.percentile(percent) for name, percent in percentiles.items()}
-            return cls(len(times), times.mean, **found, num_open=times.num_open, bounds=tuple(sorted(bounds)))
-        ordered = Ordered(map(float, values))
+        ordered, num_open = Ordered(chain(map(float, values), map(float, open))), len(open)
         if not ordered:
             return cls(0)
-        p50, p95, p99 = (percentile(ordered, percent) for percent in (50, 95, 99))
-        return cls(len(ordered), fmean(ordered), p50, p95, p99, ordered[-1])
+        percents = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
+        found = {name: percentile(ordered, percent) for name, percent in percents.items()}
+        last = len(ordered) - 1
+        grow = {name for name, percent in percents.items() if open and ordered[ceil(last * percent / 100)] >= min(open)}
+        grow |= {"mean"} if open else set()
+        return cls(len(ordered), fmean(ordered), **found, num_open=num_open, bounds=tuple(sorted(grow)))
 
     @property
     def median(self) -> float | None:
         """The same as p50."""
         return self.p50
-
-    def number(self, name: str) -> str:
-        """A statistic with up to four significant digits, marked if it is a lower bound."""
-        return f"{AT_LEAST if name in self.bounds else ''}{number(getattr(self, name))}"
 
     def amount(self, name: str, unit: str) -> str:
         """A statistic of latencies with its unit, marked if it is a lower bound."""
@@ -378,18 +373,20 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
 
 def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     """The summary of a run as a table of plain text."""
-    lines = [
-        *heading_lines(summary, speculation),
-        "",
-        f"{'latency in ' + summary.unit:<22}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'max':>10}{'count':>8}",
-    ]
+    width = terminal_width()
+    rows = [["latency", *STATISTICS, "count"]]
     for title, name in LATENCIES:
-        distribution: Distribution = getattr(summary, name)
-        cells = [distribution.number(name) for name in STATISTICS]
-        lines.append(f"{title:<22}" + "".join(f"{cell:>10}" for cell in cells) + f"{distribution.count:>8,}")
-    if note := open_note(summary):
-        lines.append(note)
-    return "\n".join(lines)
+        found: Distribution = getattr(summary, name)
+        rows.append([title, *(found.amount(each, summary.unit) for each in STATISTICS), f"{found.count:,}"])
+    note = open_note(summary)
+    return "\n".join(
+        [
+            *(piece for line in heading_lines(summary, speculation) for piece in wrapped(line, width)),
+            "",
+            *table_lines(rows, left=(0,), width=width),
+            *(wrapped(note, width) if note else ()),
+        ]
+    )
 
 
 def _clock_words(clock: RunClock) -> str:

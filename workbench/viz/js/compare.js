@@ -24,7 +24,7 @@ const ALIGNMENTS = [
   ["arrival", "aligned by arrival"],
   ["time", "aligned by time"],
 ];
-const HEADINGS = ["request", "TTFT A", "B", "Δ", "ITL A", "B", "Δ", "recomputed A", "B", "Δ"];
+const LATENCIES = ["TTFT A", "B", "Δ", "ITL A", "B", "Δ"], COUNTS = ["recomputed A", "B", "Δ"];
 
 /** A note as a sentence. */
 const sentenceOf = (note) => `${note.slice(0, 1).toUpperCase()}${plain(note.slice(1), 240)}.`;
@@ -43,8 +43,8 @@ export class ComparePanel extends CanvasPanel {
     this.rowsOf = select("Rows of the requests", contents, () => this.redraw());
     this.meanRow = h("tbody", { class: "wb-mean" });
     this.gainRows = h("tbody");
-    const table = h("table", { class: "wb-table" }, tableHead(HEADINGS), this.meanRow, this.gainRows);
-    this.gains = h("div", { class: "wb-scroll", tabindex: 0 }, table);
+    this.gainTable = h("table", { class: "wb-table" });
+    this.gains = h("div", { class: "wb-scroll", tabindex: 0 }, this.gainTable);
     this.element.hidden = true;
     const close = h("button", { class: "wb-quiet", type: "button", title: "Close the comparison" }, "Close");
     close.onclick = () => this.view.showComparison(false);
@@ -164,14 +164,16 @@ export class ComparePanel extends CanvasPanel {
   }
 
   fillGains() {
-    const { rows, mean, rounding } = this.findings;
+    const { rows, mean, rounding, counts_only: countsOnly } = this.findings;
     const time = (value) => this.write(value), count = (value) => formatNumber(value);
     /** @type {(name: any, props: any, values: any[]) => any} */
     const row = (name, props, [ttftA, ttftB, itlA, itlB, wasteA, wasteB]) => {
-      const times = [...pair(ttftA, ttftB, time, rounding), ...pair(itlA, itlB, time, rounding)];
+      const times = countsOnly ? [] : [...pair(ttftA, ttftB, time, rounding), ...pair(itlA, itlB, time, rounding)];
       const cells = [...times, ...pair(wasteA, wasteB, count, 0)];
       return h("tr", props, h("td", {}, name), cells.map((cell) => h("td", { class: "wb-number" }, cell)));
     };
+    const headings = ["request", ...(countsOnly ? [] : LATENCIES), ...COUNTS];
+    replace(this.gainTable, tableHead(headings), this.meanRow, this.gainRows);
     const select = (id) => ({ onclick: () => this.cursor.select(this.store.byId.get(id).index) });
     const shown = rows.filter(([, ...values]) => hasNumber(values));
     this.gains.hidden = !shown.length;
@@ -353,13 +355,14 @@ export class ComparePanel extends CanvasPanel {
   }
 
   tableData() {
+    const latencies = this.findings?.counts_only ? [] : ["TTFT A", "TTFT B", "ITL A", "ITL B"];
+    const gains = [...latencies, "recomputed A", "recomputed B"];
     const cells = ([id, ...values]) => {
       const [a, b] = this.stores.map((store) => store.byId.get(id)), difference = this.differenceOf(a, b);
       const none = this.hasTokens ? "none" : "not known";
-      const written = values.map((value, i) => (i < 4 ? this.write(value) : value));
+      const written = values.map((value, i) => (i < 4 ? this.write(value) : value)).slice(-gains.length);
       return [this.nameOf(id), ...written, difference < 0 ? none : difference + 1];
     };
-    const gains = ["TTFT A", "TTFT B", "ITL A", "ITL B", "recomputed A", "recomputed B"];
     return {
       caption: this.describe(),
       headings: ["request", ...gains, "first different token"],

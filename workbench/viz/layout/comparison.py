@@ -43,6 +43,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         "measures": [[each.name, *each.values(), each.words] for each in found.measures],
         "same_tokens": found.same_tokens,
         "unit": found.unit,
+        "counts_only": found.counts_only,
         "notes": list(found.notes),
         "first_divergence": parted and {"step": parted.step, "request": parted.request_id, "what": parted.what},
         "rows": [
