@@ -313,7 +313,7 @@ def test_a_packet_may_come_twice_and_may_be_missed(page_of, long_trace):
 
 def test_a_breakpoint_is_set_hit_and_removed_in_the_page(open_page, serve, long_trace):
     controller = ReplayingController(long_trace, seconds_per_step=0.002)
-    page = open_page(serve(controller))
+    page = open_page(serve(controller), width=1440)
     page.root.get_by_role("button", name="Pause the engine on a condition").click()
     dialog = page.root.get_by_role("dialog", name="Pause the engine when")
     dialog.get_by_label("Condition").select_option("block")

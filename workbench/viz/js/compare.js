@@ -372,7 +372,8 @@ export class ComparePanel extends CanvasPanel {
 }
 
 /** Whether a row says anything: a latency, or recomputed tokens. Runs without comparable steps have no latencies. */
-function hasNumber([ttftA, ttftB, itlA, itlB, wasteA, wasteB]) {
+function hasNumber(values) {
+  const [ttftA, ttftB, itlA, itlB, wasteA, wasteB] = values;
   return [ttftA, ttftB, itlA, itlB].some((value) => value !== null) || wasteA > 0 || wasteB > 0;
 }
 
