@@ -373,8 +373,7 @@ export class ComparePanel extends CanvasPanel {
 
 /** Whether a row says anything: a latency, or recomputed tokens. Runs without comparable steps have no latencies. */
 function hasNumber(values) {
-  const [ttftA, ttftB, itlA, itlB, wasteA, wasteB] = values;
-  return [ttftA, ttftB, itlA, itlB].some((value) => value !== null) || wasteA > 0 || wasteB > 0;
+  return values.some((value, i) => i < 4 ? value !== null : value > 0);
 }
 
 /** The values of both runs, and the change from a to b; one by no more than this share of them is rounding. */
