@@ -393,6 +393,19 @@ def test_the_numbers_of_two_runs_have_one_unit():
     assert facts["summary"]["duration"] == len(trace)
 
 
+def test_latencies_in_steps_of_two_budgets_are_not_set_beside_each_other():
+    """The bar of numbers has latencies of two runs exactly if *Compare* has them."""
+    recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
+    session = Session()
+    before = ask(session, "open", recording.read_bytes(), name=recording.name)[0]["config"]
+    for change, unit in (({"max_num_batched_tokens": 512}, ""), ({"max_num_seqs": 16}, "steps")):
+        facts, answer = run(session, config={**before, **change})
+        assert facts["summary"]["unit"] == facts["other"]["unit"] == unit
+        compared = decode_packet(answer.other)[0]["comparison"]
+        assert compared["unit"] == "steps" and (compared["mean"][0] is None) == (not unit)
+        assert facts["summary"]["num_steps"] == len(Trace.load(recording))
+
+
 def test_a_recording_is_explained_with_a_fit_of_its_steps():
     recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
     session = Session()

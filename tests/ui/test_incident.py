@@ -12,8 +12,12 @@ from workbench import simulate
 from workbench.analysis.incident import incident
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
+from workbench.trace.window import window
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
+
+SERVED = Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz"
+NUMBERS = "view.panel('incident').shown.whole"
 
 
 class Stalling:
@@ -107,7 +111,13 @@ def test_the_brush_narrows_all_that_is_shown(page_of, trace):
         for name, request in requests.items()
         if trace[int(begin)].time < request.token_times[0] <= trace[int(end) - 1].end
     ]
-    assert rows == [name for _, name in sorted(inside, reverse=True)[:8]]
+    until = trace[int(end) - 1].end
+    waiting = [
+        (until - trace.requests[name].arrival_time, name)
+        for name, request in requests.items()
+        if trace.requests[name].arrival_time < until < request.token_times[0]
+    ]
+    assert rows == [name for _, name in sorted(inside + waiting, key=lambda each: -each[0])[:8]] and waiting
     assert page.view("view.panel('incident').shown.whole.first.length") == len(inside) < len(requests)
     page.root.locator(".wb-slow tbody tr").first.click()
     page.frame()
@@ -356,3 +366,25 @@ def test_a_tooltip_stays_in_the_window_beside_the_pointer(page_of, long_trace, w
             assert left >= 0 and top >= 0 and right <= width and bottom <= 700
             assert max(top - y, y - bottom) <= 20 and max(left - x, x - right) <= 20, "beside the pointer"
             assert not (left < x < right and top < y < bottom), "it covers what it is about"
+
+
+@pytest.mark.parametrize("begin, end", [(30.0, 60.0), (0.0, 40.0), (70.0, 131.0)])
+def test_a_page_of_a_part_counts_as_the_whole_page_does_for_its_steps(open_page, tmp_path, begin, end):
+    """The requests that arrive in the part, and the gaps that begin in it, are the same on both pages."""
+    trace = Trace.load(SERVED)
+    part = window(trace, begin=begin, end=end)
+    shown = []
+    for name, run in (("whole", trace), ("part", part)):
+        run.to_html(tmp_path / f"{name}.html")
+        page = open_page(f"file://{tmp_path}/{name}.html#")
+        page.wait("view.shown === 'incident'")
+        first = part[0].step - run[0].step
+        page.view(f"view.cursor.showRange([{first}, {first + len(part)}])")
+        page.frame()
+        words = page.view("view.panel('incident').words()")
+        shown.append(([each for each in words.split("; ") if "stall" not in each], page.view(NUMBERS)))
+    assert shown[0] == shown[1]
+    arrived = [info for info in trace.requests.values() if info.arrival_time <= part[-1].end]
+    if part[0].step:
+        arrived = [info for info in arrived if info.arrival_time >= part[0].time]
+    assert shown[0][0][0].startswith(f"{len(arrived)} requests in ")

@@ -285,6 +285,28 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
 
 
+def test_times_that_cannot_be_compared_are_dashes(open_playground):
+    page = open_playground()
+    workload = {name: value for name, value in PRESETS["chunked"].workload.items() if name != "cost_model"}
+    page.type("text", json.dumps(workload))
+    page.page.click("#pin")
+    page.settle()
+    budget = workload.get("config", {}).get("max_num_batched_tokens", 2048)
+    page.slide("max_num_seqs", 2)
+    page.page.wait_for_function("() => document.querySelectorAll('#numbers tbody tr').length === 2")
+    assert "steps" in page.text("numbers").rpartition("B")[2]
+    page.slide("max_num_batched_tokens", 64 if budget != 64 else 128)
+    page.page.wait_for_function(
+        "() => document.querySelector('#numbers td + td, #numbers tbody td').textContent === '–'"
+    )
+    rows = page.page.eval_on_selector_all(
+        "#numbers tbody tr", "(rows) => rows.map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    assert [row[0] for row in rows] == ["A", "B"]
+    for row in rows:
+        assert row[1:8] == ["–"] * 7 and row[8].isdigit(), "latencies, rate and duration; then the number of steps"
+
+
 @pytest.mark.repeats(of="test_a_link_shows_the_same_run_in_a_new_page")
 def test_a_link_written_by_hand_and_a_frame_on_another_page(open_playground, address):
     page = open_playground("#preset=bursts&max_num_seqs=4&enable_prefix_caching=false")

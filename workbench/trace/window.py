@@ -67,7 +67,7 @@ def window(
     last: float | None = None,
     around: str | None = None,
 ) -> Trace:
-    """The steps of a stretch of time, with the requests that were in them.
+    """The steps of a stretch of time, with the requests that were in them or arrived meanwhile.
 
     Args:
         trace: A trace with a clock.
@@ -136,7 +136,7 @@ def windows(
     if not any(map(len, parts.values())):
         first = min(trace[0].time + late[name] for name, trace in with_steps.items())
         raise ValueError(f"no step lies in {begin:g} s to {end:g} s: the trace has {first:g} s to {whole_end:g} s")
-    return {name: _with_its_requests(part) for name, part in parts.items() if len(part)}
+    return {name: _with_its_requests(part, traces[name]) for name, part in parts.items() if len(part)}
 
 
 def _between(trace: Trace, begin: float, end: float) -> Trace:
@@ -151,14 +151,14 @@ def _time_of(trace: Trace, request_id: str) -> tuple[float, float]:
     return max(0.0, begin - (end - begin) / 2), end + (end - begin) / 2
 
 
-def _with_its_requests(part: Trace) -> Trace:
-    """A slice without the requests that had ended before it."""
+def _with_its_requests(part: Trace, trace: Trace) -> Trace:
+    """A slice with the requests of its steps and those that arrived meanwhile, which a later step may name first."""
     named: set[str] = set()
     for record in part:
         named.update(record.running, record.waiting, record.arrived, record.finished, record.aborted, record.preempted)
-    requests = Requests()
-    for before, info in part.arrivals():
-        if info.request_id in named:
-            requests.add(info, before)
+    requests, start = Requests(), part.offset - trace.offset
+    for before, info in trace.arrivals():
+        if info.request_id in named or part[0].time <= info.arrival_time <= part[-1].end:
+            requests.add(info, min(max(0, before - start), len(part)))
     part.requests = requests
     return part

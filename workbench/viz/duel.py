@@ -162,10 +162,10 @@ def question(
         ValueError: There is no change, no such measure, or the duel cannot be settled.
     """
     choice("measure", measure, tuple(MEASURES))
-    if unit == "steps" and "max_num_batched_tokens" in changes and _is_time(measure):
+    if unit == "steps" and "max_num_batched_tokens" in changes and is_time(measure):
         raise ValueError(f"the times of this run cannot be predicted, and {UNEQUAL}")
     which = f"Which has the {MEASURES[measure].better} {measure}?"
-    if unit == "steps" and _is_time(measure):
+    if unit == "steps" and is_time(measure):
         which += " Steps count, not seconds."
     if routers is not None:
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
@@ -176,9 +176,14 @@ def question(
     return f"A is this run{f', with {known}' if known else ''}. B has the same requests with {what}. {which}"
 
 
-def _is_time(measure: str) -> bool:
+def is_time(measure: str) -> bool:
     """Whether a measure is a time or a rate, which without a clock is one in steps."""
     return MEASURES[measure].words is not _percent_words
+
+
+def are_unequal(a: Side, b: Side) -> bool:
+    """Whether a number of steps of one side lasts another time than as many of the other: see `has_unequal_steps`."""
+    return any(has_unequal_steps(one, other) for one in a for other in b)
 
 
 def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
@@ -197,7 +202,7 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
     notes = []
     if unit == "s" and "no_times" in changed.facts:
         notes.append("The question was about seconds. Times vary too much by now, so this counts steps.")
-    elif unit == "s" and changed.unchanged is not None and _is_time(measure):
+    elif unit == "s" and changed.unchanged is not None and is_time(measure):
         notes.append(f"{BOTH} {changed.caution or _error_of(changed, measure)}".strip())
     values = changed.values if unit == "s" else None
     return Score(*outcome(a, b, measure, unit=unit, predicted=values), tuple(notes))
@@ -237,7 +242,7 @@ def outcome(
     better, value, words, name = MEASURES[choice("measure", measure, tuple(MEASURES))]
     known = unit_of(a, b)
     unit = "steps" if unit == "steps" else known
-    if unit == "steps" and _is_time(measure) and any(has_unequal_steps(one, other) for one in a for other in b):
+    if unit == "steps" and is_time(measure) and are_unequal(a, b):
         raise ValueError(UNEQUAL)
     of_a, of_b = value(a, unit), value(b, unit)
     if predicted is not None and all(name in values for values in predicted):

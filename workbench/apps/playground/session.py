@@ -34,7 +34,7 @@ from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics, summary_in_steps
 from workbench.trace.run_zero import clock_starts
-from workbench.viz.duel import busiest, changes_of_fleets, measure_words, outcome, unit_of
+from workbench.viz.duel import are_unequal, busiest, changes_of_fleets, measure_words, outcome, unit_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -198,13 +198,20 @@ class Session:
         return self._answer()
 
     def _do_numbers(self) -> Answer:
-        """The numbers of the runs on display; the page asks for them when it has drawn the runs."""
+        """The numbers of the runs on display; the page asks for them when it has drawn the runs.
+
+        The ``unit`` of times is "" for two runs whose steps are of two token budgets and which have no times alike: then
+        only their counts are compared, as in *Compare*.
+        """
         first, other = self._on_display()
         newest = first if other is None else other
         sides = {"summary": first} if other is None else {"summary": first, "other": other}
         facts = {name: _summary(*side.traces) for name, side in sides.items()}
         if len({summary["unit"] for summary in facts.values()}) > 1:
             facts = {name: _summary(*side.traces, in_steps=True) for name, side in sides.items()}
+        units = {summary["unit"] for summary in facts.values()}
+        if other is not None and units == {"steps"} and are_unequal(first.traces, other.traces):
+            facts = {name: summary | {"unit": ""} for name, summary in facts.items()}
         return Answer(json.dumps({"other": None, **facts, "slowest": newest.slowest}))
 
     def _do_explain(self, request: str) -> Answer:

@@ -164,7 +164,7 @@ export class IncidentPanel extends CanvasPanel {
     if (!store.numSteps || !store.timed()) return;
     const idle = this.idle();
     setText(this.hintElement, idle ? `${HINT}; time, with ${formatSeconds(idle)} idle` : HINT);
-    const { from, to } = this.scale(true), { whole, width } = this.shown = binned(store, from, to, STRETCHES);
+    const { whole, width } = this.shown = binned(store, this.steps(true), this.time(true), STRETCHES);
     this.rows = ROWS.filter((row) => row.of(whole) > 0)
       .map((row) => ({ ...row, name: typeof row.name === "string" ? row.name : row.name(width) }));
     this.setHeight(WHOLE + AXIS + this.rows.length * ROW);
@@ -370,12 +370,12 @@ export class IncidentPanel extends CanvasPanel {
     return this.causeOf ?? new Map();
   }
 
-  /** The requests without any token, and their waits until a time or until they were gone. */
+  /** The requests without any token until then, and their waits until a time or until they were gone. */
   withoutToken(from, to) {
     const { store } = this, found = [];
     for (const request of store.requests) {
-      const arrival = request.arrival_time;
-      if (request.tokens.length || !(arrival < to)) continue;
+      const arrival = request.arrival_time, first = request.tokens[0];
+      if ((first && store.value("end", first.step) <= to) || !(arrival < to)) continue;
       const gone = request.finishReason ? store.value("time", request.changes.at(-1).step) : Infinity;
       const at = Math.min(gone, to);
       if (at > from) found.push({ request, ttft: at - arrival, at, open: true });

@@ -4,8 +4,9 @@ import { formatSeconds } from "../../../viz/js/dom.js";
 import { h } from "./elements.js";
 import { explained } from "./terms.js";
 
+/** A time in a unit, "s" or "steps"; a dash without a unit, in which two runs could be compared. */
 function time(value, unit) {
-  if (value === null || value === undefined) return "–";
+  if (value === null || value === undefined || !unit) return "–";
   if (unit === "s") return formatSeconds(value);
   const steps = value.toLocaleString("en", { maximumFractionDigits: 1 });
   return `${steps} ${steps === "1" ? "step" : "steps"}`;
