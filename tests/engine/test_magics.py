@@ -49,6 +49,9 @@ def test_step_takes_steps_and_shows_the_last(run, engine, caplog):
     record, _ = run("%step 99")
     assert record is engine.trace[-1] and engine.state == "idle"
     assert run("%step")[0] is None and "nothing to do" in caplog.text
+    assert "count must be 1 or more, got 0" in run("%step 0")[1]
+    with pytest.raises(KeyError, match="no request 'x'; it has r0"):
+        engine.outputs["x"]
 
 
 def test_explain_and_watch_take_the_notebooks_engine_before_its_traces(run, engine, shell):

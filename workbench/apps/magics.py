@@ -87,6 +87,8 @@ class WorkbenchMagics(Magics):
     def step(self, line: str) -> Any:
         """Take steps; the last one is shown."""
         given = parse_argstring(self.step, line)
+        if given.count < 1:
+            raise UsageError(f"count must be 1 or more, got {given.count}: the number of steps to take")
         engine, record = _source(self.shell, given.engine, steps=True), None
         for _ in range(given.count):
             if (taken := engine.step()) is None:
