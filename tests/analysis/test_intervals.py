@@ -5,11 +5,12 @@ from statistics import fmean
 
 import pytest
 
-from workbench import simulate
+from workbench import Trace, simulate
 from workbench.analysis import predict
 from workbench.analysis.intervals import MIN_SPREAD, NUM_DRAWS, RANGES, Interval, interval_of, widened
 from workbench.analysis.predict import LONGER_STEPS, Predictor
 from workbench.apps.cli import main
+from workbench.base.text import duration
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace.window import window
 
@@ -87,3 +88,11 @@ def test_a_time_that_is_zero_is_widened_too():
     intervals = {"queue_p50": Interval(0.0, 0.0, 0.0), "ttft_mean": Interval(2.0, 1.9, 2.1)}
     wider = widened(intervals, {"queue_p50": 0.0, "ttft_mean": 1.0}, {"queue_p50": 3.0, "ttft_mean": 1.5})
     assert wider == {"queue_p50": Interval(0.0, 0.0, 3.0), "ttft_mean": Interval(2.0, 1.9, 3.0)}
+
+
+def test_a_prediction_is_one_readable_line():
+    trace = Trace.load("docs/data/run.jsonl.gz")
+    predicted = Predictor(trace, num_draws=2).predict(max_num_seqs=2)
+    said = repr(predicted)
+    assert said.startswith(f"Prediction(max_num_seqs=2: ttft_mean {duration(predicted['ttft_mean'].value)} (")
+    assert len(said) < 300 and "\n" not in said

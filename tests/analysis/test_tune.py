@@ -157,6 +157,7 @@ def test_a_trace_without_a_clock_is_refused():
         ("ttft_p99=fast", "must be NAME=TIME"),
         ("ttft_p99=1s,ttft_p99=2s", "once each"),
         ("speed=1s", "slo names 'speed'; the names are ttft_mean"),
+        (1, "slo must be a text such as 'ttft_p99=1s,itl_p99=100ms' or a mapping, got 1"),
         ({"ttft_p99": 0}, "slo ttft_p99 must be > 0"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench import Engine, simulate
+from workbench import Engine, EngineConfig, simulate
 from workbench.base.ipython import complete_in, members_after, texts_for
 from workbench.config import field_names
 
@@ -49,6 +49,9 @@ def test_step_takes_steps_and_shows_the_last(run, engine, caplog):
     record, _ = run("%step 99")
     assert record is engine.trace[-1] and engine.state == "idle"
     assert run("%step")[0] is None and "nothing to do" in caplog.text
+    assert "count must be 1 or more, got 0" in run("%step 0")[1]
+    with pytest.raises(KeyError, match="no request 'x'; it has r0"):
+        engine.outputs["x"]
 
 
 def test_explain_and_watch_take_the_notebooks_engine_before_its_traces(run, engine, shell):
@@ -121,6 +124,7 @@ def test_an_error_in_a_magic_names_the_cell(run, engine, shell):
         ("%watch --height 300 chunks kv_", ["kv_pool"]),
         ("%step -e eng", ["engine"]),
         ("%step -e rec", []),
+        ("%%ask -e ", ["engine"]),
     ],
 )
 def test_arguments_of_a_magic_are_completed(run, engine, shell, text, found):
@@ -128,7 +132,7 @@ def test_arguments_of_a_magic_are_completed(run, engine, shell, text, found):
     engine.step()
     shell.user_ns["recorded"] = simulate(WORKLOAD)
     _, matches = shell.complete(text.split(" ")[-1], text, len(text))
-    assert [match for match in matches if match in {*found, "asked", "first", "chunks", "recorded"}] == found
+    assert matches == found or not found and "recorded" not in matches
 
 
 @pytest.mark.parametrize("jedi", [True, False])
@@ -208,6 +212,11 @@ def test_members_of_a_result_are_completed_and_nothing_is_called(shell, engine, 
         ("trace.watch(theme='d", {"dark"}),
         ("trace.slowest(5, by='t", {"ttft"}),
         ("trace.fork(max_num_seqs=2, policy='", {"fcfs", "priority"}),
+        ("EngineConfig(policy='", {"fcfs", "priority"}),
+        ("Engine('smollm2', policy='f", {"fcfs"}),
+        ("Engine(device='", {"auto", "cpu"}),
+        ('engine.outputs["', {"asked"}),
+        ('trace.requests["f', {"first"}),
     ],
 )
 def test_texts_of_an_argument_are_completed(shell, engine, jedi, text, found):
@@ -216,14 +225,26 @@ def test_texts_of_an_argument_are_completed(shell, engine, jedi, text, found):
     trace = simulate({"requests": [*WORKLOAD["requests"], {"id": "second", "prompt": {"len": 3}}]})
     engine.add_request([5, 6], request_id="asked", max_tokens=1)
     engine.step()
-    shell.user_ns |= {"trace": trace, "engine": engine}
+    shell.user_ns |= {"trace": trace, "engine": engine, "Engine": Engine, "EngineConfig": EngineConfig}
     shell.Completer.use_jedi = jedi
     complete_in(shell, field_names)
     with provisionalcompleter():
         completions = list(rectify_completions(text, shell.Completer.completions(text, len(text))))
+    assert not [each.text for each in completions if "=" in each.text or "%" in each.text]
     begin = max(text.rfind("'"), text.rfind('"')) + 1
     assert {(text[: each.start] + each.text)[begin:] for each in completions} >= found
     assert not {(text[: each.start] + each.text)[begin:] for each in completions} & ({"first", "second"} - found)
+
+
+@pytest.mark.parametrize("text", ["Engine('", "engine.view(panels=['", "trace.view(step=1, theme=1, x='"])
+def test_no_field_is_offered_inside_a_text(shell, engine, text):
+    from IPython.core.completer import provisionalcompleter
+
+    shell.user_ns |= {"trace": simulate(WORKLOAD), "Engine": Engine}
+    complete_in(shell, field_names)
+    with provisionalcompleter():
+        texts = [completion.text for completion in shell.Completer.completions(text, len(text))]
+    assert not [text for text in texts if text.endswith("=")]
 
 
 def test_objects_of_others_are_not_asked_for_texts():

@@ -142,6 +142,17 @@ def test_a_curve_never_falls_and_says_why_not(demand, capsys):
     assert "--load must be a multiple > 0 such as 2x or 0.5x, got '1x,2x'" in capsys.readouterr().err
 
 
+def test_each_load_without_an_answer_has_its_closest_layout(demand):
+    curve = load_curve(Demand.read(demand), [1.0, 2.0], "ttft_p99=1ms", max_replicas=2)
+    said = repr(curve).splitlines()
+    for place, load in ((1, 1), (2, 2)):
+        table = size(Demand.read(demand).times(load), "ttft_p99=1ms", max_replicas=2)
+        row = min(table.rows, key=lambda row: row.score)
+        line = next(line for line in said if line.startswith(f"at {load}x"))
+        assert line.endswith(f"closest: {row.replicas} replicas, whose worst value is {row.score:.3g} times its limit")
+        assert said[place].split()[1] != "-"
+
+
 def test_without_noise_and_at_the_same_load_a_run_is_exact():
     workload = {
         "cost_model": {"fixed": 0.01},

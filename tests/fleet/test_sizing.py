@@ -219,6 +219,7 @@ def test_an_answer_is_repeated_with_other_seeds_and_fits():
     assert len(demand.models) == 8 and len(values) == 4
     low, high = duration(min(values)), duration(max(values))
     assert f"ttft_p99: {low} to {high} over 4 runs" in repr(table)
+    assert ("is the mean of" in repr(table)) == (table.best.runs > 1) and "alone" not in repr(table)
     met = sum(row.meets for row in (table.best, *table.repeats))
     assert f"{met} of 4 runs" in repr(table)
 

@@ -359,6 +359,15 @@ def test_accepted_drafts_are_tokens_of_the_output():
     assert cells[1::2] == [request["max_tokens"] for request in WORKLOAD["requests"]]
 
 
+def test_a_simulation_that_takes_its_tokens_says_so():
+    recorded = Trace.load("docs/data/run.jsonl.gz")
+    forked, other = recorded.fork(max_num_seqs=2), recorded.fork(max_num_seqs=3)
+    assert compare(recorded, forked).badge == "same tokens: B is a simulation, which takes them from A"
+    assert compare(forked, recorded).badge == "same tokens: A is a simulation, which takes them from B"
+    assert "both are simulations" in repr(compare(forked, other))
+    assert compare(recorded, recorded).badge == "same tokens"
+
+
 def test_a_narrow_terminal_has_no_line_that_is_cut(monkeypatch):
     runs = [Trace.load(f"docs/data/{name}.jsonl.gz") for name in ("run", "run")]
     monkeypatch.setenv("COLUMNS", "60")

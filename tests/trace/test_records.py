@@ -85,7 +85,7 @@ def test_a_record_by_hand():
     assert record.chunk("d").is_decode
     with pytest.raises(KeyError, match="not scheduled in step 4: left out by the policy"):
         record.chunk("v")
-    with pytest.raises(KeyError, match="not waiting either"):
+    with pytest.raises(KeyError, match="no request 'nobody' runs or waits in step 4"):
         record.chunk("nobody")
 
 

@@ -53,6 +53,10 @@ def test_what_is_no_window_is_refused(trace):
     for wrong in ({"begin": 1.0, "last": 1.0}, {"begin": 2.0, "end": 1.0}, {"begin": 1e6}):
         with pytest.raises(ValueError):
             window(trace, **wrong)
+    with pytest.raises(
+        ValueError, match=r"--from, the beginning .* before its end \(--to, or that of the trace, .* s\), got 356400"
+    ):
+        window(trace, begin=99 * 3600.0)
     with pytest.raises(TraceError, match="no clock"):
         window(simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]}), last=1.0)
     with pytest.raises(TraceError, match="no request"):

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.check import COUNTS
+from workbench.analysis.check import COUNTS, shown
 from workbench.analysis.rerun import Outcome
 from workbench.trace import Trace
 
@@ -21,6 +21,10 @@ RANGES = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847}
 
 MIN_SPREAD = 0.02
 """Smallest relative half-width of an interval: two runs of one server differ by that much."""
+
+
+FIRST = ("ttft_mean", "ttft_p99", "itl_mean", "output_throughput")
+"""Values in the repr of a prediction."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """A run under one configuration.
 
@@ -61,6 +65,16 @@ class Prediction:
 
     def __getitem__(self, name: str) -> Interval:
         return self.intervals[name]
+
+    def __repr__(self) -> str:
+        """One line: the changes, and the values that people ask for first with their intervals."""
+        changes = ", ".join(f"{name}={value!r}" for name, value in self.changes.items()) or "unchanged"
+        known = [name for name in FIRST if name in self.intervals]
+        ranges = (
+            f"{name} {shown(name, each.value)} ({shown(name, each.low)} to {shown(name, each.high)})"
+            for name, each in zip(known, map(self.intervals.__getitem__, known))
+        )
+        return f"Prediction({changes}: {', '.join(ranges)}; {len(self.intervals)} values in .intervals)"
 
     @cached_property
     def trace(self) -> Trace:

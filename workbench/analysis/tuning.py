@@ -52,6 +52,8 @@ def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
                 raise ValueError(f"slo {part!r} must be NAME=TIME, once each, such as ttft_p99=1s or itl_p99=100ms")
             parsed[name.strip()] = float(match[1]) * UNITS[match[2]]
         slo = parsed
+    if not isinstance(slo, Mapping):
+        raise ValueError(f"slo must be a text such as 'ttft_p99=1s,itl_p99=100ms' or a mapping, got {slo!r}")
     known = value_names()
     for name in slo:
         if name not in known:

@@ -7,8 +7,10 @@ runs a Metal kernel, if its extra is installed.
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_args
 
+from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -22,22 +24,40 @@ from workbench.viz.panel_names import PanelName
 def load(shell: Any) -> None:
     """Register the magics with an IPython shell."""
     shell.register_magics(WorkbenchMagics)
-    for name in ("%%ask", "%step", "%watch", "%explain"):
-        shell.set_hook("complete_command", _complete, str_key=name)
+    matchers = shell.Completer.custom_matchers
+    if not any(getattr(matcher, "__name__", "") == "arguments_of_magic" for matcher in matchers):
+        matchers.append(_matcher(shell))
     if not why_unavailable():
         shell.register_magics(MetalMagics)
 
 
-def _complete(shell: Any, event: Any) -> list[str]:
+_IN_LINE = re.compile(r"^\s*(%%ask|%step|%watch|%explain)\s+((?:.*\s)?)(\S*)$")
+"""A magic, its earlier arguments, and the beginning of one."""
+
+
+def _matcher(shell: Any) -> Any:
+    """The matcher that completes the arguments of our magics, and lets no other one add names of Python."""
+
+    @context_matcher()
+    def arguments_of_magic(context: Any) -> dict[str, Any]:
+        if not (found := _IN_LINE.search(context.text_until_cursor)):
+            return {"completions": []}
+        magic, before, begin = found.groups()
+        texts = [text for text in _arguments(shell, magic, before.split()) if text.startswith(begin)]
+        completions = list(map(SimpleCompletion, texts))
+        return {"completions": completions, "matched_fragment": begin, "suppress": bool(texts)}
+
+    return arguments_of_magic
+
+
+def _arguments(shell: Any, magic: str, before: list[str]) -> list[str]:
     """Values of a magic's argument: a variable after ``-e``, a request of ``%explain``, a panel of ``%watch``."""
-    given = event.text_until_cursor.split()
-    before = given if event.text_until_cursor.endswith(" ") else given[:-1]
-    if before[-1] in ("-e", "--engine"):
-        kinds = Engine if event.command in ("%%ask", "%step") else (Engine, Trace)
+    if before and before[-1] in ("-e", "--engine"):
+        kinds = Engine if magic in ("%%ask", "%step") else (Engine, Trace)
         return [name for name, value in shell.user_ns.items() if isinstance(value, kinds) and name[0] != "_"]
-    if event.command == "%watch":
+    if magic == "%watch":
         return list(get_args(PanelName))
-    if event.command != "%explain":
+    if magic != "%explain":
         return []
     named = [before[index + 1] for index, word in enumerate(before[:-1]) if word in ("-e", "--engine")]
     try:
@@ -67,6 +87,8 @@ class WorkbenchMagics(Magics):
     def step(self, line: str) -> Any:
         """Take steps; the last one is shown."""
         given = parse_argstring(self.step, line)
+        if given.count < 1:
+            raise UsageError(f"count must be 1 or more, got {given.count}: the number of steps to take")
         engine, record = _source(self.shell, given.engine, steps=True), None
         for _ in range(given.count):
             if (taken := engine.step()) is None:

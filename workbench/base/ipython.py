@@ -18,8 +18,17 @@ _IN_DICT = re.compile(r"""\bconfig\s*=\s*(?:\{[^{}]*['"]|dict\([^()]*?)\w*$""")
 _OF_RESULT = re.compile(r"(\w+)((?:\.\w+)*(?:\([^()]*\)|\[[^][]*\])(?:\.\w+|\([^()]*\)|\[[^][]*\])*)\.(\w*)$")
 """A name, what is asked of it, with a call or an index, and the beginning of a member: ``trace.metrics().su``."""
 
-_IN_TEXT = re.compile(r"""(\w+)(\.trace)?\.(\w+)\((?:[^()]*?(\w+)\s*=\s*)?[\[(]?(?:['"][^'"]*['"],\s*)*['"]([^'"]*)$""")
-"""A name, a method, perhaps an argument's name, and the beginning of a text: ``trace.watch(panels=["chunks", "kv_``."""
+_IN_TEXT = re.compile(
+    r"""(?:(\w+)(\.trace)?\.|(?<![\w.]))(\w+)\((?:[^()]*?(\w+)\s*=\s*)?[\[(]?(?:['"][^'"]*['"],\s*)*['"]([^'"]*)$"""
+)
+"""A name and a method, or a function; perhaps an argument's name; and the beginning of a text:
+``trace.watch(panels=["chunks", "kv_``."""
+
+_BY_ID = re.compile(r"""(\w+)(\.trace)?\.(outputs|requests)\[['"]([^'"]*)$""")
+"""A name, and the beginning of an id in a dict by request id: ``engine.outputs["as``."""
+
+_OPEN_TEXT = re.compile(r"""^(?:[^'"]|'[^'\n]*'|"[^"\n]*")*['"][^'"]*$""")
+"""Everything before the cursor, if this is inside a text."""
 
 
 def set_up(field_names: Callable[[], frozenset[str]]) -> None:
@@ -46,6 +55,8 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
         if _IN_DICT.search(before):
             end = "" if before.removesuffix(text)[-1:] in ("'", '"') else "="
             return sorted(name + end for name in field_names() if name.startswith(text.lstrip("'\"")))
+        if _OPEN_TEXT.search(before):
+            return []
         return [name for name in completer.python_func_kw_matches(text) if name.removesuffix("=") in field_names()]
 
     from IPython.core.completer import SimpleCompletion, context_matcher
@@ -59,12 +70,17 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
 
     @context_matcher()
     def texts_of_argument(context: Any) -> dict[str, Any]:
-        if not (found := _IN_TEXT.search(context.text_until_cursor)):
+        if found := _BY_ID.search(context.text_until_cursor):
+            name, trace, member, begin = found.groups()
+            source = _value(shell.user_ns, name, trace)
+            texts = list(getattr(source, member, ())) if _is_ours(source) else []
+        elif found := _IN_TEXT.search(context.text_until_cursor):
+            name, trace, function, argument, begin = found.groups()
+            source = _value(shell.user_ns, name, trace) if name else shell.user_ns.get(function)
+            texts = texts_for(source, function if name else "", argument)
+        else:
             return {"completions": []}
-        name, trace, method, argument, begin = found.groups()
-        source = shell.user_ns.get(name)
-        source = source.trace if trace and _is_ours(source) else source
-        texts = [text for text in texts_for(source, method, argument) if text.startswith(begin)]
+        texts = [text for text in texts if text.startswith(begin)]
         completions = list(map(SimpleCompletion, texts))
         return {"completions": completions, "matched_fragment": begin, "suppress": bool(texts)}
 
@@ -74,25 +90,40 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
             completer.custom_matchers.append(matcher)
 
 
+def _value(variables: dict[str, Any], name: str, trace: str | None) -> Any:
+    """A variable, or the trace of the engine that it holds."""
+    value = variables.get(name)
+    return value.trace if trace and _is_ours(value) else value
+
+
 def texts_for(source: Any, method: str, argument: str | None = None) -> list[str]:
-    """Texts that an argument of a method takes: ids of requests for ``request_id``, else the values of its type.
+    """Texts that an argument takes: ids of requests for ``request_id``, else the values of its type.
 
     Args:
-        source: An engine or a trace; nothing is found for other objects.
-        method: Name of the method.
+        source: An engine or a trace, or a function or class of ours; nothing is found for other objects.
+        method: Name of the method; "" for the call of a function or class.
         argument: Name of the argument; the first one by default.
     """
-    function = _public_method(source, method)
+    function = _public_method(source, method) if method else _own_call(source)
     if function is None:
         return []
-    parameters = list(signature(function).parameters.values())[1:]
+    is_function = isinstance(source, FunctionType)
+    parameters = list(signature(function).parameters.values())[0 if is_function else 1 :]
     wanted = next((each for each in parameters if argument in (None, each.name)), None)
     if wanted is None:
         return []
-    if wanted.name == "request_id":
+    if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
-    names = vars(keyword_fields) | function.__globals__
+    home = source if isinstance(source, type) else function
+    names = vars(keyword_fields) | vars(sys.modules[home.__module__])
     return _literals(get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)[""])
+
+
+def _own_call(source: Any) -> Any:
+    """What is called by a call of one of our functions or classes; None for others."""
+    if not isinstance(source, (type, FunctionType)) or source.__module__.partition(".")[0] != "workbench":
+        return None
+    return source.__init__ if isinstance(source, type) else source
 
 
 def _public_method(source: Any, name: str) -> Any:

@@ -18,7 +18,7 @@ from workbench.base.compatibility import ADAPTERS, ENGINE, Feature, check_compat
 from workbench.base.device import Device, default_device, hold_device
 from workbench.base.field_checks import integer
 from workbench.base.installed import installed_version
-from workbench.base.keyword_fields import ConfigChanges, ConfigFields, SamplingFields
+from workbench.base.keyword_fields import ConfigChanges, ConfigFields, PolicyName, SamplingFields
 from workbench.base.named_fields import show_fields
 from workbench.base.on_demand import find, picture, with_attached_methods
 from workbench.base.progress import progress_bar
@@ -123,7 +123,7 @@ class Engine(Shortcuts):
         model: str | Path | LoadedModel = "smollm2",
         config: EngineConfig | None = None,
         *,
-        policy: SchedulingPolicy | str | None = None,
+        policy: SchedulingPolicy | PolicyName | str | None = None,
         keep_steps: int | None = None,
         keep_bytes: int | None = None,
         draft_model: str | Path | LoadedModel | None = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.on_demand import picture
 from workbench.base.text import counted
+from workbench.trace.find_request import ByRequest
 from workbench.trace.readings.narrate import end_words
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Outputs(list["RequestOutput"]):
         return picture("Outputs", self)
 
 
-class OutputsByRequest(dict[str, "RequestOutput"]):
+class OutputsByRequest(ByRequest["RequestOutput"]):
     """A dictionary of outputs by request id, otherwise like `Outputs`."""
 
     def __init__(self, outputs: Mapping[str, RequestOutput], trace: Trace) -> None:

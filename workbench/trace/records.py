@@ -621,8 +621,11 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
         for chunk in self.chunks:
             if chunk.request_id == request_id:
                 return chunk
-        reason = self.not_scheduled.get(request_id, "it is not waiting either")
-        raise KeyError(f"request {request_id!r} was not scheduled in step {self.step}: {reason}")
+        if request_id not in self.not_scheduled:
+            raise KeyError(f"no request {request_id!r} runs or waits in step {self.step}")
+        raise KeyError(
+            f"request {request_id!r} was not scheduled in step {self.step}: {self.not_scheduled[request_id]}"
+        )
 
 
 _mappings_of = attrgetter(*StepRecord._mappings)

@@ -131,7 +131,10 @@ def windows(
         begin = max(0.0, whole_end - last)
     begin, end = begin or 0.0, whole_end if end is None else end
     if end <= begin:
-        raise ValueError(f"the end of a window must be after its beginning, got {begin:g} s to {end:g} s")
+        raise ValueError(
+            f"--from, the beginning of a window, must be before its end (--to, or that of the trace, {whole_end:g} s), "
+            f"got {begin:g} s to {end:g} s"
+        )
     parts = {name: _between(trace, begin - late[name], end - late[name]) for name, trace in with_steps.items()}
     if not any(map(len, parts.values())):
         first = min(trace[0].time + late[name] for name, trace in with_steps.items())

@@ -26,11 +26,13 @@ class Point:
         load: Multiple of the load of the file.
         replicas: The number that is given: at least that of every smaller load. None if no fleet meets the target.
         row: The smallest layout that met the target; None if none did.
+        closest: The layout closest to the target, if none met it.
     """
 
     load: float
     replicas: int | None
     row: FleetRow | None
+    closest: FleetRow | None = None
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,28 @@ class LoadCurve:
                     f"{self._ranges(point.row)}"
                 )
             elif point.row is None:
-                yield f"at {point.load:g}x no number of replicas that was tried meets the target"
+                yield f"at {point.load:g}x no number of replicas that was tried meets the target{_closest(point)}"
         yield from check_lines(self.check, list(self.slo))
         yield f"steps are simulated; their durations come from {self.source}"
 
     def _cells(self, point: Point) -> list[str]:
-        if point.row is None:
-            return [f"{point.load:g}x", "-", "-", *("-" for _ in self.slo), "-"]
         row = point.row
+        if row is None:
+            rate = "-" if point.closest is None else rate_words(point.closest.rate)
+            return [f"{point.load:g}x", rate, "-", *("-" for _ in self.slo), "-"]
         values = [row.shown(name) for name in self.slo]
         return [f"{point.load:g}x", rate_words(row.rate), str(point.replicas), *values, percent(row.hit_rate)]
 
     def _ranges(self, row: FleetRow) -> str:
         return ", ".join(f"{name} {shown(name, row.low[name])} to {shown(name, row.high[name])}" for name in self.slo)
+
+
+def _closest(point: Point) -> str:
+    """The layout that came closest to the target, as `FleetTable` names it."""
+    row = point.closest
+    if row is None:
+        return ""
+    return f"; closest: {counted(row.replicas, 'replica')}, whose worst value is {row.score:.3g} times its limit"
 
 
 def load_curve(
@@ -108,7 +119,8 @@ def load_curve(
     check = demand.check  # before other loads are made, which share it
     most = 0
     for load in sorted({number("a load", load, 0.0, low_open=True) for load in loads}):
-        answer = size(demand.times(load / demand.load), slo, router=router, max_replicas=max_replicas, **options).best
+        table = size(demand.times(load / demand.load), slo, router=router, max_replicas=max_replicas, **options)
+        answer, closest = table.best, min(table.rows, key=lambda row: row.score)
         most = max(most, answer.replicas) if answer is not None else most
-        points.append(Point(load, most if answer is not None else None, answer))
+        points.append(Point(load, most, answer) if answer is not None else Point(load, None, None, closest))
     return LoadCurve(tuple(points), read_slo(slo), demand.source, check)

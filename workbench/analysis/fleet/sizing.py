@@ -146,7 +146,10 @@ class FleetTable:
             rows = (self.best, *self.repeats)
             values = [row.values[name] for row in rows]
             low, high = min(row.low[name] for row in rows), max(row.high[name] for row in rows)
-            single = f", the first the mean of {self.best.runs}; alone {shown(name, low)} to {shown(name, high)}"
+            single = (
+                f", the first of which is the mean of {self.best.runs} simulations; single simulations lie within "
+                f"{shown(name, low)} to {shown(name, high)}"
+            )
             first = single if self.best.runs > 1 else ""
             yield f"{name}: {shown(name, min(values))} to {shown(name, max(values))} over {len(values)} runs{first}"
         met = sum(row.meets for row in (self.best, *self.repeats))

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 MAX_ROWS = 20
 """Maximum number of requests in a repr."""
 
+FORKED = ", forked at step"
+"""Stands in the source of a run behind that of the run which `workbench.analysis.fork` simulated again."""
+
 MAX_FIELDS = 3
 """Maximum number of fields that are listed by name when only one configuration has them; more are counted."""
 
@@ -77,13 +80,24 @@ class Comparison:
         if self.same_tokens is None:
             return "no tokens to compare"
         if self.first_token_difference is None:
-            return "same tokens"
+            return f"same tokens{self._taken_from}"
         difference = self.first_token_difference
         tokens = [("nothing" if token is None else f"token {token}") for token in (difference.a, difference.b)]
         return (
             f"different tokens: {difference.request_id}, output token {difference.index + 1}: "
             f"{tokens[0]} in A, {tokens[1]} in B"
         )
+
+    @property
+    def _taken_from(self) -> str:
+        """The reason why a simulation has the tokens of a run, which is no finding; "" if none is known."""
+        (of_a, a_is_forked, _), (of_b, b_is_forked, _) = (run.meta.source.partition(FORKED) for run in (self.a, self.b))
+        if of_a != of_b or not (a_is_forked or b_is_forked):
+            return ""
+        if a_is_forked and b_is_forked:
+            return ": both are simulations, which take them from the run that was forked"
+        one, other = "BA" if b_is_forked else "AB"
+        return f": {one} is a simulation, which takes them from {other}"
 
     def sorted_by(self, value: str) -> list[RequestComparison]:
         """The requests, sorted by the size of a change, largest first.
@@ -319,7 +333,7 @@ def _known_only(name: str, one: Trace, other: Trace) -> str:
 
 def _is_simulated(trace: Trace) -> bool:
     """Whether its times come from a cost model, so that the same run would take the same time again."""
-    return trace.meta.source.startswith("simulation") or ", forked at step" in trace.meta.source
+    return trace.meta.source.startswith("simulation") or FORKED in trace.meta.source
 
 
 def _ttft(metrics: RequestMetrics, unit: str) -> float | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import counted, duration
+from workbench.base.text import counted, duration, printable
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.run_clock import RunClock
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RequestMetrics:
     """Metrics of one request. A latency is None if the trace does not contain both of its ends.
 
@@ -72,6 +72,18 @@ class RequestMetrics:
     decode: Latency | None
     e2e: Latency | None
     age: Latency | None = None
+
+    def __repr__(self) -> str:
+        """One line: the size of the request, its latencies, and its end."""
+        known = [(name, getattr(self, name)) for name in ("queue", "ttft", "e2e")]
+        return ", ".join(
+            [
+                f"RequestMetrics({printable(self.request_id)}: {counted(self.num_prompt_tokens, 'prompt token')}",
+                counted(self.num_output_tokens, "output token"),
+                *(f"{name} {_words(latency)}" for name, latency in known if latency is not None),
+                f"{self.finish_reason or 'not ended'})",
+            ]
+        )
 
     @property
     def waited(self) -> Latency | None:
@@ -311,6 +323,10 @@ class TraceMetrics:
 
     def _repr_html_(self) -> str | None:
         return picture("TraceMetrics", self)
+
+
+def _words(latency: Latency) -> str:
+    return counted(latency.steps, "step") if latency.seconds is None else duration(latency.seconds)
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
