@@ -114,7 +114,11 @@ def texts_for(source: Any, method: str, argument: str | None = None) -> list[str
     if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
     names = vars(keyword_fields) | vars(sys.modules[function.__module__])
-    return _literals(get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)[""])
+    try:
+        hints = get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)
+    except NameError:  # a name that types alone need
+        return []
+    return _literals(hints[""])
 
 
 def _own_call(source: Any) -> Any:
