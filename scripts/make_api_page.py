@@ -155,8 +155,8 @@ def signature(name: str, of: Any, *, typed: bool = True, bound: bool = False) ->
     except (TypeError, ValueError):
         return name
     parts, starred = [], False
-    is_static = not bound or (inspect.ismethod(of) or isinstance(of, staticmethod))
-    for parameter in list(found.parameters.values())[0 if is_static else 1 :]:
+    first = 1 if bound and not is_static(of) else 0
+    for parameter in list(found.parameters.values())[first:]:
         if parameter.default is ...:  # a field that the keywords stand for
             continue
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
@@ -207,9 +207,24 @@ def paragraphs(lines: list[str]) -> Iterator[str]:
             yield prose(text) + "\n"
 
 
-def description(of: Any) -> str:
-    """The docstring of an object as Markdown."""
-    return "\n".join(paragraphs((inspect.getdoc(of) or "").splitlines())).strip()
+def description(of: Any, *, bound: bool = False) -> str:
+    """The docstring of an object as Markdown.
+
+    Args:
+        of: The object.
+        bound: It is a method: what its docstring says of a first parameter, the object, is left out, as in `signature`.
+    """
+    text = f"{inspect.getdoc(of) or ''}\n"
+    if bound and not is_static(of):
+        first = next(iter(inspect.signature(of).parameters), "")
+        text = re.sub(rf"(?m)(^Args:\n(?: .*\n)*?)    {first}: .*\n(?:     .*\n)*", r"\1", text)
+        text = re.sub(r"(?m)^Args:\n(?! )\n?", "", text)
+    return "\n".join(paragraphs(text.splitlines())).strip()
+
+
+def is_static(method: Any) -> bool:
+    """Whether the first parameter of a method is not the object."""
+    return inspect.ismethod(method) or isinstance(method, staticmethod)
 
 
 def parent(of: type) -> type | None:
@@ -300,7 +315,7 @@ def members(name: str, of: type, places: Places) -> Iterator[str]:
                 call = signature(member, function, bound=True)
                 yield f"```py\n{call}\n```\n"
                 yield from places.types(call, function.__module__)
-            yield from (description(function), "")
+            yield from (description(function, bound=kind == "method"), "")
 
 
 def entry(name: str, of: Any, places: Places) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Tables on a terminal of 80 columns: no line is longer, so that no number is cut in two."""
 
+import json
+
 import pytest
 
 from workbench import CostModel, simulate
@@ -38,6 +40,17 @@ def test_a_table_fits_the_terminal(command, tmp_path, monkeypatch, capsys):
     lines = [line for line in block[: next(n for n, line in enumerate(block) if not line.startswith("  "))]]
     assert len(lines) >= 4 and max(map(len, lines)) <= 80
     assert all(line.split("  ")[-1].strip() in wide for line in lines), "the same cells as in columns"
+
+
+@pytest.mark.parametrize("command", ["trace narrate", "trace info", "simulate", "trace diff"])
+def test_sentences_fit_the_terminal(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    simulate(WORKLOAD, cost_model=COST).save("run.jsonl.gz")
+    (tmp_path / "a-workload-with-a-long-name.json").write_text(json.dumps(WORKLOAD))
+    files = {"simulate": ["a-workload-with-a-long-name.json"], "trace diff": ["run.jsonl.gz"] * 2}
+    assert main([*command.split(), *files.get(command, ["run.jsonl.gz"])]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -1,6 +1,7 @@
 """Closed loops, changes of a fleet, and prefill apart from decode, against what the traces say."""
 
 import json
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -245,7 +246,7 @@ def test_a_second_choice_needs_a_clock_and_another_replica():
         run.second_choice("b")
 
 
-def test_prompt_lengths_for_which_a_split_is_worth_it():
+def test_prompt_lengths_for_which_a_split_is_worth_it(monkeypatch):
     """At any length, tokens are not delayed by prompts; without a link, the first token waits for the move."""
     config, model = EngineConfig(**CONFIG | {"num_blocks": 4000}), CostModel(fixed=0.01, per_row=1e-4)
     given = {"replicas": 2, "config": config, "cost_model": model, "num_requests": 40, "output": 30}
@@ -253,6 +254,11 @@ def test_prompt_lengths_for_which_a_split_is_worth_it():
     assert [length.num_tokens for length in found.lengths] == [100, 1000]
     assert found.lengths[0].rate == pytest.approx(1500 * 4 / 130)
     assert found.worth("itl_p99") == [100, 1000] and found.worth("ttft_mean") == []
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, repr(found).splitlines())) <= 80 and " ms" in repr(found)
+    even = replace(found.lengths[0], together={"e2e_mean": 1.0}, apart={"e2e_mean": 0.995})
+    assert replace(found, lengths=[even]).worth() == []
+    assert replace(found, lengths=[replace(even, apart={"e2e_mean": 0.98})]).worth() == [even.num_tokens]
     slow = crossover([1000, 100], Split(**SPLIT | {"bandwidth": 1e7}), tokens_per_second=1500, **given)
     assert all(late.ratio("ttft_mean") > 3 * soon.ratio("ttft_mean") for late, soon in zip(slow.lengths, found.lengths))
     assert found.to_svg().count("<circle") == 6 and "2 that decode are better for: 100, 1000" in repr(found)

@@ -63,3 +63,12 @@ def test_a_name_that_people_call_has_an_example():
         if callable(of := getattr(workbench, name)) and ">>>" not in (inspect.getdoc(of) or "")
     }
     assert lacking == WITHOUT_EXAMPLE
+
+
+@pytest.mark.parametrize("owner", [workbench.Engine, workbench.Trace])
+def test_a_method_says_nothing_of_an_argument_that_it_has_not(owner):
+    for _, name, function in maker.methods(owner):
+        if inspect.isfunction(function):
+            first = next(iter(inspect.signature(function).parameters))
+            section = TEXT.partition(f"### `{owner.__name__}.{name}`\n")[2].partition("\n### ")[0]
+            assert f"\n- `{first}`: " not in section.partition("**Attributes**")[0], name

@@ -170,3 +170,8 @@ def test_a_window_that_needs_one_block_more_than_there_are_is_refused(window):
     fewest = fewest_blocks(config, 40)
     assert not is_refused(config.replace(num_blocks=fewest + 1), 40, 1)
     assert is_refused(config.replace(num_blocks=fewest), 40, 1)
+
+
+def test_a_prompt_of_one_token_is_one_token():
+    with pytest.raises(ValueError, match="for this request: 1 prompt token and max_tokens=99 need 25 blocks"):
+        check_servable(EngineConfig(num_blocks=3, block_size=4), 1, 99)

@@ -16,6 +16,7 @@ from workbench.analysis.rerun import SIZES
 from workbench.analysis.values import OF_IDLE, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
+from workbench.base.tables import terminal_width, wrapped
 from workbench.base.text import counted, duration
 
 COSTS = 1.05
@@ -299,7 +300,9 @@ class Tuning:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
             lines += _candidate_lines(words, candidate, self.slo)
         notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
-        return "\n".join([*lines, *(f"note: {note}" for note in notes), str(self.check)])
+        width = terminal_width()
+        said = [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
+        return "\n".join([*lines, *(piece for line in said for piece in wrapped(line, width))])
 
 
 _VERDICTS = {

@@ -92,7 +92,7 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
 
 def _value(variables: dict[str, Any], name: str, trace: str | None) -> Any:
     """A variable, or the trace of the engine that it holds."""
-    value = variables.get(name)
+    value: Any = variables.get(name)
     return value.trace if trace and _is_ours(value) else value
 
 
@@ -107,23 +107,25 @@ def texts_for(source: Any, method: str, argument: str | None = None) -> list[str
     function = _public_method(source, method) if method else _own_call(source)
     if function is None:
         return []
-    is_function = isinstance(source, FunctionType)
-    parameters = list(signature(function).parameters.values())[0 if is_function else 1 :]
+    parameters = list(signature(function).parameters.values())[1 if method else 0 :]
     wanted = next((each for each in parameters if argument in (None, each.name)), None)
     if wanted is None:
         return []
     if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
-    home = source if isinstance(source, type) else function
-    names = vars(keyword_fields) | vars(sys.modules[home.__module__])
-    return _literals(get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)[""])
+    names = vars(keyword_fields) | vars(sys.modules[function.__module__])
+    try:
+        hints = get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)
+    except NameError:  # a name that types alone need
+        return []
+    return _literals(hints[""])
 
 
 def _own_call(source: Any) -> Any:
-    """What is called by a call of one of our functions or classes; None for others."""
+    """One of our functions or classes; None for anything else."""
     if not isinstance(source, (type, FunctionType)) or source.__module__.partition(".")[0] != "workbench":
         return None
-    return source.__init__ if isinstance(source, type) else source
+    return source
 
 
 def _public_method(source: Any, name: str) -> Any:

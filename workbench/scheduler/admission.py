@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from workbench.base.field_checks import FieldError
+from workbench.base.text import counted
 from workbench.config import EngineConfig
 from workbench.trace.kv_groups import KVCacheGroup
 
@@ -43,8 +44,8 @@ def check_servable(config: EngineConfig, num_prompt_tokens: int, max_tokens: int
     needed = fewest_blocks(config, num_computed)
     if needed > config.num_usable_blocks:
         raise FieldError(
-            f"num_blocks={config.num_blocks} is too small for {name}: {num_prompt_tokens:,} prompt tokens and "
-            f"max_tokens={max_tokens} need {needed} blocks of {config.block_size}, the pool has "
+            f"num_blocks={config.num_blocks} is too small for {name}: {counted(num_prompt_tokens, 'prompt token')} and "
+            f"max_tokens={max_tokens} need {counted(needed, 'block')} of {config.block_size}, the pool has "
             f"{config.num_usable_blocks} ({config.num_usable_blocks * config.block_size:,} tokens): shorten the "
             f"prompt, lower max_tokens or raise num_blocks to {needed + 1}"
         )

@@ -11,12 +11,16 @@ from workbench.analysis.fleet.split import Split
 from workbench.analysis.values import latency_values
 from workbench.base.field_checks import integer, number
 from workbench.base.on_demand import find
+from workbench.base.tables import table_lines, terminal_width, wrapped
+from workbench.base.text import duration
 from workbench.config import EngineConfig
 from workbench.simulation.arrivals import poisson, timed_arrival
 from workbench.simulation.costs.cost_model import CostModel
-from workbench.trace.readings.metrics import number as shown_number
 
 VALUES = ("e2e_mean", "ttft_mean", "itl_p99")
+
+EQUAL = 0.01
+"""A layout is better for a length if its latency is shorter by more than this share."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Crossover:
     replicas: tuple[int, int]
 
     def worth(self, name: str = "e2e_mean") -> list[int]:
-        """The prompt lengths that gain by it."""
-        return [length.num_tokens for length in self.lengths if length.ratio(name) < 1]
+        """The prompt lengths that gain by it, by more than `EQUAL`."""
+        return [length.num_tokens for length in self.lengths if length.ratio(name) < 1 - EQUAL]
 
     def to_svg(self) -> str:
         """The latencies apart, as multiples of those together, over the prompt length."""
@@ -64,16 +68,19 @@ class Crossover:
         return svg
 
     def __repr__(self) -> str:
-        lines = ["prompt tokens  requests/s  " + "  ".join(f"{name + ' together, apart':>27}" for name in VALUES)]
+        names = [name for value in VALUES for name in (f"{value} together", "apart")]
+        rows = [["prompt tokens", "requests/s", *names]]
         for length in self.lengths:
-            pairs = [f"{shown_number(length.together[n])}, {shown_number(length.apart[n])}" for n in VALUES]
-            line = f"{length.num_tokens:>13}  {length.rate:>10.3g}  " + "  ".join(f"{pair:>27}" for pair in pairs)
-            lines.append(line)
+            pairs = [duration(side[name]) for name in VALUES for side in (length.together, length.apart)]
+            rows.append([f"{length.num_tokens:,}", f"{length.rate:.3g}", *pairs])
         count, decoding = self.replicas
+        width = terminal_width()
+        lines = table_lines(rows, width=width)
         for name in VALUES:
             worth = ", ".join(map(str, self.worth(name))) or "none"
-            lines.append(f"{name}: {count - decoding} that prefill and {decoding} that decode are better for: {worth}")
-        return "\n".join(lines)
+            line = f"{name}: {count - decoding} that prefill and {decoding} that decode are better for: {worth}"
+            lines += wrapped(line, width)
+        return "\n".join([*lines, *wrapped(f"a difference of less than {EQUAL:.0%} counts as none", width)])
 
 
 def crossover(

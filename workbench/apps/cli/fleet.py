@@ -19,6 +19,7 @@ from workbench.apps.cli.options import (
     say_written,
     write_plot,
 )
+from workbench.apps.cli.say import say
 from workbench.apps.cli.settings import add_settings_option, completed_by
 from workbench.base.field_checks import integer, number
 from workbench.base.keyword_fields import RouterName
@@ -161,7 +162,7 @@ def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
         open_loop=getattr(options, "open_loop", False),
         hit_rate=options.hit_rate,
     )
-    print(demand.summary, flush=True)
+    say(demand.summary)
     return demand
 
 

@@ -19,6 +19,7 @@ from workbench.apps.cli.options import (
     say_written,
     write_plot,
 )
+from workbench.apps.cli.say import say
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
 from workbench.base.text import counted
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         summary = summary_of_generated(workload["generate"])
     else:
         summary = summary_of(arrivals := list(arrivals))
-    print(f"{options.workload.name}: {summary}", flush=True)
+    say(f"{options.workload.name}: {summary}")
     if options.cost_from:
         model, report = CostModel.fit(load_trace(options.cost_from))
         cost_model, workload["cost_model"] = model, model.to_dict()

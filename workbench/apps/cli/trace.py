@@ -23,7 +23,8 @@ from workbench.apps.cli.options import (
     parts_of,
     say_written,
 )
-from workbench.base.text import counted, printable
+from workbench.apps.cli.say import say
+from workbench.base.text import counted
 
 if TYPE_CHECKING:
     from workbench.simulation.access_log import AccessLog
@@ -147,7 +148,7 @@ def _info(options: argparse.Namespace) -> int:
     from workbench.trace.readings.metrics_collector import metrics
 
     trace = load_trace(options.trace, options)
-    print(trace)
+    say(trace)
     print(metrics(trace))
     _print_hits([trace])
     _print_late(trace)
@@ -159,7 +160,8 @@ def _print_hits(traces: Iterable[Trace]) -> None:
     from workbench.analysis.hit_rates import hit_rates
 
     if cached := [trace for trace in traces if trace.config.get("enable_prefix_caching")]:
-        print(hit_rates(cached))
+        for line in str(hit_rates(cached)).splitlines():
+            say(line)
 
 
 def _print_late(trace: Trace, start: str = "") -> None:
@@ -172,21 +174,21 @@ def _print_late(trace: Trace, start: str = "") -> None:
 
     explainer, created = explainer_of(trace), trace.meta.created
     if when := recorded_when(trace):
-        print(printable(f"{start}{when}"))
+        say(f"{start}{when}")
 
     def at(seconds: float) -> str:
         return f" (at {moment})" if (moment := time_of_day(created, seconds)) else ""
 
     for stall in explainer.stalls.values():
-        print(printable(f"{start}stall: {stall}{at(stall.time)}"))
+        say(f"{start}stall: {stall}{at(stall.time)}")
     slow = sorted(explainer.slow.values(), key=lambda step: step.expected - step.seconds)
     if slow:
         lost = amount(sum(step.seconds - step.expected for step in slow), "s")
-        print(printable(f"{start}slow: {counted(len(slow), 'step')} lost {lost} against steps like them nearby"))
+        say(f"{start}slow: {counted(len(slow), 'step')} lost {lost} against steps like them nearby")
     for step in slow[:MAX_SLOW]:
-        print(printable(f"{start}slow: {step}{at(step.time)}"))
+        say(f"{start}slow: {step}{at(step.time)}")
     if explainer.misfit:
-        print(printable(f"{start}{misfit_words(explainer.misfit)}"))
+        say(f"{start}{misfit_words(explainer.misfit)}")
 
 
 def _read_other(options: argparse.Namespace) -> Scrapes | KVEvents | RequestLog | AccessLog | ServerLog | None:
@@ -224,7 +226,7 @@ def _narrate(options: argparse.Namespace) -> int:
     trace = load_trace(options.trace, options)
     for step in trace:
         moment = time_of_day(trace.meta.created, step.time) if step.end else ""
-        print(f"{moment}  {step}" if moment else step)
+        say(f"{moment}  {step}" if moment else step)
     return 0
 
 

@@ -27,9 +27,10 @@ from workbench.apps.cli.options import (
     say_written,
     write_plot,
 )
+from workbench.apps.cli.say import say
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
-from workbench.base.tables import table_lines, terminal_width, wrapped
+from workbench.base.tables import table_lines, terminal_width
 from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
@@ -142,17 +143,17 @@ def _explain(options: argparse.Namespace) -> int:
         servers = by_settings(traces)
         for names in servers:
             if len(servers) > 1:
-                _say(f"{', '.join(names)} (the others have other settings):")
+                say(f"{', '.join(names)} (the others have other settings):")
             print(tabulate([each for name, each in found if name in names], options.by).text(width))
         for name, problem in {name: each.misfit for name, each in found if each.misfit}.items():
-            _say(f"{name}: {misfit_words(problem)}" if name else misfit_words(problem))
+            say(f"{name}: {misfit_words(problem)}" if name else misfit_words(problem))
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
     found = found[: options.slowest]
     print("\n".join(table_lines(_slowest_table(found, options.by), width=width, left=(0, 3, 4))))
     for name, trace in traces.items():
         for difference in apart(trace, options.by):
-            _say(f"{name}: {difference}" if name else str(difference))
+            say(f"{name}: {difference}" if name else str(difference))
     return 0
 
 
@@ -169,11 +170,6 @@ def _slowest_table(found: Sequence[tuple[str, Explanation]], by: str) -> list[li
         shown = f"{name}: {explanation.request_id}" if name else explanation.request_id
         rows.append([printable(shown), amount, share, explanation.arrived, printable(cause)])
     return rows if any(row[3] for row in rows[1:]) else [[*row[:3], row[4]] for row in rows]
-
-
-def _say(sentence: str) -> None:
-    """Print a sentence, which may have names from a file, as wide as the terminal."""
-    print("\n".join(wrapped(printable(sentence), terminal_width())))
 
 
 def _named(traces: Mapping[str, Trace], names: Sequence[str]) -> Iterator[tuple[str, Trace]]:
