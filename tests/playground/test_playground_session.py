@@ -469,7 +469,8 @@ def test_a_policy_that_fails_while_it_runs_is_reported_once_and_vllms_rule_is_us
     facts, _ = run(Session(), "own-policy", policy=source)
     assert facts["summary"]["num_steps"] == len(simulate(PRESETS["own-policy"].workload))
     (note,) = facts["notes"]
-    assert "nothing" in note
+    assert note.startswith("your policy, line 3: P().waiting_order: AttributeError: ")
+    assert note.count("nothing") == 1 and note.endswith("; vLLM's rule is used instead")
 
 
 def test_a_misspelt_method_is_named_with_its_line():

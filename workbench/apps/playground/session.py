@@ -333,9 +333,17 @@ class _Notes(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        problem = record.exc_info[1] if record.exc_info else None
-        why = "".join(traceback.format_exception_only(problem)).strip() if problem else ""
-        self.texts.append(f"{record.getMessage()}{f' ({why})' if why else ''}")
+        told, problem = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        if problem is not None and str(problem) not in told:
+            told += f" ({''.join(traceback.format_exception_only(problem)).strip()})"
+        lines = _lines_of(problem)
+        self.texts.append(f"{POLICY_FILE}, line {lines[-1]}: {told}" if lines else told)
+
+
+def _lines_of(problem: BaseException | None) -> list[int]:
+    """The lines of the policy's source that a problem went through; it arose in the last."""
+    frames = traceback.extract_tb(problem.__traceback__) if problem is not None else ()
+    return [frame.lineno for frame in frames if frame.filename == POLICY_FILE and frame.lineno]
 
 
 def _summary(*traces: Trace, in_steps: bool = False) -> dict[str, Any]:
@@ -404,7 +412,7 @@ def read_policy(source: str) -> SchedulingPolicy:
             raise ValueError("it defines no subclass of SchedulingPolicy")
         return found[-1]()
     except Exception as problem:
-        lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == POLICY_FILE]
+        lines = _lines_of(problem)
         where = f", line {lines[-1]}" if lines else ""
         kind = (
             ""
