@@ -35,7 +35,15 @@ def after_definition(markdown: str, live: str) -> str:
     if HERE in markdown:
         return markdown.replace(HERE, live.strip())
     parts = markdown.split("\n\n")
-    end = next(index for index, part in enumerate(parts) if index and not part.rstrip().endswith(":")) + 1
+    indented = [part.startswith("    ") for part in parts[1:]] + [False]
+    end = (
+        next(
+            index
+            for index, part in enumerate(parts)
+            if index and not part.rstrip().endswith(":") and not indented[index]  # code that the sentence goes on with
+        )
+        + 1
+    )
     return "\n\n".join([*parts[:end], live.strip(), *parts[end:]])
 
 

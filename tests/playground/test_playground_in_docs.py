@@ -18,6 +18,8 @@ def test_a_page_has_a_live_example_below_its_first_paragraph(name, monkeypatch):
     shown = docs_playground.with_playground(markdown, name)
     before, _, _ = shown.partition("<details")
     assert markdown.startswith(before) and 100 < len(before) < 1500 and before.count("# ") == 1
+    last = before.rstrip().split("\n\n")[-1]
+    assert last.startswith(("    ", "-", "|", "<")) or last.endswith((".", ")", "```")), "no sentence is broken in two"
     depth = "" if name == "index.md" else "../../"
     (address,) = re.findall(r'<iframe src="([^"]*)"', shown)
     assert (

@@ -13,7 +13,7 @@ from viz_traces import random_trace
 from workbench import simulate, simulate_fleet
 from workbench.analysis.explain import explain
 from workbench.apps.playground.presets import POLICIES, PRESETS
-from workbench.apps.playground.session import Session, python_cell, read_policy
+from workbench.apps.playground.session import OTHER_WORKLOAD, Session, python_cell, read_policy
 from workbench.apps.playground.site import package_archive
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
@@ -141,13 +141,18 @@ def test_a_duel_names_its_unit_with_the_question(unit):
     if unit == "steps":
         del workload["cost_model"]
     ask(session, "run", workload=json.dumps(workload), config={}, policy="")
-    assert ask(session, "pin")[0]["unit"] == unit
+    pinned = ask(session, "pin")[0]
+    assert pinned["unit"] == unit and pinned["budget"] == simulate(workload).config["max_num_batched_tokens"]
     ask(session, "run", workload=json.dumps(workload), config={"max_num_seqs": 2}, policy="")
     told = ask(session, "settle", measure="mean time to first token")[0]["told"]
     assert ("steps" in told) == (unit == "steps"), told
     ask(session, "run", workload=json.dumps(workload), config={"max_num_batched_tokens": 16}, policy="")
     answer = ask(session, "settle", measure="mean time to first token")[0]
     assert ("do not last equally long" in answer.get("error", "")) == (unit == "steps"), answer
+    settled = {name for name, _ in pinned["measures"] if "error" not in ask(session, "settle", measure=name)[0]}
+    assert settled == {name for name, _ in pinned["counts" if unit == "steps" else "measures"]}
+    shown, alone = ask(session, "put_away")
+    assert alone.other is None and ask(session, "numbers")[0]["other"] is None
 
 
 def run_fleet(session, router, replicas=4, **values):
@@ -225,7 +230,8 @@ def test_a_fleet_and_a_single_replica_are_compared():
     facts, _ = run(session, "bursts")
     run_fleet(session, "round_robin")
     ask(session, "pin")
-    assert "different requests" in ask(session, "run", workload=json.dumps(PRESETS["bursts"].workload))[0]["verdict"]
+    facts = ask(session, "run", workload=json.dumps(PRESETS["bursts"].workload))[0]
+    assert facts["verdict"] == OTHER_WORKLOAD
 
 
 def test_what_is_not_a_fleet_is_refused():
@@ -341,10 +347,18 @@ def test_runs_of_other_requests_are_not_compared():
     session = Session()
     run(session)
     ask(session, "pin")
-    facts, answer = run(session, "bursts")
-    assert "request" in facts["verdict"] and decode_packet(answer.other)[0]["comparison"] == {
-        "refused": facts["verdict"]
-    }
+    for _ in range(2):
+        facts, answer = run(session, "bursts")
+        assert facts["verdict"] == OTHER_WORKLOAD and facts["apart"] and answer.other is None
+        assert decode_packet(answer.packet)[0]["num_steps"] == len(simulate(PRESETS["bursts"].workload))
+        numbers = ask(session, "numbers")[0]
+        assert numbers["other"] is None and numbers["apart"]
+        assert ask(session, "settle", measure="mean time to first token")[0]["error"] == OTHER_WORKLOAD
+    facts, answer = run(session, config={"max_num_seqs": 2})
+    assert answer.other is not None and facts["other"] and not facts["apart"], "A's workload again"
+    facts = run_fleet(session, "sticky")[0]
+    assert facts["verdict"] == OTHER_WORKLOAD and len(facts["fleet"]) == 1
+    assert not ask(session, "pin")[0].get("apart") and ask(session, "unpin")[0]["verdict"] == ""
 
 
 def test_each_run_on_display_has_another_number():
@@ -455,7 +469,8 @@ def test_a_policy_that_fails_while_it_runs_is_reported_once_and_vllms_rule_is_us
     facts, _ = run(Session(), "own-policy", policy=source)
     assert facts["summary"]["num_steps"] == len(simulate(PRESETS["own-policy"].workload))
     (note,) = facts["notes"]
-    assert "nothing" in note
+    assert note.startswith("your policy, line 3: P().waiting_order: AttributeError: ")
+    assert note.count("nothing") == 1 and note.endswith("; vLLM's rule is used instead")
 
 
 def test_a_misspelt_method_is_named_with_its_line():

@@ -388,3 +388,13 @@ def test_a_page_of_a_part_counts_as_the_whole_page_does_for_its_steps(open_page,
     if part[0].step:
         arrived = [info for info in arrived if info.arrival_time >= part[0].time]
     assert shown[0][0][0].startswith(f"{len(arrived)} requests in ")
+
+
+def test_the_strip_of_the_whole_run_has_its_own_times_beside_a_part(page_of):
+    page = page_of(Trace.load(SERVED))
+    page.view("view.show('incident')")
+    page.frame()
+    assert page.view("view.panel('incident').ends ?? null") is None, "the axis below is the same"
+    page.view("view.cursor.showRange([89, 170])")
+    page.frame()
+    assert page.view("view.panel('incident').ends") == ["0:00 min", "2:11 min"]

@@ -14,6 +14,7 @@ FACTS = """() => {
   return {
     wide, theme: root.dataset.theme, controls: shown('.wb-button, .wb-quiet, .wb-tab, input, select').length,
     beyond: shown('img, canvas, table, p').filter((each) => each.getBoundingClientRect().right > wide + 1).length,
+    cut: shown('.wb-scroll, .wb-table-view').filter((each) => each.scrollHeight > each.clientHeight + 1).length,
     pictures: shown('.wb-printed').length, canvases: shown('canvas').length,
   };
 }"""
@@ -34,7 +35,7 @@ def saved(request, browser, tmp_path):
 
 def check_paper(facts):
     assert 500 < facts["wide"] <= 720 and facts["theme"] == "light"
-    assert facts["controls"] == 0 and facts["beyond"] == 0
+    assert facts["controls"] == 0 and facts["beyond"] == 0 and facts["cut"] == 0
     assert facts["pictures"] >= 3 and facts["canvases"] == 0
 
 

@@ -29,7 +29,8 @@ SIDES = ("A", "B", "neither")
 
 UNEQUAL = (
     "steps of two token budgets do not last equally long, so they cannot settle this duel: choose the hit rate as the "
-    "measure, change another setting, or record a longer run with less else running"
+    "measure, change another setting, or give both runs times: a workload by a cost model, a recording by a longer run "
+    "with less else running"
 )
 """Why steps do not settle a duel between two values of ``max_num_batched_tokens``."""
 
@@ -122,6 +123,11 @@ def measure_words(num_replicas: int = 1) -> list[tuple[str, str]]:
     """The measures that are offered to sides of so many replicas, as (name, words with what wins)."""
     offered = [name for name in MEASURES if num_replicas > 1 or name != FLEET_ONLY]
     return [(name, f"{MEASURES[name].better} {name}") for name in offered]
+
+
+def counts_alone(num_replicas: int = 1) -> list[tuple[str, str]]:
+    """The same without times and rates: what settles a duel in steps of two token budgets."""
+    return [(name, words) for name, words in measure_words(num_replicas) if not is_time(name)]
 
 
 class Score(NamedTuple):

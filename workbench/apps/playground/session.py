@@ -34,13 +34,18 @@ from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics, summary_in_steps
 from workbench.trace.run_zero import clock_starts
-from workbench.viz.duel import are_unequal, busiest, changes_of_fleets, measure_words, outcome, unit_of
+from workbench.viz.duel import are_unequal, busiest, changes_of_fleets, counts_alone, measure_words, outcome, unit_of
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.comparison import comparison_facts
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 MAX_REPLICAS = 16
 """Maximum number of replicas in the page: each is a scheduler with a pool, and a row of the picture."""
+
+OTHER_WORKLOAD = (
+    "A belongs to another workload, so this run is shown alone: Unpin A, or choose the workload of A again."
+)
+"""Why a pinned run is not compared with the newest one."""
 
 POLICY_FILE = "your policy"
 """Name of the policy's source in error messages."""
@@ -67,6 +72,7 @@ class Session:
         self._newest: Run | None = None
         self._recording: Run | None = None
         self._pinned: Run | None = None
+        self._apart: Run | None = None
         self._shown: Trace | None = None
         self._replica: int | None = None
         self._run = 0
@@ -173,10 +179,21 @@ class Session:
         return Answer("{}")
 
     def _do_pin(self) -> Answer:
-        """Keep the newest run: later ones are compared with it."""
+        """Keep the newest run: later ones are compared with it.
+
+        The answer has the ``measures`` of a duel; ``counts``, those for a B with another ``budget`` if the ``unit`` of
+        times is a step.
+        """
         self._pinned = self._newest
         sides = self._pinned.traces if self._pinned else ()
-        return self._answer(measures=measure_words(len(sides) or 1), unit=unit_of(sides, sides))
+        offered = {"measures": measure_words(len(sides) or 1), "counts": counts_alone(len(sides) or 1)}
+        budget = sides[0].config.get("max_num_batched_tokens") if sides else None
+        return self._answer(**offered, unit=unit_of(sides, sides), budget=budget)
+
+    def _do_put_away(self) -> Answer:
+        """Show the pinned run alone until the next one has run."""
+        self._newest = self._pinned
+        return self._answer()
 
     def _do_unpin(self) -> Answer:
         """Show the newest run alone."""
@@ -186,6 +203,8 @@ class Session:
     def _do_settle(self, measure: str) -> Answer:
         """The winner of a duel of the pinned run and the newest, and the sentence with both values."""
         first, other = self._on_display()
+        if self._is_apart:
+            raise ValueError(OTHER_WORKLOAD)
         if self._pinned is None or other is None:
             raise ValueError("a duel needs two runs: pin one as A, and change something for B")
         winner, told = outcome(first.traces, other.traces, measure)
@@ -212,7 +231,7 @@ class Session:
         units = {summary["unit"] for summary in facts.values()}
         if other is not None and units == {"steps"} and are_unequal(first.traces, other.traces):
             facts = {name: summary | {"unit": ""} for name, summary in facts.items()}
-        return Answer(json.dumps({"other": None, **facts, "slowest": newest.slowest}))
+        return Answer(json.dumps({"other": None, **facts, "slowest": newest.slowest, "apart": self._is_apart}))
 
     def _do_explain(self, request: str) -> Answer:
         """Say why a request of the newest run took as long as it did."""
@@ -234,7 +253,18 @@ class Session:
         if self._newest is None:
             raise ValueError("there is no run yet")
         first = self._pinned or self._recording or self._newest
-        return first, self._newest if self._newest is not first else None
+        return (self._newest, None) if self._is_apart or self._newest is first else (first, self._newest)
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether the newest run has other requests than the pinned one, with which it is then not compared."""
+        return self._pinned not in (None, self._newest) and self._apart is self._newest
+
+    def _alone(self) -> Answer:
+        """The newest run without the pinned one, which has other requests."""
+        self._apart = self._newest
+        answer = self._answer()
+        return answer._replace(facts=json.dumps({**json.loads(answer.facts), "verdict": OTHER_WORKLOAD, "apart": True}))
 
     def _answer(self, **facts: Any) -> Answer:
         """The packets of the runs on display; of a fleet that of one replica, and a picture of all."""
@@ -252,8 +282,10 @@ class Session:
         compared: dict[str, Any] = {}
         if compared_with is not None:  # the page draws this one, and outlines the first
             compared = comparison_facts(trace, compared_with)
+            if "refused" in compared:
+                return self._alone()
             second = self._packet(compared_with, comparison=compared)
-        facts["verdict"] = compared.get("refused") or compared.get("verdict", "")
+        facts["verdict"] = compared.get("verdict", "")
         return Answer(json.dumps(facts), packet, second)
 
     def _answer_of_fleets(self, first: Run, other: Run | None, facts: dict[str, Any]) -> Answer:
@@ -268,8 +300,8 @@ class Session:
         ]
         try:
             facts["verdict"] = "" if other is None else changes_of_fleets(first.traces, other.traces)
-        except ValueError as problem:
-            facts["verdict"] = str(problem)
+        except ValueError:
+            return self._alone()
         busy = newest.traces[newest.busiest]
         facts |= {"fleet": fleet_svgs(sides) if busy and busy[-1].end else [], "replica": replica}
         facts["replicas"] = [len(trace.requests) for trace in newest.traces]
@@ -301,9 +333,17 @@ class _Notes(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        problem = record.exc_info[1] if record.exc_info else None
-        why = "".join(traceback.format_exception_only(problem)).strip() if problem else ""
-        self.texts.append(f"{record.getMessage()}{f' ({why})' if why else ''}")
+        told, problem = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        if problem is not None and str(problem) not in told:
+            told += f" ({''.join(traceback.format_exception_only(problem)).strip()})"
+        lines = _lines_of(problem)
+        self.texts.append(f"{POLICY_FILE}, line {lines[-1]}: {told}" if lines else told)
+
+
+def _lines_of(problem: BaseException | None) -> list[int]:
+    """The lines of the policy's source that a problem went through; it arose in the last."""
+    frames = traceback.extract_tb(problem.__traceback__) if problem is not None else ()
+    return [frame.lineno for frame in frames if frame.filename == POLICY_FILE and frame.lineno]
 
 
 def _summary(*traces: Trace, in_steps: bool = False) -> dict[str, Any]:
@@ -372,7 +412,7 @@ def read_policy(source: str) -> SchedulingPolicy:
             raise ValueError("it defines no subclass of SchedulingPolicy")
         return found[-1]()
     except Exception as problem:
-        lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == POLICY_FILE]
+        lines = _lines_of(problem)
         where = f", line {lines[-1]}" if lines else ""
         kind = (
             ""

@@ -230,9 +230,19 @@ export class IncidentPanel extends CanvasPanel {
       legendEntry(context, stall, axis.x1 + 19, base - 8, axis.x1 + 28, colours.muted);
     }
     const { from, to } = this.scale(true), left = axis.x(from), right = axis.x(to);
+    if (from > axis.from || to < axis.to) this.drawEnds(context, axis);
     context.strokeStyle = colours.cursor;
     context.lineWidth = 1.5;
     context.strokeRect(left, top - 2, Math.max(2, right - left), base - top + 4);
+  }
+
+  /** The first and the last time of the whole run, whose axis is not the one below it. */
+  drawEnds(context, axis) {
+    const { colours } = this.theme, { zero } = this.store, [from, to] = [axis.from - zero, axis.to - zero];
+    const [first, last] = this.ends = [from, to].map((time) => timeWords(time, to - from, 1));
+    outlinedText(context, first, axis.x0 + 4, 10, colours.text, colours.background, SMALL);
+    const right = axis.x1 - 4 - textWidth(context, last, SMALL);
+    outlinedText(context, last, right, 10, colours.text, colours.background, SMALL);
   }
 
   drawTimes(context, axis, y) {

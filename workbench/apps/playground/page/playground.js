@@ -13,6 +13,7 @@ const OWN = "own";
 const RULES = [["", "vLLM's rules: first come, first served"], ["priority", "By priority"]];
 const ROUTER = "round_robin";
 const SLOW_MS = 1200;
+const BET_FIRST = "B waits for your bet";
 
 const { presets, policies, routers, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
 
@@ -212,12 +213,13 @@ class Playground {
 
   // -- running ---------------------------------------------------------------------------------------------------
 
-  changed() {
+  /** @param {object} [place] The place of the cursor that a link names, which stays in the address. */
+  changed(place) {
     at("reset").hidden = !Object.keys(this.settings.config).length;
     this.stale = true;
     // A verdict is about the settings that were bet on, and numbers of before are not of a B that waits for its bet.
     if (this.judged || !at("bets").hidden) at("verdict").hidden = true;
-    this.share();
+    this.share(place);
     return this.run();
   }
 
@@ -225,8 +227,7 @@ class Playground {
   async run() {
     if (this.running) return;
     if (!at("bets").hidden) {
-      this.say("B waits for your bet");
-      return;
+      return this.awaitBet();
     }
     this.running = true;
     while (this.stale) {
@@ -247,6 +248,31 @@ class Playground {
     this.goTo(later);
   }
 
+  /** Until the bet is made, nothing of an earlier B is shown: its settings are no longer those on the left. */
+  async awaitBet() {
+    this.say(BET_FIRST);
+    this.offerMeasures();
+    if (!this.hasOther) return;
+    this.hasOther = false;
+    const answer = await this.engine.ask({ command: "put_away" });
+    if (!answer || at("bets").hidden) return;
+    this.show(answer);
+    this.say(BET_FIRST);
+  }
+
+  /** Offer what can settle a duel of A and the settings of B: steps of two token budgets are no measure of time. */
+  offerMeasures() {
+    const { measures, counts, unit, budget } = this.duel;
+    const unequal = unit === "steps" && this.settings.value("max_num_batched_tokens") !== budget;
+    const offered = unequal ? counts : measures, before = at("measure").value;
+    options(at("measure"), offered);
+    if (offered.some(([name]) => name === before)) at("measure").value = before;
+    at("in-steps").hidden = unit === "s";
+    at("in-steps").textContent = unequal
+      ? "Steps of two token budgets do not last equally long: give the workload a cost model to bet on times."
+      : "Steps count, not seconds: the workload has no cost model.";
+  }
+
   /** Show the steps of another replica. */
   look(replica) {
     this.replica = replica;
@@ -265,7 +291,8 @@ class Playground {
       const { facts } = answer;
       at("error").hidden = !facts.error && !facts.notes?.length;
       at("error").textContent = facts.error ?? (facts.notes ?? []).join("\n");
-      document.body.classList.toggle("outdated", Boolean(facts.error));
+      // A run that failed leaves an older one on display; another question that fails leaves what is there as it is.
+      if (["run", "open"].includes(command.command)) document.body.classList.toggle("outdated", Boolean(facts.error));
       this.say("");
       if (facts.error) return null;
       if (facts.requests) this.show(answer);
@@ -284,14 +311,14 @@ class Playground {
   /** Show the numbers of the run on display, after its picture; a slider that moves on comes first. */
   async showNumbers() {
     const { facts } = this;
-    if (this.stale || this.counted === facts) return;
+    if ((this.stale && at("bets").hidden) || this.counted === facts) return;
     this.counted = facts;
     this.busy++;
     const answer = await this.engine.ask({ command: "numbers" });
     this.busy--;
     if (answer?.facts.summary && facts === this.facts) {
       this.offer(answer.facts.slowest);
-      showNumbers(at("numbers"), { ...answer.facts, end: facts.end, pinned: Boolean(this.pinned) });
+      showNumbers(at("numbers"), { ...answer.facts, end: facts.end, pinned: this.pinned && !answer.facts.apart });
     }
   }
 
@@ -301,6 +328,7 @@ class Playground {
     if (packet) this.first = packet;
     this.showReplicas(facts);
     // The newest run is drawn, and the pinned one (or the recording) outlined over it.
+    this.hasOther = Boolean(other) || facts.fleet?.length > 1;
     this.set("packet", dataView(other ?? packet));
     if (other) this.set("other", dataView(this.first));
     at("verdict").hidden = !facts.verdict;
@@ -310,10 +338,9 @@ class Playground {
     at("pin").textContent = this.pinned ? "Unpin A" : "Pin this run as A";
     at("pin").setAttribute("aria-pressed", String(Boolean(this.pinned)));
     at("pin").hidden = Boolean(this.recording);
-    at("duel").hidden = !this.pinned;
+    at("duel").hidden = !this.pinned || Boolean(facts.apart);
     if (!this.pinned) this.offerBets(false);
-    if (facts.measures) options(at("measure"), facts.measures);
-    if (facts.unit) at("in-steps").hidden = facts.unit === "s";
+    if (facts.measures) this.duel = facts;
     this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
     this.showNumbers();
     this.explain();
@@ -412,6 +439,7 @@ class Playground {
     at("duel").setAttribute("aria-expanded", String(shown));
     if (shown) {
       at("bets").reset();
+      this.offerMeasures();
       at("fold").open = true; // B is made by what is folded away on a narrow page
     } else if (this.stale) return this.run();
   }
@@ -505,7 +533,7 @@ class Playground {
     this.take(state);
     this.opens = true; // at what the preset is about, unless the link names a step
     this.later = state.at;
-    await this.changed();
+    await this.changed(state.at);
   }
 
   async copyLink() {
