@@ -132,7 +132,7 @@ def test_arguments_of_a_magic_are_completed(run, engine, shell, text, found):
     engine.step()
     shell.user_ns["recorded"] = simulate(WORKLOAD)
     _, matches = shell.complete(text.split(" ")[-1], text, len(text))
-    assert matches == found or not found and "recorded" not in matches
+    assert matches == found or (not found and "recorded" not in matches)
 
 
 @pytest.mark.parametrize("jedi", [True, False])
