@@ -151,7 +151,7 @@ def test_a_duel_names_its_unit_with_the_question(unit):
     assert ("do not last equally long" in answer.get("error", "")) == (unit == "steps"), answer
     settled = {name for name, _ in pinned["measures"] if "error" not in ask(session, "settle", measure=name)[0]}
     assert settled == {name for name, _ in pinned["counts" if unit == "steps" else "measures"]}
-    shown, alone = ask(session, "put_away")
+    _, alone = ask(session, "put_away")
     assert alone.other is None and ask(session, "numbers")[0]["other"] is None
 
 

@@ -219,8 +219,8 @@ class Session:
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs.
 
-        The ``unit`` of times is "" for two runs whose steps are of two token budgets and which have no times alike: then
-        only their counts are compared, as in *Compare*.
+        The ``unit`` of times is "" for two runs without common times whose steps are of two token budgets: only their
+        counts are compared, as in *Compare*.
         """
         first, other = self._on_display()
         newest = first if other is None else other
