@@ -40,7 +40,7 @@ def after_definition(markdown: str, live: str) -> str:
         next(
             index
             for index, part in enumerate(parts)
-            if index and not part.rstrip().endswith(":") and not indented[index]  # code that the sentence goes on with
+            if index and not part.rstrip().endswith(":") and not indented[index]  # code that continues the sentence
         )
         + 1
     )

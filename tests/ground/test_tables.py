@@ -31,7 +31,7 @@ def test_columns_or_blocks_hold_every_cell_whole(seed):
 
 def test_a_block_leaves_out_empty_cells_and_joins_its_titles():
     rows = [["", "name", "value", "more", ""], ["*", "one", "1" * 30, "", "<"]]
-    assert table_lines(rows, width=20, title=(0, 1, 4)) == ["* one <", f"  value  {'1' * 30}"]
+    assert table_lines(rows, width=20, title=(0, 1, 4)) == ["* one <", "  value", f"     {'1' * 30}"]
 
 
 def test_a_pipe_has_no_width(capsys):

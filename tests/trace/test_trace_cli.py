@@ -31,11 +31,12 @@ def test_info(saved, capsys):
     )
     assert throughput == "throughput: 5.833 output and 10 scheduled tokens per second"
     assert use == "use: token budget 44.1%, KV blocks 56.9% (peak 100.0%)"
-    assert latencies[0].split() == ["latency", "in", "s", "mean", "p50", "p95", "p99", "max", "count"]
-    assert [line.rsplit(maxsplit=6)[0] for line in latencies[1:]] == [
+    assert latencies[0].split() == ["latency", "mean", "p50", "p95", "p99", "max", "count"]
+    rows = [re.split(r"  +(?=\d)", line) for line in latencies[1:]]
+    assert [row[0] for row in rows] == [
         "time to first token", "  until scheduled", "  in prefill", "inter-token latency", "end to end"
     ]  # fmt: skip
-    assert latencies[1].split()[-6:] == ["0.6834", "0.3755", "1.513", "1.67", "1.709", "5"]
+    assert rows[0][1:] == ["683 ms", "376 ms", "1.51 s", "1.67 s", "1.71 s", "5"]
     assert "by depth in the prompt: 0-255: " in printed[hits:]
 
 

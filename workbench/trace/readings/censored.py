@@ -3,8 +3,8 @@
 Leaving such times out makes the worst minute of a server its best, and counting them as if they had ended makes
 requests that have just arrived look fast. So the weight of a time that had not ended is divided among all that are
 longer (the Kaplan-Meier estimate); if the longest had not ended, its weight stays. Predictions and targets are compared
-with these estimates. They are no bounds: five times so far of 6 s to 15 s become five of 15 s. The summary of a run has
-bounds instead (`workbench.trace.readings.metrics.Distribution`).
+with these estimates. They do not bound anything: five times so far of 6 s to 15 s become five of 15 s. The summary of a
+run has bounds instead (`workbench.trace.readings.metrics.Distribution`).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Comparison:
 
     @property
     def _taken_from(self) -> str:
-        """The reason why a simulation has the tokens of a run, which is no finding; "" if none is known."""
+        """The reason why a simulation has the tokens of a run, if equal tokens say nothing; "" if none is known."""
         (of_a, a_is_forked, _), (of_b, b_is_forked, _) = (run.meta.source.partition(FORKED) for run in (self.a, self.b))
         if of_a != of_b or not (a_is_forked or b_is_forked):
             return ""

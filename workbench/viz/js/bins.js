@@ -31,7 +31,8 @@ const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((
  *   that are admitted for the first time the tokens `queried` and those `hit` in the prefix cache; `whole` is one for
  *   all of them.
  */
-export function binned(store, [first, last], [from, to], count) {
+export function binned(store, steps, times, count) {
+  const [first, last] = steps, [from, to] = times;
   const width = (to - from) / count, bins = Array.from({ length: count }, empty), whole = empty();
   const at = (time) => stretchOf(time, from, width, count);
   arrivalsIn(store, from, to, count).forEach((number, i) => {

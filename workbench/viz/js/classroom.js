@@ -9,7 +9,7 @@ import { keep, kept } from "./tab.js";
 /** Milliseconds between two places that a teacher's page tells. */
 const LEAD_MS = 100;
 
-/** What a page says instead of an answer while its class predicts. */
+/** The words of a page instead of an answer while its class predicts. */
 export const HIDDEN = "The class predicts: the pictures come after its answers.";
 
 /** The tab keeps the role of its page, which outlives a reload. */

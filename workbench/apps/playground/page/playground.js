@@ -260,7 +260,7 @@ class Playground {
     this.say(BET_FIRST);
   }
 
-  /** Offer what can settle a duel of A and the settings of B: steps of two token budgets are no measure of time. */
+  /** Offer what can settle a duel of A and the settings of B: steps of two token budgets do not measure time. */
   offerMeasures() {
     const { measures, counts, unit, budget } = this.duel;
     const unequal = unit === "steps" && this.settings.value("max_num_batched_tokens") !== budget;
