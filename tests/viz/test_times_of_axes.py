@@ -60,14 +60,28 @@ def test_both_write_random_axes_alike_in_one_unit_and_precision(in_page):
     axes += [[begin := rng.uniform(0, 9000), begin + 10 ** rng.uniform(-3, 4), 8] for _ in range(150)]
     for (begin, end, count), (values, labels) in zip(axes, in_page(axes), strict=True):
         assert 0 < len(values) <= count + 1, (begin, end)
-        distance = time_distance(end - begin, count, in_minutes(end, end - begin))
-        assert labels == time_labels(values, end - begin, distance)
+        distance = time_distance(end - begin, count, in_minutes(end, end))
+        assert labels == time_labels(values, end, distance)
         assert len({words.split()[1] for words in labels}) == 1, "one unit"
         forms = {tuple(len(part) for part in words.split()[0].replace(":", ".").split(".")[1:]) for words in labels[1:]}
         assert len(forms - {()}) <= 1 and len(set(labels)) == len(labels), "one precision, and neighbours differ"
         for value, words in zip(values, labels):
             assert seconds_of(words) == pytest.approx(value, abs=0.01 * distance)
         assert all(b - a == pytest.approx(distance) for a, b in pairwise(values))
+
+
+def test_the_two_axes_of_a_part_have_one_unit(deno_page, in_page):
+    """Of a part of 40 s that ends after two minutes: *What happened* has the unit of the timeline below it."""
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 9, "arrival_time": n} for n in range(130)]
+    deno_page.open(simulate({"requests": requests}, cost_model=CostModel(fixed=0.1)), width=1280)
+    deno_page("view.cursor.axis = 'time'")
+    first = deno_page("[...view.store.column('time').subarray(0, view.store.numSteps)].findIndex((time) => time > 90)")
+    deno_page("view.cursor.showRange([argument, view.store.numSteps])", first)
+    (begin, end), zero = deno_page("view.panel('incident').time(true)"), deno_page("view.store.zero")
+    assert end - begin < 60 < 120 < end
+    below = deno_page("((at) => at.values.map(at.label))(view.panel('timeline').axis().timeTicks(8))")
+    [(_, above)] = in_page([[begin - zero, end - zero, 8]])
+    assert {words.split()[1] for words in (*below, *above)} == {"min"}
 
 
 def test_an_axis_with_a_pause_has_one_precision(deno_page):

@@ -416,7 +416,7 @@ export class IncidentPanel extends CanvasPanel {
     if (x < axis.x0 || x > axis.x1) return null;
     const time = axis.timeAt(x),
       step = this.stepAt(time),
-      lines = [timeWords(time - this.store.zero, axis.to - axis.from)];
+      lines = [timeWords(time - this.store.zero, axis.to - this.store.zero, (axis.to - axis.from) / 1000)];
     const near = this.view.stalls.find((stall) => Math.abs(axis.x(stall.time) - x) <= 4);
     if (near) lines.push(`stall: ${near.words}`);
     if (time < this.store.value("time", 0) && this.noStepYet()) lines.push(this.noStepYet());
@@ -449,7 +449,7 @@ export class IncidentPanel extends CanvasPanel {
         bin,
         i,
       ) => [
-        timeWords(from - this.store.zero + i * width, to - from, width),
+        timeWords(from - this.store.zero + i * width, to - this.store.zero, width),
         ...this.rows.map((row) => write(row, bin)),
       ]),
     };

@@ -65,7 +65,7 @@ class Axis:
     def labels(self) -> list[str]:
         """The ticks of an axis of time: all have the unit of the last one and the same number of digits."""
         distance = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else self.end
-        return time_labels(self.ticks, self.end - self.begin, distance)
+        return time_labels(self.ticks, self.end, distance)
 
     def place(self, value: float, begin: float, end: float) -> float:
         """The coordinate of a value, on an axis drawn from one coordinate to another."""
