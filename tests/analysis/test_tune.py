@@ -92,7 +92,7 @@ def test_the_error_of_the_unchanged_setting_is_known_and_widens_every_interval(r
 
 def test_a_setting_beyond_the_recording_is_called_extrapolated(recording):
     prediction = Predictor(recording, num_draws=0).predict(max_num_batched_tokens=4096, max_num_seqs=64)
-    assert any(note.startswith("extrapolated:") and "rows" in note for note in prediction.notes)
+    assert any(note.startswith("extrapolated:") and "sequences and prompt tokens" in note for note in prediction.notes)
     assert not Predictor(recording, num_draws=0).unchanged.notes
 
 

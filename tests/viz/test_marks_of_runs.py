@@ -171,11 +171,11 @@ def test_runs_without_times_and_with_two_budgets_have_no_latencies_in_the_table(
         simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests}) for budget in (64, 64, 16)
     )
     panel = "view.panel('compare')"
-    for second, number in ((other, 4), (equal, 10)):
+    for second, number, count in ((other, 4, 1), (equal, 10, 5)):  # without numbers, the headings stand alone
         deno_page.open(first, second)
         deno_page.painted("compare")
         rows = f"[...{panel}.gainTable.children[0].children, ...{panel}.meanRow.children, ...{panel}.gainRows.children]"
-        assert deno_page(f"{rows}.map((row) => row.children.length)") == [number] * 5
+        assert deno_page(f"{rows}.map((row) => row.children.length)") == [number] * count
         assert {len(row) for row in deno_page.table("compare")["rows"]} == {4 if second is other else 8}
 
 

@@ -162,7 +162,7 @@ def _demand(options: argparse.Namespace, load: float = 1.0) -> Demand:
         open_loop=getattr(options, "open_loop", False),
         hit_rate=options.hit_rate,
     )
-    say(demand.summary)
+    say(*str(demand.summary).splitlines())
     return demand
 
 

@@ -6,6 +6,8 @@ from workbench.base.tables import terminal_width, wrapped
 from workbench.base.text import printable
 
 
-def say(sentence: object) -> None:
-    """Print a sentence, which may have names from a file, as wide as the terminal."""
-    print("\n".join(wrapped(printable(str(sentence)), terminal_width())), flush=True)
+def say(*sentences: object) -> None:
+    """Print sentences, a line each, which may have names from a file, as wide as the terminal."""
+    width = terminal_width()
+    for sentence in sentences:
+        print("\n".join(wrapped(printable(str(sentence)), width)), flush=True)

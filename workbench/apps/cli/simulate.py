@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         summary = summary_of_generated(workload["generate"])
     else:
         summary = summary_of(arrivals := list(arrivals))
-    say(f"{options.workload.name}: {summary}")
+    say(*f"{options.workload.name}: {summary}".splitlines())
     if options.cost_from:
         model, report = CostModel.fit(load_trace(options.cost_from))
         cost_model, workload["cost_model"] = model, model.to_dict()

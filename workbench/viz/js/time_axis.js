@@ -26,7 +26,7 @@ export function multiples(from, to, distance) {
   );
 }
 
-/** At most `count` round times of a range, and the function that writes each; its end has the unit, as in `StepAxis`. */
+/** At most `count` round times of a range, and the function that writes each. The end has the unit, as in StepAxis. */
 export function timeTicks(from, to, count) {
   const distance = timeDistance(to - from, count, inMinutes(to, to)), values = multiples(from, to, distance);
   return { values, label: timeLabel(values.at(-1) ?? to, to, distance) };
