@@ -270,7 +270,7 @@ def test_the_card_the_search_and_whatif_have_the_same_values(seed, kind, tmp_pat
         now, changed, _, interval, *_ = rows[name]
         assert shown[word][:2] == [now, f"{changed} ({interval})"], name
         (error,) = re.findall(rf"([+-]\d+)% for {word}", facts["fork"]["predicted"]) or ["0"]
-        assert abs(int(error) - float(rows[name][5].rstrip("%"))) < 1, name
+        assert abs(int(error) - float(rows[name][5].rstrip("%"))) <= 1, name  # below 1% the page says nothing
     assert facts["mean"] is None and "without noise" in facts["fork"]["predicted"]
 
 
