@@ -124,8 +124,9 @@ export class RectanglePanel extends CanvasPanel {
     this.drawFrame(context);
     const shape = `${formatNumber(chunk.n)} × ${formatNumber(chunk.end)}`;
     const own = this.cursor.selected === chunk.request.index;
-    const which = own || this.chunks.length === 1 ? "" : `, the largest of ${this.chunks.length} sequences`;
-    text(context, `${nameOf(chunk.request)}: ${shape}${which}`, LEFT, 10, colours.text);
+    const which = own || this.chunks.length === 1 ? [] : [`the largest of ${this.chunks.length} sequences`];
+    const title = fitting(context, [`${nameOf(chunk.request)}: ${shape}`, ...which], ", ", this.width - LEFT);
+    text(context, title, LEFT, 10, colours.text);
     const dense = items.filter((item) => item.split === 0).length * columns;
     const tiles = [
       `${formatNumber(counts.computed)} of ${counted(dense, "tile")} computed`,
