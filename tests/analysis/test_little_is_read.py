@@ -49,7 +49,7 @@ print(json.dumps([status, [name for name in sys.modules if name.startswith("work
     commands = {name for name in modules if name.startswith("workbench.apps.cli.")}
     assert status == 0
     assert commands == {
-        f"workbench.apps.cli.{name}" for name in ("options", "settings", "trace", "trace_decide", "trace_watch")
+        f"workbench.apps.cli.{name}" for name in ("options", "say", "settings", "trace", "trace_decide", "trace_watch")
     }
     others = ("simulation.access_log", "simulation.request_log", "trace.formats", "trace.readings.fleet")
     assert not [name for name in modules if name.removeprefix("workbench.").startswith(others)]
