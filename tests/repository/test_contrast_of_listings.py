@@ -30,7 +30,7 @@ def rgb(text):
 
 def test_tokens_of_slides_can_be_read():
     formatter = pytest.importorskip("pygments.formatters.html").HtmlFormatter()
-    (background,) = re.findall(r"^pre \{\{.*background: (#\w+);", slides._PAGE, re.MULTILINE)
+    (background,) = re.findall(r"^pre \{\{[^}]*background: (#\w+);", slides._PAGE, re.MULTILINE)
     tokens = re.findall(r"\.highlight \.(\w+) \{[^}]*(?<!-)color: (#\w{3,6})", formatter.get_style_defs(".highlight"))
     assert len(tokens) > 30
     pale = [name for name, colour in tokens if name != "w" and contrast(rgb(colour), rgb(background)) < 4.5]
