@@ -135,7 +135,7 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
 def tells_nothing(page):
     """Neither the film of a step nor the search answers what the class predicts."""
     page.view("(view.film.show(), view.controls.search.input.value = 'step 1', view.controls.search.typed())")
-    assert not page.root.get_by_role("region", name="A step explained").is_visible()
+    assert page.view("view.film.element.hidden"), "nor does it begin, to be there when the answers are"
     answers = page.view("view.controls.search.found.map(({ words }) => words)")
     assert answers == ["The class predicts: the pictures come after its answers."]
     assert page.root.get_by_text(answers[0]).first.is_visible()
