@@ -100,7 +100,7 @@ def take_live(browser: Browser) -> None:
         with opened(browser, f"http://127.0.0.1:{port}/", SMALL_SCREEN) as root:
             look_at(root, 7)
             save(root, "dashboard-live", dark=True)
-            root.get_by_role("button", name="Take the next step phase by phase").click()
+            root.evaluate("(root) => root.workbench.stepInto()")
             for _ in range(12):
                 root.page.wait_for_timeout(500)
                 root.get_by_role("button", name="Next phase").click()

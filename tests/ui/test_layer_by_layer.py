@@ -24,7 +24,7 @@ def test_a_step_is_taken_layer_by_layer(open_page, serve, engine):
     engine.add_request(list(range(5, 40)), request_id="long", max_tokens=4)
     engine.add_request([40, 41, 42], request_id="short", max_tokens=4)
     engine.step()
-    page = open_page(serve(engine), height=1400)
+    page = open_page(serve(engine), width=1440, height=1400)
     page.wait("view.store.numSteps === 1")
     box = page.root.get_by_role("region", name="Step into")
     assert box.is_hidden()
@@ -58,7 +58,7 @@ def test_a_step_is_taken_layer_by_layer(open_page, serve, engine):
 @pytest.mark.repeats(of="test_a_step_is_taken_layer_by_layer")
 def test_the_rest_of_a_forward_pass_in_one_press(open_page, serve, engine):
     engine.add_request(list(range(5, 40)), max_tokens=4)
-    page = open_page(serve(engine))
+    page = open_page(serve(engine), width=1440)
     page.root.focus()
     page.page.keyboard.press("i")
     page.wait("view.status.phase && view.status.phase.name === 'schedule'")
