@@ -90,7 +90,8 @@ def test_the_words_of_a_scene_are_large_enough_to_read(browser, tmp_path, width)
         const paint = context.fillText.bind(context);
         context.fillText = (words, x, y) => {{
             const {{ a }} = context.getTransform(), shown = canvas.clientWidth / canvas.width * a;
-            const wide = context.measureText(words).width, part = {{ left: 0, center: 0.5, right: 1 }}[context.textAlign];
+            const wide = context.measureText(words).width;
+            const part = {{ left: 0, center: 0.5, right: 1 }}[context.textAlign];
             const left = (x - part * wide) * shown;
             found.push([words, parseFloat(/[\d.]+(?=px)/.exec(context.font)) * shown, left, left + wide * shown]);
             paint(words, x, y);

@@ -61,9 +61,10 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
         answer = dialog.locator(".wb-tuning")
         assert answer.evaluate("(e) => e.scrollWidth <= e.clientWidth"), "nothing is beyond its edge"
         for picture in dialog.locator("img").all():
-            assert picture.evaluate("async (e) => { await e.decode(); return e.getBoundingClientRect().width; }") >= 9 / 12 * 440 - 40, (
-                "letters of 12 px are not much smaller"
-            )
+            assert (
+                picture.evaluate("async (e) => { await e.decode(); return e.getBoundingClientRect().width; }")
+                >= 9 / 12 * 440 - 40
+            ), "letters of 12 px are not much smaller"
     svg = "".join(page.view("view.status.tuned.pictures"))
     points = svg.count('r="3.5"') + svg.count('r="5"')
     assert points == 2 * rows.count(), "the settings of the table"
