@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from workbench.viz.palette import FOCUS_HUES, LIGHT
@@ -13,11 +14,28 @@ def mixed(colour: str, other: str, share: float) -> str:
     return "#" + "".join(f"{int(a + (b - a) * share + 0.5):02x}" for a, b in zip(*parts))
 
 
-class Colours:
-    """The colours of a run: the first six requests have a hue each."""
+def hues_of(records: Iterable[Any]) -> dict[str, str]:
+    """The hue of each request that has one, by going through the steps.
 
-    def __init__(self, order: list[str]) -> None:
-        self.hues = dict(zip(order, FOCUS_HUES))
+    A request that begins to run gets a hue that nobody had, or else the one whose holder ended first; never one whose
+    holder still runs. It keeps its hue.
+    """
+    unused, given, ended, begun = list(FOCUS_HUES), {}, [], set()
+    for record in records:
+        for request_id in [chunk.request_id for chunk in record.chunks if chunk.request_id not in begun]:
+            begun.add(request_id)
+            if unused or ended:
+                given[request_id] = (unused or ended).pop(0)
+        ends = {event.request_id for event in record.events if event.kind in ("finish", "abort")}
+        ended += [hue for hue in FOCUS_HUES if any(given.get(request_id) == hue for request_id in ends)]
+    return given
+
+
+class Colours:
+    """The colours of a run."""
+
+    def __init__(self, records: Iterable[Any]) -> None:
+        self.hues = hues_of(records)
 
     def prefill(self, request_id: str) -> str:
         """The colour of prompt tokens."""

@@ -71,3 +71,44 @@ def test_a_step_plays_in_five_scenes_and_the_browser_records_it(page_of_a_run, t
         list(film),
     )
     assert size == [960, 540] and len(film) > 20_000
+
+
+@pytest.mark.parametrize("width", [320, 390, 1100])
+def test_the_words_of_a_scene_are_large_enough_to_read(browser, tmp_path, width):
+    """Letters as high on a phone as elsewhere, none outside the picture; a film that is saved keeps its size."""
+    from runs_to_draw import run
+
+    run("timed 3")[0].to_html(tmp_path / "run.html")
+    context = browser.new_context(viewport={"width": width, "height": 844}, is_mobile=width < 500)
+    page = context.new_page()
+    page.add_init_script(CLOCK)
+    page.goto((tmp_path / "run.html").as_uri())
+    page.wait_for_function("() => document.querySelector('.wb-root')?.workbench?.store.numSteps > 0")
+    page.evaluate(f"({FILM}.view.cursor.seek(6), {FILM}.show())")
+    letters = page.evaluate(rf"""() => {{
+        const film = {FILM}, {{ canvas }} = film, context = canvas.getContext("2d"), found = [];
+        const paint = context.fillText.bind(context);
+        context.fillText = (words, x, y) => {{
+            const {{ a }} = context.getTransform(), shown = canvas.clientWidth / canvas.width * a;
+            const wide = context.measureText(words).width;
+            const part = {{ left: 0, center: 0.5, right: 1 }}[context.textAlign];
+            const left = (x - part * wide) * shown;
+            found.push([words, parseFloat(/[\d.]+(?=px)/.exec(context.font)) * shown, left, left + wide * shown]);
+            paint(words, x, y);
+        }};
+        film.playing = false;
+        for (let at = 0; at < 5; at++) {{
+            film.time = 4 * at + 3.9;
+            film.draw();
+        }}
+        return found;
+    }}""")
+    assert len(letters) > 20
+    shown = page.evaluate(f"{FILM}.canvas.clientWidth")
+    for words, size, left, right in letters:
+        assert size >= (8 if width == 320 else 10), words
+        assert left >= 0 and right <= shown + 0.5, words
+    page.evaluate(f"{FILM}.record()")
+    page.evaluate(f"{FILM}.draw()")
+    assert page.evaluate(f"[{FILM}.canvas.width, {FILM}.canvas.height]") == [960, 540]
+    context.close()

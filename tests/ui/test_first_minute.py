@@ -1,5 +1,6 @@
 """The first minute with a view: every action says its effect, and nothing misleads."""
 
+import itertools
 import re
 
 import pytest
@@ -75,6 +76,33 @@ def test_the_bars_of_buttons_have_one_row_each(open_page, serve, engine, name, m
     assert step_into.is_hidden()
     page.root.get_by_role("button", name="Tools").click()
     assert step_into.is_visible() and page.root.get_by_role("button", name="Words: plain").is_visible()
+
+
+@pytest.mark.parametrize("follower", [False, True])
+def test_the_bar_of_the_cursor_keeps_its_row_when_the_page_is_behind(open_page, serve, engine, follower):
+    """The button that catches up, with the engine or with the teacher, has room beside the others."""
+    engine.run(progress=False)
+    page = open_page(serve(engine), width=1440)
+    page.wait(f"view.store.numSteps === {len(engine.trace)}")
+    # The time of day and large numbers of steps take their room, too.
+    page.view("Object.assign(view.store.facts, { created: 1.7e9, first_step: 12000 })")
+    bar = page.root.locator(".wb-transport")
+    catch_up = bar.locator(".wb-live")
+    for exact, width in itertools.product((False, True), (1024, 1100, 1180, 1280, 1366, 1440)):
+        page.page.set_viewport_size({"width": width, "height": 800})
+        page.view("view.exact = argument", exact)
+        page.view("view.cursor.toLive()")
+        page.frame()
+        before = bar.bounding_box()["height"]
+        if follower:
+            page.view("(view.status = { ...view.status, class: { ...view.status.class, role: 'follower' } })")
+            page.view("Object.defineProperty(view.classroom, 'isAway', { value: true, configurable: true })")
+        page.view("view.cursor.seek(3)")
+        page.view("view.changed('data')")
+        page.frame()
+        page.frame()
+        assert catch_up.is_visible() and catch_up.text_content() == ("Back to the teacher" if follower else "Follow")
+        assert bar.bounding_box()["height"] == before < 50, width
 
 
 # -- what if ------------------------------------------------------------------------------------------------------

@@ -26,10 +26,18 @@ def test_a_view_follows_a_trace_that_forgets(open_page, serve, tiny_llama):
         page = open_page(serve(lambda: engine.trace), height=2600)
         page.wait("view.store.numSteps === 20")
         assert page.view("view.cursor.step") == 19, "the page of a server follows its newest step"
+        running = "view.store.chunks(view.cursor.step).map(({ request: r }) => [r.id, view.theme.hue(r.index)])"
+        hues = {}
         for steps in (95, 100, 130):
             take(steps)
             page.wait(f"view.store.numSteps && view.store.label(view.store.numSteps - 1) === {steps - 1}")
             page.frame()
+            now = dict(page.view(running))
+            assert all(now.values()) and len(set(now.values())) == len(now), "four run, of six hues"
+            assert {each: now[each] for each in now.keys() & hues.keys()} == {
+                each: hues[each] for each in now.keys() & hues.keys()
+            }, "no hue changes while its request runs"
+            hues = now
             first, last = engine.trace[0].step, engine.trace[-1]
             assert first > 0 and page.view("view.store.label(0)") == first
             assert page.view("view.store.label(view.cursor.step)") == last.step

@@ -172,7 +172,7 @@ COLOURS = """((cells) => {
 @pytest.mark.parametrize("name", ["plain 1", "timed 3", "hybrid_window 30"])
 def test_the_pixels_of_the_pool_are_the_states_of_its_blocks(page_of, name, width):
     trace, facts = run(name)
-    page, colours, seen = page_of(trace, width=width, height=1600), Colours(facts.order), set()
+    page, colours, seen = page_of(trace, width=width, height=1600), Colours(facts.records), set()
     for step in steps_of(facts, 4):
         page.view("view.cursor.seek(argument)", step)
         page.frame()

@@ -58,9 +58,14 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
         page.frame()
         box = dialog.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 900, width
-    picture = dialog.locator("img")
-    assert picture.evaluate("async (image) => { await image.decode(); return image.naturalWidth; }") > 100
-    svg = page.view("view.status.tuned.picture")
+        answer = dialog.locator(".wb-tuning")
+        assert answer.evaluate("(e) => e.scrollWidth <= e.clientWidth"), "nothing is beyond its edge"
+        for picture in dialog.locator("img").all():
+            assert (
+                picture.evaluate("async (e) => { await e.decode(); return e.getBoundingClientRect().width; }")
+                >= 9 / 12 * 440 - 40
+            ), "letters of 12 px are not much smaller"
+    svg = "".join(page.view("view.status.tuned.pictures"))
     points = svg.count('r="3.5"') + svg.count('r="5"')
     assert points == 2 * rows.count(), "the settings of the table"
     assert svg.count('r="9"') == 2 * (2 + len(tuning.runners_up)) and ">closest</text>" in svg and ">now</text>" in svg

@@ -27,6 +27,6 @@ def drawn(deno_page):
     def drawn_(name, **options):
         trace, facts = run(name)
         deno_page.open(trace, **options)
-        return deno_page, facts, Colours(facts.order)
+        return deno_page, facts, Colours(facts.records)
 
     return drawn_

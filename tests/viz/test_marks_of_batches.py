@@ -790,7 +790,7 @@ def test_threadgroups_of_a_shadow_launch(deno_page, name):
     shown = [step for step in steps_of(facts, 5) if facts.records[step].chunks]
     launches = {step: add_shadow(trace, facts, step, rng) for step in shown}
     deno_page.open(trace)
-    colours, size = Colours(facts.order), facts.groups[facts.shown_group].block_size
+    colours, size = Colours(facts.records), facts.groups[facts.shown_group].block_size
     for step, (items, groups) in launches.items():
         record, rows = facts.records[step], rows_of(facts.records[step])
         marks = Marks(deno_page.painted("kernel", step)["marks"])

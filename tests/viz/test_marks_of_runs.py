@@ -119,7 +119,7 @@ def test_compare(deno_page, name, align):
     if facts[0].timed and align != "arrival":  # one axis for all panels
         assert page("view.cursor.byTime") == timed
     marks = Marks(page.painted("compare")["marks"])
-    order, colours = shown_order(page), Colours(facts[0].order)
+    order, colours = shown_order(page), Colours(facts[0].records)
     assert sorted(order) == sorted(facts[0].order)
     clocks = [clock(each) for each in facts]
     end = max((times[-1][1] if timed else len(times)) for times in clocks)
@@ -199,6 +199,7 @@ def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_p
 
     def shown(*sides, **more):
         page.open(*sides, **more)
+        page("view.theme.focusOnly([])")  # the hues are those of the run on the page, recorded or predicted
         page("(view.panel('compare').align.value = 'time', view.panel('compare').realign(), page.frame())")
         painted = page.painted("compare", 5)
         return painted, page("view.panel('compare').hintElement.textContent"), page.table("compare")["rows"]
@@ -349,7 +350,7 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
     page.open(first, second)
     page("view.panel('compare').rowsOf.value = 'tokens'")
     marks, order = Marks(page.painted("compare")["marks"]), shown_order(page)
-    colours = Colours(facts[0].order)
+    colours = Colours(facts[0].records)
     most = max(8, *(len(each[-1].tokens[who]) for each in facts for who in order))
 
     def latency(each, who, i):

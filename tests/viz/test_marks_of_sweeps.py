@@ -246,4 +246,4 @@ def test_the_picture_of_an_answer_has_the_axes_of_its_front_and_says_what_filled
     facts = tuning_facts(tuning)
     listed = " and ".join([*([", ".join(goals)] if goals else []), "output_throughput"])
     assert f"at least as good in {listed}." in facts["alt"]
-    assert "Filled: no other setting here" in facts["picture"]
+    assert "Filled: no other setting here" in facts["key"] and len(facts["pictures"]) == len(panels)

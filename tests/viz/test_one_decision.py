@@ -81,7 +81,7 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
     assert ("not with a clock" in told.out) == bool(caution) and "ttft_p99" in told.out
     assert changed.facts["predicted"].count("not with a clock") == bool(caution)
     assert (" is off by " in changed.facts["predicted"]) == (not caution), "how far it is off is said once"
-    assert tuned["verdict"].count("not with a clock") == bool(caution) and tuned["picture"]
+    assert tuned["verdict"].count("not with a clock") == bool(caution) and tuned["pictures"]
     words = tuned["candidates"][0]["words"]
     tuning = trace.tune("ttft_p99=1000s")
     assert tuning.words_of_best == words and (words == "best") == bool(caution)

@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 from axis_times import seconds_of
 from pages_in_deno import DENO
+from painted import Marks
+from runs_to_draw import run
 
 from workbench import simulate
 from workbench.simulation.costs.cost_model import CostModel
@@ -98,3 +100,18 @@ def test_an_axis_with_a_pause_has_one_precision(deno_page):
     assert len({len(words.split(".")[1]) for words in after}) == 1 and all(words.endswith(" s") for words in after)
     for value, words in zip(values, labels):
         assert seconds_of(words) == pytest.approx(value, abs=0.006)
+
+
+@pytest.mark.parametrize("width", [390, 420, 1100])
+def test_the_beginning_after_each_pause_is_labelled(deno_page, width):
+    """Round times that leave no room for it are left out."""
+    trace, _ = run("idle")
+    deno_page.open(trace, width=width)
+    begins = [record.time for before, record in pairwise(trace) if record.time - before.end > 0.5]
+    assert len(begins) == 2
+    labels = sorted((x, words) for x, y, words in Marks(deno_page.painted("timeline")["marks"]).texts(y=144))[1:]
+    times = [seconds_of(words) for _, words in labels if words != "time" and "idle" not in words]
+    shown = [begin for begin in begins if any(time == pytest.approx(begin, abs=0.006) for time in times)]
+    # The two begin within 40 pixels on a phone, where the second has no room beside the first.
+    assert shown == (begins if width > 430 else begins[:1]), labels
+    assert times == sorted(times)

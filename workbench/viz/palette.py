@@ -1,9 +1,9 @@
 """The colours of all views and their meanings. No colour is chosen anywhere else.
 
 One rule holds in every plot: **a hue means a request; nothing else has a hue, except events.** At most six requests
-are in focus and have a hue, and those asked for in this view have another one; the others are grey and identified
-by their labels. The fill of a chunk shows its phase: prefill is solid, decode light with a dot, recomputed tokens
-hatched.
+that run together are in focus and have a hue (``js/hues.js`` gives it), and those asked for in this view have another
+one; the others are grey and identified by their labels. The fill of a chunk shows its phase: prefill is solid, decode
+light with a dot, recomputed tokens hatched.
 
 The focus hues are the Okabe-Ito set without yellow and black (Okabe and Ito, "Color Universal Design", 2008);
 ``tests/viz/test_viz_palette.py`` computes their differences for three kinds of colour vision deficiency.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from textwrap import wrap
 from typing import Any
@@ -60,7 +61,7 @@ def _paint(marks: ParetoMarks, *notes: str) -> str:
 
 def tuning_html(tuning: Any) -> str:
     """HTML of a ``workbench.analysis.tuning.Tuning``: its answer, and a table and a picture of its settings."""
-    facts = tuning_facts(tuning)
+    facts, marks = tuning_facts(tuning), tuning_marks(tuning)
     rows = [
         (one["words"], one["setting"], *(one["values"].get(name, "") for name in tuning.slo), one["flags"])
         for one in facts["candidates"]
@@ -70,7 +71,7 @@ def tuning_html(tuning: Any) -> str:
         f"<h4>{escape(facts['verdict'])}</h4>",
         table(("", "setting", *tuning.slo, "vLLM's flags"), rows),
         *(f"<p>{escape(line)}</p>" for line in dict.fromkeys(lines)),
-        image(facts["picture"]),
+        image(_paint(marks, *wrap(facts["key"], KEY_CHARACTERS * len(marks.panels)))),
     )
 
 
@@ -78,10 +79,10 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     """A ``workbench.analysis.tuning.Tuning`` as plain data, for the dashboard.
 
     Returns:
-        ``verdict`` and ``losers`` as sentences, ``notes`` (the error of the predictions first), ``picture`` (an SVG)
-        with its text ``alt``, and ``candidates``: the setting to take, the recorded one and the next ones, each with
-        ``words``, ``setting``, ``values`` (by name of the target, with their intervals) and ``flags`` (of vLLM). The
-        picture has these settings, with the same values.
+        ``verdict`` and ``losers`` as sentences, ``notes`` (the error of the predictions first), ``pictures`` (an SVG
+        for each panel) with their text ``alt`` and the ``key`` of their marks, and ``candidates``: the setting to take,
+        the recorded one and the next ones, each with ``words``, ``setting``, ``values`` (by name of the target, with
+        their intervals) and ``flags`` (of vLLM). The pictures have these settings, with the same values.
     """
     candidates = [
         {
@@ -104,7 +105,8 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
         "notes": [
             _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note
         ],
-        "picture": _paint(marks, *wrap(key, KEY_CHARACTERS * len(marks.panels))),
+        "pictures": [_paint(replace(marks, panels=[panel])) for panel in marks.panels],
+        "key": key,
         "alt": f"The target against throughput, of the settings of the table. {key}",
         "candidates": candidates,
     }

@@ -73,7 +73,7 @@ def settings_in_steps(
         tell: Called with the number of settings simulated and to simulate; it may raise KeyboardInterrupt.
 
     Returns:
-        The same as `workbench.viz.pareto.tuning_facts`, without a picture. Nobody is told to take a setting, because
+        The same as `workbench.viz.pareto.tuning_facts`, without pictures. Nobody is told to take a setting, because
         a target in seconds cannot be judged.
 
     Raises:

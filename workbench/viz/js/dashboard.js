@@ -216,13 +216,14 @@ class View {
   receive(packet) {
     if (!packet?.byteLength) return;
     const { store, cursor, theme } = this, before = store.numSteps, first = store.label(0), { run } = store.facts;
+    const hues = theme.slotsById(store.requests);
     if (!store.append(packet)) return this.send("resend");
     const replaced = before > 0 && store.facts.run !== run,
       forgotten = before && !replaced ? store.label(0) - first : 0;
     if (forgotten) cursor.forget(forgotten);
     if (replaced) this.beginAnother();
-    if (forgotten || replaced) theme.forget();
-    if (store.requests.length) theme.focusFirst(store.requests);
+    if (forgotten || replaced) theme.forget(replaced ? undefined : hues);
+    theme.focusRunning(store.requests);
     this.claimOwn();
     if (!this.mounted) this.mount();
     if (before === 0 && store.numSteps && !this.live && !this.status.watching) {
@@ -394,8 +395,8 @@ class View {
   }
 
   toggleFocus(request) {
-    if (!this.theme.toggle(request)) {
-      this.say("Six requests are in focus, one for each colour. Take one of them out of focus first.");
+    if (!this.theme.toggle(request, this.store.requests)) {
+      this.say("Requests that run beside this one have all six colours. Take one of them out of focus first.");
     }
     this.changed("focus");
   }

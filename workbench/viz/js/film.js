@@ -3,8 +3,11 @@
 
 import { HIDDEN } from "./classroom.js";
 import { formatNumber, h, offerFile, replace, setText } from "./dom.js";
-import { HEIGHT, paintScene, WIDTH } from "./film_painter.js";
+import { FILM_FRAME, paintScene, PHONE_FRAME } from "./film_painter.js";
 import { SCENES, scenesOf } from "./film_scenes.js";
+
+/** Below this width of the canvas in pixels, the letters of the film's frame are too small. */
+const NARROW = 600;
 
 /** Seconds of a scene, and the part of it in which its marks appear. */
 const SECONDS = 4, BUILDING = 0.7;
@@ -31,13 +34,12 @@ export class Film {
     this.title = h("strong", {});
     this.sentence = h("p", { class: "wb-film-sentence", role: "status" });
     this.canvas = h("canvas", {
-      width: WIDTH,
-      height: HEIGHT,
       role: "img",
       tabindex: 0,
       class: "wb-film-canvas",
       "aria-label": "A step explained",
     });
+    this.take(FILM_FRAME);
     const bar = h("div", { class: "wb-bar" }, this.title, this.play, this.save, close);
     const tabs = h("div", { class: "wb-tabs", role: "group", "aria-label": "Scenes" }, this.tabs);
     const parts = [bar, tabs, this.canvas, this.sentence];
@@ -119,6 +121,7 @@ export class Film {
   record() {
     const type = TYPES.find((each) => globalThis.MediaRecorder?.isTypeSupported(each));
     if (!type || !this.canvas.captureStream) return this.view.say("This browser cannot record a film of a page.");
+    this.take(FILM_FRAME); // a recorded film has one size
     const parts = [],
       recorder = this.recorder = new MediaRecorder(this.canvas.captureStream(FRAMES_PER_SECOND), {
         mimeType: type,
@@ -142,6 +145,14 @@ export class Film {
     }, 100);
   }
 
+  /** Give the canvas the size of a frame. */
+  take(frame) {
+    if (this.frame === frame) return;
+    this.frame = frame;
+    const { canvas } = this, { width, height, scale } = frame;
+    Object.assign(canvas, { width: width * scale, height: height * scale });
+  }
+
   // -- drawing ---------------------------------------------------------------------------------------------------
 
   /** Draw the scene of the present time; people who want no movement see each scene complete. */
@@ -154,8 +165,12 @@ export class Film {
     this.canvas.setAttribute("aria-label", `${scene.title}. ${scene.sentence}`);
     const label = formatNumber(this.view.store.label(this.step));
     const title = `Step ${label}, ${at + 1} of ${SCENES.length}: ${scene.title}`;
+    if (!this.recorder) {
+      this.take(this.canvas.clientWidth && this.canvas.clientWidth < NARROW ? PHONE_FRAME : FILM_FRAME);
+    }
     // A person reads the sentence below the canvas, and only a recorded film has it in the picture.
-    paintScene(this.canvas.getContext("2d"), this.view, scene, title, share, Boolean(this.recorder));
+    const context = this.canvas.getContext("2d");
+    paintScene(context, this.frame, this.view, scene, title, share, Boolean(this.recorder));
     this.sentence.classList.toggle("wb-announce", Boolean(this.recorder));
   }
 }

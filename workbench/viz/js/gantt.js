@@ -4,7 +4,7 @@ import { counted, formatNumber, h, plain } from "./dom.js";
 import { dot, draftCells, eventMark, hatch, requestLabel, SMALL, text } from "./drawing.js";
 import { drawRow, ROW } from "./gantt_row.js";
 import { box, hatched, layers, LegendLines, legendRow } from "./legend.js";
-import { nameOf } from "./request.js";
+import { isOver, nameOf } from "./request.js";
 import { hasRoomAtRight } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 import { draftsOf, kvOf, limitOf } from "./words.js";
@@ -37,8 +37,6 @@ function requestAt(store, step, request) {
     why: chunk ? limitOf(chunk) : waits ? store.whyNot(request, step) : isOver(state) ? store.finishWords(request) : "",
   };
 }
-
-const isOver = (state) => state === "finished" || state === "aborted";
 
 /** Number of known tokens of a request, at least those of its prompt. */
 function totalOf(store, request) {

@@ -58,6 +58,9 @@ export function newRequest(info, index, start) {
   return request;
 }
 
+/** Whether a request in this state never runs again. */
+export const isOver = (state) => state === "finished" || state === "aborted";
+
 /** A block table: its `ids` only grow; `lengths` are [step, length], `holes` the places [step, place] that became 0. */
 export function newTable(ids = []) {
   return { ids: [...ids], lengths: ids.length ? [[0, ids.length]] : [], holes: [] };

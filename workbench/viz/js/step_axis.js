@@ -17,6 +17,9 @@ export function hasRoomAtRight(width) {
   return width >= WIDE;
 }
 
+/** Room in pixels for the label of a time. */
+const LABEL = 56;
+
 export class StepAxis {
   constructor(store, cursor, width) {
     const margin = marginOf(width);
@@ -87,14 +90,17 @@ export class StepAxis {
 
   /**
    * Round times of the visible stretches, all at one distance, and with pauses the beginning of each stretch, which is
-   * seldom round: then all labels have a digit more.
+   * seldom round: then all labels have a digit more, and a round time leaves room for the beginning after it.
    */
   timeTicks(count) {
     const { stretches, leftOut } = this.stretches, span = stretches.at(-1)[1], paused = stretches.length > 1;
     const distance = timeDistance(this.t1 - this.t0, count, inMinutes(span, span));
-    const values = stretches.flatMap(([from, to]) => {
+    const values = stretches.flatMap(([from, to], i) => {
       const round = multiples(from, to, distance);
-      return paused ? [from, ...round.filter((time) => time > from)] : round;
+      if (!paused) return round;
+      const next = stretches[i + 1], last = this.x1 + 8 - LABEL; // a label may end a little after the axis
+      const end = next ? Math.min(this.xOfMoment(next[0]), last) - LABEL : Infinity;
+      return [from, ...round.filter((time) => time > from && this.xOfMoment(time) <= end)];
     });
     return { values, leftOut, label: timeLabel(values.at(-1) ?? span, span, paused ? distance / 10 : distance) };
   }

@@ -1,5 +1,7 @@
 // Light or dark, and the colour of each request in focus. The colours come from workbench/viz/palette.py.
 
+import { hueSlots, runTogether } from "./hues.js";
+
 /** @type {any} */
 const PALETTE = "__PALETTE__";
 
@@ -25,7 +27,8 @@ export class Theme {
     this.mixed = new Map();
     this.refresh();
     this.focus = new Map(); // request index -> hue slot
-    this.automatic = true; // the first requests to arrive are in focus until a person chooses
+    this.automatic = true; // the requests of hues.js are in focus until a person chooses
+    this.kept = new Map(); // id -> hue slot, of requests whose first steps have been forgotten
   }
 
   /** Look at the page again; panels ask for colours far too often to do so each time. */
@@ -51,11 +54,11 @@ export class Theme {
     element.style.colorScheme = this.name;
   }
 
-  focusFirst(requests) {
+  /** Put requests in focus as they begin to run, unless a person has chosen. */
+  focusRunning(requests) {
     if (!this.automatic) return;
-    for (const { index } of requests.slice(0, PALETTE.focus.length)) {
-      if (this.focus.get(index) !== OWN) this.focus.set(index, index);
-    }
+    const own = [...this.focus].filter(([, slot]) => slot === OWN);
+    this.focus = new Map([...hueSlots(requests, PALETTE.focus.length, this.kept), ...own]);
   }
 
   /** The hue of a question of this view that no step has seen yet. */
@@ -68,10 +71,16 @@ export class Theme {
     this.focus.set(request.index, OWN);
   }
 
-  /** The requests have changed: begin again with the first ones. */
-  forget() {
+  /** The requests have changed: begin again, with the hues by id that are `kept`. */
+  forget(kept = new Map()) {
     this.automatic = true;
+    this.kept = kept;
     this.focus.clear();
+  }
+
+  /** The hue slots by id, without those of this view's own. */
+  slotsById(requests) {
+    return new Map([...this.focus].filter(([, slot]) => slot !== OWN).map(([i, slot]) => [requests[i].id, slot]));
   }
 
   focusOnly(requests) {
@@ -81,15 +90,19 @@ export class Theme {
     others.slice(0, PALETTE.focus.length).forEach(({ index }, slot) => this.focus.set(index, slot));
   }
 
-  /** Put a request in focus, or take it out of focus. Returns false when all hues are taken. */
-  toggle(request) {
+  /**
+   * Put one of the requests in focus, or take it out of focus.
+   * @returns false when requests that run at the same time have all hues.
+   */
+  toggle(request, requests) {
     this.automatic = false;
     if (this.focus.delete(request.index)) return true;
     if (request.own) {
       this.claim(request);
       return true;
     }
-    const taken = new Set(this.focus.values());
+    const beside = [...this.focus].filter(([index]) => runTogether(requests[index], request));
+    const taken = new Set(beside.map(([, slot]) => slot));
     const slot = PALETTE.focus.findIndex((_, i) => !taken.has(i));
     if (slot < 0) return false;
     this.focus.set(request.index, slot);

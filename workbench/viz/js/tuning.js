@@ -1,5 +1,5 @@
 // The search for a setting that meets a target: the host simulates the run under many settings and answers with the
-// one to take, those after it, and a picture of all of them.
+// one to take, those after it, and pictures of all of them.
 
 import { counted, formatNumber, h, plain, replace, setText } from "./dom.js";
 import { form, openBelow, place, popover, submitButton } from "./popovers.js";
@@ -58,19 +58,20 @@ export class TuningForm {
         {},
         h("th", { scope: "row" }, words),
         h("td", {}, setting),
-        names.map((name) => h("td", {}, values[name] ?? "–")),
-        h("td", {}, flags && h("code", {}, flags)),
+        names.map((name) => h("td", { "data-name": name }, values[name] ?? "–")),
+        h("td", { "data-name": flags ? "vLLM" : null }, flags && h("code", {}, flags)),
       )
     );
-    const picture = tuned.picture && {
-      src: `data:image/svg+xml,${encodeURIComponent(tuned.picture)}`,
-      style: `max-width: ${widthOf(tuned.picture)}px`,
-    };
+    const pictures = (tuned.pictures ?? []).map((drawing) => {
+      const src = `data:image/svg+xml,${encodeURIComponent(drawing)}`;
+      return h("img", { src, style: `max-width: ${widthOf(drawing)}px`, alt: tuned.alt });
+    });
     replace(
       this.answer,
       rows.length > 0 && h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)),
       tuned.losers && h("p", { class: "wb-hint" }, tuned.losers),
-      picture && h("img", { ...picture, alt: tuned.alt }),
+      pictures.length > 0 && h("div", { class: "wb-tuning-pictures" }, pictures),
+      tuned.key && h("p", { class: "wb-hint" }, tuned.key),
       tuned.notes.map((note) => h("p", { class: "wb-hint" }, note)),
     );
     place(this.element);
