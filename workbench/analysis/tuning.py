@@ -16,7 +16,7 @@ from workbench.analysis.rerun import SIZES
 from workbench.analysis.values import OF_IDLE, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
-from workbench.base.tables import terminal_width, wrapped
+from workbench.base.tables import folded_command, terminal_width, wrapped_text
 from workbench.base.text import counted, duration
 
 COSTS = 1.05
@@ -290,7 +290,8 @@ class Tuning:
         lines += [self.errors_sentence] if self.errors_sentence else []
         lines += _candidate_lines(self.words_of_best, self.best, self.slo)
         if self.best.changes:
-            lines.append(f"  {self.best.server.command(self.best.changes)}".rstrip())
+            command = f"  {self.best.server.command(self.best.changes)}".rstrip()
+            lines += folded_command(command, terminal_width())
         lines.append(f"  {self.verdict_sentence}")
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         lines += [f"  {self.losers_sentence}"] if self.losers else []
@@ -300,9 +301,8 @@ class Tuning:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
             lines += _candidate_lines(words, candidate, self.slo)
         notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
-        width = terminal_width()
-        said = [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
-        return "\n".join([*lines, *(piece for line in said for piece in wrapped(line, width))])
+        lines += [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
+        return wrapped_text("\n".join(lines), terminal_width())
 
 
 _VERDICTS = {

@@ -23,7 +23,7 @@ from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
 from workbench.base.progress import progress_bar
-from workbench.base.tables import table_lines
+from workbench.base.tables import table_lines, wrapped_text
 from workbench.base.text import counted
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.summary import rate_words
@@ -112,7 +112,7 @@ class FleetTable:
             lines.append(self.note)
         lines += check_lines(self.check, names)
         lines.append(f"steps are simulated; their durations come from {self.source}")
-        return "\n".join(lines)
+        return wrapped_text("\n".join(lines), width)
 
     def _answer(self) -> str:
         limits = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
