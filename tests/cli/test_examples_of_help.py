@@ -26,7 +26,12 @@ WORKLOAD = {
 MANY = {
     "config": CONFIG,
     "cost_model": COST.to_dict(),
-    "generate": {"num_requests": 150, "prompt": 40, "output": 60, "arrivals": {"process": "poisson", "rate": 1}},
+    "generate": {
+        "num_requests": 150,
+        "prompt": {"lognormal": {"median": 40, "sigma": 0.1, "max": 90}},
+        "output": {"choices": [[1, 20], [3, 60]]},
+        "arrivals": {"process": "poisson", "rate": 1},
+    },
 }
 FILES = {
     "workload.json": json.dumps({**WORKLOAD, "requests": WORKLOAD["requests"][:12]}),
@@ -110,5 +115,6 @@ def test_an_example_works(command, line, folder, monkeypatch, capsys):
     said = capsys.readouterr()
     assert status == 0, (said.out[-500:], said.err)
     assert said.out, "it answers"
+    assert not re.search(r"\{'|\b[A-Z][a-z]\w*\((?!s\))|\bNone\b|\bTrue\b|\bFalse\b", said.out), "no Python"
     if command not in NOT_WRAPPED:
         assert not [row for row in said.out.splitlines() if len(row) > COLUMNS]

@@ -17,7 +17,7 @@ from workbench.analysis.values import OF_IDLE, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.tables import folded_command, terminal_width, wrapped_text
-from workbench.base.text import counted, duration
+from workbench.base.text import counted, duration, settings_text
 
 COSTS = 1.05
 """A value is named as the cost of a setting if it is worse by more than this factor."""
@@ -312,8 +312,7 @@ _VERDICTS = {
 
 
 def _candidate_lines(words: str, candidate: Candidate, slo: Mapping[str, float]) -> list[str]:
-    changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
-    changes = changes or "the recorded setting, predicted"
+    changes = settings_text(candidate.changes) or "the recorded setting, predicted"
     lines = [f"{words}: {changes}"]
     lines += [f"  {name} {text}" for name, text in candidate.shown_values(slo).items()]
     intervals = candidate.prediction.intervals

@@ -273,7 +273,9 @@ class _Known:
         try:
             self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"{path} holds a row that is not of a fleet's size: {problem!r}") from None
+            raise ValueError(
+                f"{path} holds a row that is not of a fleet's size: {problem}"
+            ) from None
 
     def find(self, replicas: int, router: str | Router) -> FleetRow | None:
         """The row of a layout."""
