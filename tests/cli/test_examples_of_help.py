@@ -116,5 +116,6 @@ def test_an_example_works(command, line, folder, monkeypatch, capsys):
     assert status == 0, (said.out[-500:], said.err)
     assert said.out, "it answers"
     assert not re.search(r"\{'|\b[A-Z][a-z]\w*\((?!s\))|\bNone\b|\bTrue\b|\bFalse\b", said.out), "no Python"
+    assert not re.search(r"\d,\d{3}\.\d|\b\d{4,} [a-z]|0% of 0 ", said.out), "numbers as people write them"
     if command not in NOT_WRAPPED:
         assert not [row for row in said.out.splitlines() if len(row) > COLUMNS]

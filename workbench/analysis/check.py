@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.simulation.costs.fit import MAX_MEDIAN_ERROR, MAX_TOTAL_ERROR, FitReport, NoSeconds
-from workbench.trace.readings.metrics import amount, percent
+from workbench.trace.readings.metrics import amount, number, percent
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""
@@ -198,5 +198,5 @@ def shown(name: str, value: float) -> str:
     if name in SHARES:
         return percent(value)
     if name in COUNTS:
-        return f"{value:.0f}"
-    return f"{value:,.1f} tokens/s" if name == "output_throughput" else amount(value, "s")
+        return f"{value:,.0f}"
+    return f"{number(value)} tokens/s" if name == "output_throughput" else amount(value, "s")

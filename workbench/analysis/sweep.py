@@ -19,6 +19,7 @@ from workbench.base.text import duration, settings_text, shown
 from workbench.config import EngineConfig
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
+from workbench.trace.readings.metrics import number
 
 OBJECTIVES = {"ttft_mean": "min", "itl_mean": "min", "output_throughput": "max"}
 """The measures of a configuration: latencies should be small, throughput large."""
@@ -204,7 +205,7 @@ def describe_row(row: Row, grid: Iterable[str]) -> str:
         return f"  {settings}: {row['error']}"
     ttft = f"TTFT {_time(row['ttft_mean'])} (p99 {_time(row['ttft_p99'])})"
     idle = " without idle time" if row["idle"] else ""
-    speed = f"ITL {_time(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s{idle}"
+    speed = f"ITL {_time(row['itl_mean'])}, {number(row['output_throughput'])} output tokens/s{idle}"
     return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
 
 

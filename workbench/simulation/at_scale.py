@@ -236,8 +236,9 @@ class SimulationSummary:
 
         idle = " without idle time" if self.idle else ""
         return (
-            f"SimulationSummary({self.end}: {self.num_finished} of {self.num_requests} requests in {self.num_steps} "
-            f"steps, {self.duration:.6g} s, {self.output_throughput:.5g} output tokens/s{idle}; "
+            f"SimulationSummary({self.end}: {self.num_finished:,} of {counted(self.num_requests, 'request')} in "
+            f"{counted(self.num_steps, 'step')}, {run_length(self.duration)}, "
+            f"{number(self.output_throughput)} output tokens/s{idle}; "
             f"{line('TTFT', self.ttft)}; {line('ITL', self.itl)})"
         )
 

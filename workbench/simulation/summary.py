@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.base.text import counted
 from workbench.simulation.arrivals import Arrival
+from workbench.trace.readings.metrics import number
 
 MANY_TOKENS = 2**22
 """Prompt tokens beyond which prefixes are compared in larger blocks, in the time that a glance may take."""
@@ -91,7 +92,7 @@ def _span(arrivals: Sequence[Arrival]) -> str:
 
 def _range(lengths: Sequence[int]) -> str:
     low, high = min(lengths), max(lengths)
-    return counted(low, "token") if low == high else f"{low:,} to {high:,} tokens (mean {fmean(lengths):,.1f})"
+    return counted(low, "token") if low == high else f"{low:,} to {high:,} tokens (mean {number(fmean(lengths))})"
 
 
 def _num_shared(arrivals: Sequence[Arrival], block_size: int) -> int:

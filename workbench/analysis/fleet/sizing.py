@@ -273,9 +273,8 @@ class _Known:
         try:
             self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(
-                f"{path} holds a row that is not of a fleet's size: {problem}"
-            ) from None
+            said = f"{type(problem).__name__}: {problem}"
+            raise ValueError(f"{path} holds a row that is not of a fleet's size: {said}") from None
 
     def find(self, replicas: int, router: str | Router) -> FleetRow | None:
         """The row of a layout."""

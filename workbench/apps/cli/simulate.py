@@ -83,8 +83,9 @@ def run(options: argparse.Namespace) -> int:
         model, report = CostModel.fit(load_trace(options.cost_from))
         cost_model, workload["cost_model"] = model, model.to_dict()
         say(
-            f"cost model fitted to {report.num_fitted} steps of {options.cost_from}; on {report.num_held_out} others "
-            f"the median error is {report.median_error:.1%}, of their sum {report.total_error:.1%}"
+            f"cost model fitted to {counted(report.num_fitted, 'step')} of {options.cost_from}; on "
+            f"{report.num_held_out:,} others the median error is {report.median_error:.1%}, of their sum "
+            f"{report.total_error:.1%}"
         )
     if options.sweep:
         return _run_sweep(workload, options)
@@ -141,7 +142,7 @@ def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> i
     total = workload["generate"].get("num_requests")
     summary = simulate_at_scale(config, arrivals, cost_model, record_steps=steps, total=total, progress=True)
     if options.record and summary.recorded is None:
-        raise ValueError(f"--record {options.record}: the run has only {summary.num_steps} steps")
+        raise ValueError(f"--record {options.record}: the run has only {counted(summary.num_steps, 'step')}")
     say_text(summary)
     if summary.recorded is not None:
         _save(summary.recorded, options.out)
