@@ -145,8 +145,8 @@ class Tuning:
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Relative error of the prediction of the recorded setting, by value, without pauses."""
-        return self.check.errors_without_pauses
+        """Relative error of the prediction of the recorded setting, by value."""
+        return self.check.errors
 
     @property
     def errors_sentence(self) -> str:

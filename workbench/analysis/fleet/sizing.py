@@ -167,7 +167,7 @@ def check_lines(check: Check | None, names: Sequence[str]) -> Iterator[str]:
     if check is None or not known:
         return
     values = (
-        f"{name} {shown(name, check.unchanged[name])} (recorded {shown(name, check.recorded[name])}, "
+        f"{name} {shown(name, check.unchanged[name])} (recorded {shown(name, check.measured[name])}, "
         f"off by {check.errors[name]:+.0%})"
         for name in known
     )

@@ -330,7 +330,7 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
     predicted = {name: interval.value for name, interval in unchanged.intervals.items()}
     for name in names:
         interval, now = prediction.intervals[name], predicted.get(name)
-        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.recorded)]
+        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.measured)]
         change = f"{interval.value / now - 1:+.0%}" if now else ""
         changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
