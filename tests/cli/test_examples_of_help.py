@@ -11,6 +11,7 @@ from test_wrong_words import COMMANDS
 from workbench import CostModel, simulate, simulate_fleet
 from workbench.apps.cli import build_parser, main
 
+COLUMNS = 80
 COST = CostModel(fixed=0.01, per_sequence=2e-4, per_prefill_token=1e-4)
 LENGTHS = [(20 + 37 * n % 400, 5 + 11 * n % 50) for n in range(40)]
 CONFIG = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "num_blocks": 200}
@@ -25,7 +26,12 @@ WORKLOAD = {
 MANY = {
     "config": CONFIG,
     "cost_model": COST.to_dict(),
-    "generate": {"num_requests": 150, "prompt": 40, "output": 60, "arrivals": {"process": "poisson", "rate": 1}},
+    "generate": {
+        "num_requests": 150,
+        "prompt": {"lognormal": {"median": 40, "sigma": 0.1, "max": 90}},
+        "output": {"choices": [[1, 20], [3, 60]]},
+        "arrivals": {"process": "poisson", "rate": 1},
+    },
 }
 FILES = {
     "workload.json": json.dumps({**WORKLOAD, "requests": WORKLOAD["requests"][:12]}),
@@ -54,6 +60,9 @@ NOT_RUN = {
 }
 """Examples that are only parsed, by their beginnings, and why."""
 
+NOT_WRAPPED = {("completion",): "a shell reads it", ("trace", "link"): "a link is one word"}
+"""Commands whose lines may be longer than the terminal is wide, and why."""
+
 
 def examples():
     """Every example, with the command whose help prints it."""
@@ -77,6 +86,18 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_help_fits_the_terminal_and_its_examples_stay_commands(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", f"{COLUMNS}")
+    parser = COMMANDS[command]
+    shown = parser.format_help()
+    assert max(map(len, shown.splitlines())) <= COLUMNS
+    shown = re.sub(r" \\\n +", " ", shown)  # as a shell reads it
+    for name, line in examples():
+        if name == command:
+            assert re.search(rf"workbench {re.escape(' '.join(line.split()))}( {{3}}|$|\)| \|)", shown, re.M), line
+
+
 def test_there_are_examples_of_most_commands():
     assert len({command for command, _ in examples()}) >= 15 and len([*examples()]) >= 40
 
@@ -88,8 +109,13 @@ def test_an_example_works(command, line, folder, monkeypatch, capsys):
     if any(re.match(beginning, line) for beginning in NOT_RUN):
         return
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", f"{COLUMNS}")
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # processes take longer to start than these runs
     status = main(words)
     said = capsys.readouterr()
     assert status == 0, (said.out[-500:], said.err)
     assert said.out, "it answers"
+    assert not re.search(r"\{'|\b[A-Z][a-z]\w*\((?!s\))|\bNone\b|\bTrue\b|\bFalse\b", said.out), "no Python"
+    assert not re.search(r"\d,\d{3}\.\d|\b\d{4,} [a-z]|0% of 0 ", said.out), "numbers as people write them"
+    if command not in NOT_WRAPPED:
+        assert not [row for row in said.out.splitlines() if len(row) > COLUMNS]

@@ -107,10 +107,10 @@ def test_the_figures_of_a_log(tmp_path):
     path.write_text("\n".join([vllm(1, 0, 6), vllm(11, 2, 4, "36.0%", 100.0, 20.5, "50.0%"), vllm(31, 4, 2, "nan%")]))
     assert repr(read_server_log(path)).splitlines()[:6] == [
         "server.log: 3 lines of vLLM about its load over 30 s",
-        "running requests: 2.0 on average, at most 4.0, at the end 4.0",
-        "waiting requests: 4.0 on average, at most 6.0, at the end 2.0",
+        "running requests: 2 on average, at most 4, at the end 4",
+        "waiting requests: 4 on average, at most 6, at the end 2",
         "use of the KV cache: 24% on average, at most 36%, at the end 36%",
-        "tokens per second: 40.2 on average, at most 120.5, at the end 0.0",
+        "tokens per second: 40.17 on average, at most 120.5, at the end 0",
         "hits in the prefix cache: 17% on average, at most 50%, at the end 0%",
     ]
 

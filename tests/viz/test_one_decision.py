@@ -12,6 +12,7 @@ from workbench import CostModel, Trace, compare, simulate
 from workbench.analysis.fork import fork
 from workbench.analysis.pauses import without_pauses
 from workbench.analysis.predict import Predictor, comparing
+from workbench.analysis.tune import tune
 from workbench.analysis.values import values_of
 from workbench.apps.cli import main
 from workbench.simulation.costs.fit import FitReport, NoSeconds
@@ -148,8 +149,9 @@ def test_comparisons_of_noisy_runs_have_the_right_sign_where_steps_do_not(seed):
     assert steps[0] >= steps[1], "in steps nothing becomes shorter"
 
 
-def test_pauses_of_a_person_are_no_error_of_a_prediction():
-    trace, moved = recording(0.05), 0.0
+def paused_for_half_a_minute(trace):
+    """The same run, which a person stopped before step 40."""
+    moved = 0.0
     paused = Trace(trace.meta)
     at = trace[40].time
     for info in trace.requests.values():
@@ -157,12 +159,37 @@ def test_pauses_of_a_person_are_no_error_of_a_prediction():
     for record in trace:
         moved = 30.0 if record.step >= 40 else 0.0
         paused.append(replace(record, time=record.time + moved, end=record.end + moved))
+    return paused
+
+
+def test_pauses_of_a_person_are_no_error_of_a_prediction():
+    trace = recording(0.05)
+    paused = paused_for_half_a_minute(trace)
     assert comparing(paused).check.grade == "seconds"
     again = without_pauses(paused)
     assert [record.end for record in again] == pytest.approx([record.end for record in trace])
     assert without_pauses(trace) is None
     other = Trace(replace(paused.meta, source="vllm 0.33.0"))
     assert without_pauses(other) is None, "nobody knows what another engine waited for"
+
+
+def test_the_errors_of_a_run_with_a_pause_are_the_same_in_every_answer(tmp_path, capsys):
+    paused = paused_for_half_a_minute(recording(0.05))
+    changes = {"max_num_batched_tokens": 64}
+    errors = Predictor(paused).check.errors
+    assert max(abs(errors[name]) for name in ("ttft_mean", "itl_p99", "e2e_mean")) < 0.2, "30 s would be seen"
+    paused.save(tmp_path / "run.jsonl")
+    assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", "max_num_batched_tokens=64"]) == 0
+    said = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in said.splitlines() if line}
+    for name in ("ttft_mean", "ttft_p99", "itl_p99", "e2e_mean"):
+        assert f"{errors[name]:+.1%}" in rows[name]
+    assert "recorded values are without the pauses" in said
+    assert tune(paused, "ttft_p99=1s", grid={"max_num_seqs": [4]}).errors == errors
+    page = changed_run(paused, None, 0, changes).errors
+    assert {name: page[name] for name in errors if name != "duration"} == pytest.approx(
+        {name: error for name, error in errors.items() if name != "duration"}
+    )
 
 
 @pytest.mark.parametrize(

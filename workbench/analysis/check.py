@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.simulation.costs.fit import MAX_MEDIAN_ERROR, MAX_TOTAL_ERROR, FitReport, NoSeconds
-from workbench.trace.readings.metrics import amount, percent
+from workbench.trace.readings.metrics import amount, number, percent
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""
@@ -68,19 +68,19 @@ class Check:
     is_cut: bool = False
 
     @property
+    def measured(self) -> Mapping[str, float]:
+        """The measured values that predictions are compared with: without pauses, which no prediction has."""
+        return self.without_pauses or self.recorded
+
+    @property
     def errors(self) -> dict[str, float]:
         """Relative error of each predicted time: 0.1 if the prediction is 10% too high."""
-        return _errors(self.unchanged, self.recorded)
+        return _errors(self.unchanged, self.measured)
 
     @property
     def plain_errors(self) -> dict[str, float]:
-        """The same of the prediction without noise, against what was measured without pauses."""
-        return _errors(self.plain or self.unchanged, self.without_pauses or self.recorded)
-
-    @property
-    def errors_without_pauses(self) -> dict[str, float]:
-        """The errors against what was measured without pauses, which no prediction has."""
-        return _errors(self.unchanged, self.without_pauses or self.recorded)
+        """The same of the prediction without noise."""
+        return _errors(self.plain or self.unchanged, self.measured)
 
     @property
     def worst(self) -> tuple[str, float] | None:
@@ -136,7 +136,7 @@ class Check:
         predicted = (self.plain or self.unchanged)[name]
         return (
             f"no seconds: for the recorded setting the prediction of {name} is off by {error:+.0%} "
-            f"({shown(name, predicted)}, recorded are {shown(name, self.recorded[name])}; allowed are "
+            f"({shown(name, predicted)}, recorded are {shown(name, self.measured[name])}; allowed are "
             f"{MAX_ERROR:.0%})"
         )
 
@@ -163,6 +163,8 @@ class Check:
                 "requests had not ended with the recording: errors are those of what had happened by then, other "
                 "predictions serve all requests to their end"
             )
+        if self.without_pauses:
+            notes.append("recorded values are without the pauses in which a person stopped the engine")
         if not self.recorded:
             notes.append("nothing was measured that the prediction of the recorded setting could be compared with")
         hits = self.recorded.get("hit_rate", 0.0), self.unchanged.get("hit_rate", 0.0)
@@ -176,9 +178,9 @@ class Check:
 
     def __str__(self) -> str:
         pairs = [
-            f"{name} {shown(name, self.unchanged[name])} (recorded {shown(name, self.recorded[name])})"
+            f"{name} {shown(name, self.unchanged[name])} (recorded {shown(name, self.measured[name])})"
             for name in SHOWN
-            if name in self.recorded and name in self.unchanged
+            if name in self.measured and name in self.unchanged
         ]
         until = " until the recording ended" if self.is_cut else ""
         check = [f"check, the recorded setting predicted{until}: {', '.join(pairs)}"] if pairs else []
@@ -198,5 +200,5 @@ def shown(name: str, value: float) -> str:
     if name in SHARES:
         return percent(value)
     if name in COUNTS:
-        return f"{value:.0f}"
-    return f"{value:,.1f} tokens/s" if name == "output_throughput" else amount(value, "s")
+        return f"{value:,.0f}"
+    return f"{number(value)} tokens/s" if name == "output_throughput" else amount(value, "s")

@@ -56,7 +56,7 @@ class HitRate:
         return self.found / self.looked_up if self.looked_up else 0.0
 
     def __str__(self) -> str:
-        return f"{self.rate:.1%} of {counted(self.looked_up, 'token')}"
+        return f"{self.rate:.1%} of {counted(self.looked_up, 'token')}" if self.looked_up else "no prompt was looked up"
 
 
 class _Row(NamedTuple):
@@ -122,6 +122,8 @@ class HitRates:
     no_sessions: str = ""
 
     def __str__(self) -> str:
+        if not self.total.looked_up:
+            return "hit rate of prompt tokens: none, as no request was admitted for the first time"
         lines = [f"hit rate of prompt tokens: {self.total}, at first admissions"]
         shown = {_depth(start): rate for start, rate in self.by_depth.items()}
         lines.append(_row("by depth in the prompt", shown))

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workbench.base.text import counted
+
 NEVER_COMPUTED = "never computed"
 EVICTED = "computed and evicted"
 NOT_FULL = "not full"
@@ -137,7 +139,8 @@ class Miss:
     def __repr__(self) -> str:
         return (
             f"{self.request_id}, admitted in step {self.admitted}, group {self.group} ({_KINDS[self.kind]}): "
-            f"{self.found} of {self.looked_up} tokens found; {self.why} ({self.tokens} tokens)"
+            f"{self.found:,} of {counted(self.looked_up, 'token')} found; {self.why} "
+            f"({counted(self.tokens, 'token')})"
         )
 
 

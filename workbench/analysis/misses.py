@@ -12,6 +12,7 @@ from workbench.analysis.fork import fork, recorded_config
 from workbench.analysis.miss import Misses, by_admission, lost_by_reason
 from workbench.analysis.prefix_history import PrefixHistory
 from workbench.base.on_demand import picture
+from workbench.base.text import counted
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.trace import Trace
@@ -111,7 +112,8 @@ class MissTable:
         if not self.num_admissions:
             return "no request was admitted with a prefix cache: nothing was looked up"
         return (
-            f"{self.num_admissions} admissions looked up {self.looked_up} tokens and found {self.found} "
+            f"{counted(self.num_admissions, 'admission')} looked up {counted(self.looked_up, 'token')} and found "
+            f"{self.found:,} "
             f"({self.found / self.looked_up:.1%})"
         )
 
@@ -127,12 +129,12 @@ class MissTable:
             f"{'lost':>10}  {'share':>6}  reason",
         ]
         total = sum(self.lost.values())
-        lines += [f"{tokens:>10}  {tokens / total:>6.1%}  {reason}" for reason, tokens in self.lost.items()]
+        lines += [f"{tokens:>10,}  {tokens / total:>6.1%}  {reason}" for reason, tokens in self.lost.items()]
         lines.append("")
         if self.unknown:
             return "\n".join([*lines, f"what would have saved tokens is unknown: {self.unknown}"])
         lines.append(f"{'saved':>10}  {'lost':>8}  change, simulated with the same requests{self.by_rules}")
-        lines += [f"{change.saved:>10}  {change.lost:>8}  {change.change}" for change in self.changes]
+        lines += [f"{change.saved:>10,}  {change.lost:>8,}  {change.change}" for change in self.changes]
         return "\n".join(lines)
 
 

@@ -416,8 +416,8 @@ class Predictor:
             notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:
             notes += [
-                f"{EXTRAPOLATED}: {share:.0%} of the steps have more than the {self.report.largest[name]} "
-                f"{SIZES[name]} of the largest measured step, up to {largest}"
+                f"{EXTRAPOLATED}: {share:.0%} of the steps have more than the {self.report.largest[name]:,} "
+                f"{SIZES[name]} of the largest measured step, up to {largest:,}"
                 for name, (share, largest) in outcome.extrapolated.items()
             ]
         if changes and (nothing := self._nothing_changes(outcome, changes)):

@@ -15,10 +15,11 @@ from workbench.analysis.spread_out import spread_out
 from workbench.base.field_checks import did_you_mean
 from workbench.base.outside_files import json_value
 from workbench.base.progress import progress_bar
-from workbench.base.text import duration, shown
+from workbench.base.text import duration, settings_text, shown
 from workbench.config import EngineConfig
 from workbench.simulation.at_scale import simulate_at_scale
 from workbench.simulation.workload import read_json_workload, read_simulation
+from workbench.trace.readings.metrics import number
 
 OBJECTIVES = {"ttft_mean": "min", "itl_mean": "min", "output_throughput": "max"}
 """The measures of a configuration: latencies should be small, throughput large."""
@@ -199,12 +200,12 @@ def mark_pareto(rows: list[Row], objectives: Mapping[str, str] = OBJECTIVES) -> 
 
 def describe_row(row: Row, grid: Iterable[str]) -> str:
     """A row as one line: its settings, then latencies and throughput, or why it is invalid; "*" marks the front."""
-    settings = ", ".join(f"{name}={row[name]}" for name in grid)
+    settings = settings_text({name: row[name] for name in grid})
     if row["error"]:
         return f"  {settings}: {row['error']}"
     ttft = f"TTFT {_time(row['ttft_mean'])} (p99 {_time(row['ttft_p99'])})"
     idle = " without idle time" if row["idle"] else ""
-    speed = f"ITL {_time(row['itl_mean'])}, {row['output_throughput']:.1f} output tokens/s{idle}"
+    speed = f"ITL {_time(row['itl_mean'])}, {number(row['output_throughput'])} output tokens/s{idle}"
     return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
 
 

@@ -17,6 +17,7 @@ from workbench.analysis.predict import Predictor
 from workbench.analysis.sweep import refuse_impossible_values
 from workbench.analysis.tuning import Candidate, Tuning, mark_front, read_slo, score
 from workbench.base.progress import progress_bar
+from workbench.base.text import settings_text
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 
@@ -211,5 +212,5 @@ def _order(scored: tuple[float, Mapping[str, Any]]) -> tuple[float, int]:
 
 def _so_far(best: tuple[float, Mapping[str, Any]]) -> str:
     """The best setting so far, for the progress bar."""
-    changes = ", ".join(f"{name}={value}" for name, value in best[1].items()) or "the recorded setting"
+    changes = settings_text(best[1]) or "the recorded setting"
     return f"best so far: {changes}, {best[0]:.2f} of the limit"

@@ -16,8 +16,8 @@ from workbench.analysis.rerun import SIZES
 from workbench.analysis.values import OF_IDLE, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
-from workbench.base.tables import terminal_width, wrapped
-from workbench.base.text import counted, duration
+from workbench.base.tables import folded_command, terminal_width, wrapped_text
+from workbench.base.text import counted, duration, settings_text
 
 COSTS = 1.05
 """A value is named as the cost of a setting if it is worse by more than this factor."""
@@ -145,8 +145,8 @@ class Tuning:
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """Relative error of the prediction of the recorded setting, by value, without pauses."""
-        return self.check.errors_without_pauses
+        """Relative error of the prediction of the recorded setting, by value."""
+        return self.check.errors
 
     @property
     def errors_sentence(self) -> str:
@@ -290,7 +290,8 @@ class Tuning:
         lines += [self.errors_sentence] if self.errors_sentence else []
         lines += _candidate_lines(self.words_of_best, self.best, self.slo)
         if self.best.changes:
-            lines.append(f"  {self.best.server.command(self.best.changes)}".rstrip())
+            command = f"  {self.best.server.command(self.best.changes)}".rstrip()
+            lines += folded_command(command, terminal_width())
         lines.append(f"  {self.verdict_sentence}")
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         lines += [f"  {self.losers_sentence}"] if self.losers else []
@@ -300,9 +301,8 @@ class Tuning:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
             lines += _candidate_lines(words, candidate, self.slo)
         notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
-        width = terminal_width()
-        said = [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
-        return "\n".join([*lines, *(piece for line in said for piece in wrapped(line, width))])
+        lines += [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
+        return wrapped_text("\n".join(lines), terminal_width())
 
 
 _VERDICTS = {
@@ -312,8 +312,7 @@ _VERDICTS = {
 
 
 def _candidate_lines(words: str, candidate: Candidate, slo: Mapping[str, float]) -> list[str]:
-    changes = ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
-    changes = changes or "the recorded setting, predicted"
+    changes = settings_text(candidate.changes) or "the recorded setting, predicted"
     lines = [f"{words}: {changes}"]
     lines += [f"  {name} {text}" for name, text in candidate.shown_values(slo).items()]
     intervals = candidate.prediction.intervals

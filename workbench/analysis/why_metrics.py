@@ -93,7 +93,7 @@ def _lines(answer: WhyMetrics) -> Iterator[str]:
     running, waiting = ("unknown" if each is None else each for each in (answer.num_running, answer.num_waiting))
     yield f"{running} running, {waiting} waiting, {share} of {answer.num_blocks or 'the'} KV blocks in use"
     yield (
-        f"in {answer.seconds:.1f} s: {answer.num_tokens:.0f} tokens, {answer.num_preemptions:.0f} preemptions "
+        f"in {answer.seconds:.1f} s: {answer.num_tokens:,.0f} tokens, {answer.num_preemptions:,.0f} preemptions "
         "(from /metrics alone)"
     )
     deferred, capacity = (answer.waiting_by_reason.get(reason, 0) for reason in ("deferred", "capacity"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -33,6 +34,40 @@ def wrapped(line: str, width: int | None, indent: int = 2) -> list[str]:
         return [line]
     further = " " * min(indent, width // 4)
     return textwrap.wrap(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+
+
+def wrapped_text(text: str, width: int | None) -> str:
+    """The lines of a text, each as `wrapped` continues it, two columns further in than it begins."""
+    lines = text.split("\n")
+    return "\n".join(
+        piece for line in lines for piece in wrapped(line, width, indent=len(line) - len(line.lstrip()) + 2)
+    )
+
+
+def folded_command(line: str, width: int | None) -> list[str]:
+    r"""A command for a shell, continued in further lines before an option if it is longer than a width.
+
+    Args:
+        line: The command; spaces at its beginning stay.
+        width: Columns that a line may have; None for any number. A longer option stays whole.
+
+    Example:
+        >>> print(*folded_command("serve --host 0.0.0.0 --port 8000", 24), sep="\n")
+        serve --host 0.0.0.0 \
+            --port 8000
+    """
+    if width is None or len(line) <= width:
+        return [line]
+    first, *options = re.split(r" +(?=--)", line.rstrip())
+    further = " " * (len(line) - len(line.lstrip()) + 4)
+    lines = [first]
+    for option in options:
+        if len(lines[-1]) + len(option) + 3 <= width:  # with the space between them, and what continues the line
+            lines[-1] += f" {option}"
+        else:
+            lines[-1] += " \\"
+            lines.append(further + option)
+    return lines
 
 
 def table_lines(

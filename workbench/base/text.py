@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Context
 from typing import Any
 
@@ -34,6 +35,12 @@ def counted(value: int, noun: str, plural: str = "") -> str:
         plural: The word for several, if it is not the noun with an s.
     """
     return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Fields with their values as a command takes them, such as "max_num_seqs=8, enable_prefix_caching=false"."""
+    words = {"None": "none", "True": "true", "False": "false"}
+    return ", ".join(f"{name}={words.get(f'{value}', value)}" for name, value in settings.items())
 
 
 _THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)

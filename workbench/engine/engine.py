@@ -895,13 +895,16 @@ class Engine(Shortcuts):
 
     # -- how it looks -----------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         config, scheduler = self.config, self.scheduler
         return (
-            f"Engine({self.name!r}; {self.runs_on}; {self.state}: step {scheduler.step}, "
+            f"{self.name!r}; {self.runs_on}; {self.state}: step {scheduler.step}, "
             f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
-            f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free)"
+            f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free"
         )
+
+    def __repr__(self) -> str:
+        return f"Engine({self})"
 
     def _repr_html_(self) -> str | None:
         return picture("Engine", self)

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from workbench.base.progress import progress_bar
+from workbench.base.tables import terminal_width, wrapped_text
+from workbench.base.text import counted, duration
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy, described
@@ -24,7 +26,7 @@ from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.run import SimulatedRun
 from workbench.trace import RequestInfo, Trace, TraceMeta
 from workbench.trace.readings.latency import LatencyAccumulator
-from workbench.trace.readings.metrics import Distribution
+from workbench.trace.readings.metrics import Distribution, latency_lines, number, run_length
 from workbench.trace.readings.run_clock import GrowingClock
 
 MAX_WINDOWS = 512
@@ -192,6 +194,11 @@ class SimulationSummary:
         """Output tokens per second, without idle time."""
         return self.num_output_tokens / self.at_work if self.at_work else 0.0
 
+    @property
+    def total_throughput(self) -> float:
+        """Scheduled tokens per second, without idle time."""
+        return self.num_tokens / self.at_work if self.at_work else 0.0
+
     def to_row(self) -> dict[str, Any]:
         """One row of a table: every number, latencies as mean, p50, p95, p99 and max."""
         row = {name: getattr(self, name) for name in self.__slots__ if name.startswith("num_")}
@@ -202,6 +209,25 @@ class SimulationSummary:
             row |= {f"{name}_{key}": getattr(found, key) for key in ("count", "mean", "p50", "p95", "p99", "max")}
         return row
 
+    def __str__(self) -> str:
+        """The run as `workbench.metrics` shows one of listed requests."""
+        rate = (
+            f"{number(self.output_throughput)} output and {number(self.total_throughput)} scheduled tokens per second"
+        )
+        idle = (f" with {duration(self.idle)} idle", " without idle time") if self.idle else ("", "")
+        width = terminal_width()
+        heading = [
+            f"{self.num_finished:,} of {counted(self.num_requests, 'request')} ended in "
+            f"{counted(self.num_steps, 'step')}, {run_length(self.duration)}{idle[0]}",
+            *([] if self.end == "done" else [f"ended: {self.end}"]),
+            f"tokens: {self.num_tokens:,} scheduled, {self.num_output_tokens:,} sampled, {self.num_cached_tokens:,} "
+            f"found in the prefix cache, {self.num_recomputed_tokens:,} recomputed "
+            f"({counted(self.num_preemptions, 'preemption')})",
+            f"throughput: {rate}{idle[1]}",
+        ]
+        found = {name: getattr(self, name).distribution() for name in ("ttft", "itl", "e2e")}
+        return "\n".join([wrapped_text("\n".join(heading), width), "", *latency_lines(found, "s", width)])
+
     def __repr__(self) -> str:
         def line(name: str, histogram: LatencyHistogram) -> str:
             d = histogram.distribution()
@@ -210,8 +236,9 @@ class SimulationSummary:
 
         idle = " without idle time" if self.idle else ""
         return (
-            f"SimulationSummary({self.end}: {self.num_finished} of {self.num_requests} requests in {self.num_steps} "
-            f"steps, {self.duration:.6g} s, {self.output_throughput:.5g} output tokens/s{idle}; "
+            f"SimulationSummary({self.end}: {self.num_finished:,} of {counted(self.num_requests, 'request')} in "
+            f"{counted(self.num_steps, 'step')}, {run_length(self.duration)}, "
+            f"{number(self.output_throughput)} output tokens/s{idle}; "
             f"{line('TTFT', self.ttft)}; {line('ITL', self.itl)})"
         )
 

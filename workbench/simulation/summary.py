@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.base.text import counted
 from workbench.simulation.arrivals import Arrival
+from workbench.trace.readings.metrics import number
 
 MANY_TOKENS = 2**22
 """Prompt tokens beyond which prefixes are compared in larger blocks, in the time that a glance may take."""
@@ -37,11 +38,27 @@ def summary_of(arrivals: Sequence[Arrival], block_size: int | None = None) -> st
 def summary_of_generated(spec: Mapping[str, Any]) -> str:
     """The same of requests that are made one by one, from their description under ``generate``."""
     arrivals = spec.get("arrivals") or {"process": "at_once"}
+    process = arrivals["process"].replace("_", " ")
     rate = f", {arrivals['rate']:g} per second" if "rate" in arrivals else ""
     return (
-        f"{counted(spec['num_requests'], 'generated request')} ({arrivals['process']}{rate}); prompts of "
-        f"{spec['prompt']} tokens, outputs of {spec['output']} tokens; no shared prefixes"
+        f"{counted(spec['num_requests'], 'generated request')} ({process}{rate}); prompts of "
+        f"{_lengths_words(spec['prompt'])}, outputs of {_lengths_words(spec['output'])}; no shared prefixes"
     )
+
+
+def _lengths_words(spec: Any) -> str:
+    """A distribution of lengths as `read_lengths` of `workbench.simulation.arrivals` takes it, as a person says it."""
+    if isinstance(spec, int):
+        return counted(spec, "token")
+    ((kind, value),) = spec.items()
+    if kind == "choices":
+        total = sum(weight for weight, _ in value)
+        return " or ".join(f"{tokens:,} ({weight / total:.0%})" for weight, tokens in value) + " tokens"
+    if kind == "uniform":
+        return f"{value[0]:,} to {value[1]:,} tokens"
+    ends = [f"{words} {value[name]:,}" for name, words in (("min", "at least"), ("max", "at most")) if name in value]
+    bounds = f"; {', '.join(ends)}" if ends else ""
+    return f"{value['median']:,} tokens in the middle (lognormal, sigma {value['sigma']:g}{bounds})"
 
 
 def arrival_rate(times: Sequence[float]) -> float:
@@ -75,7 +92,7 @@ def _span(arrivals: Sequence[Arrival]) -> str:
 
 def _range(lengths: Sequence[int]) -> str:
     low, high = min(lengths), max(lengths)
-    return counted(low, "token") if low == high else f"{low:,} to {high:,} tokens (mean {fmean(lengths):,.1f})"
+    return counted(low, "token") if low == high else f"{low:,} to {high:,} tokens (mean {number(fmean(lengths))})"
 
 
 def _num_shared(arrivals: Sequence[Arrival], block_size: int) -> int:

@@ -447,13 +447,16 @@ class Trace:
         names = (name for step in steps for name in (*step.running, *step.waiting, *step.finished, *step.aborted))
         return {*names, *(chunk.request_id for step in steps for chunk in step.chunks)}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
-            f"Trace({printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.present), 'request')}, "
-            f"{counted(tokens, 'token')} scheduled{ended})"
+            f"{printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.present), 'request')}, "
+            f"{counted(tokens, 'token')} scheduled{ended}"
         )
+
+    def __repr__(self) -> str:
+        return f"Trace({self})"
 
     def _repr_html_(self) -> str | None:
         return picture("Trace", self)

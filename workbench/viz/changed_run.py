@@ -87,7 +87,7 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
             (changed,) = predictor.predict_all([changes])
             pair = predictor.unchanged, changed
             values = values_with_work(pair[0]), values_with_work(pair[1])
-            errors = with_work(predictor.check.errors_without_pauses, predictor, values[0].get(AT_WORK))
+            errors = with_work(predictor.check.errors, predictor, values[0].get(AT_WORK))
             facts = {"predicted": _words(predictor, errors), "means": _means(*pair)}
             caution = predictor.check.caution
             told = {} if predictor.has_unended else errors

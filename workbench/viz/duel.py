@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.base.field_checks import choice
-from workbench.trace.readings.metrics import Distribution, RequestMetrics, amount, percent
+from workbench.trace.readings.metrics import Distribution, RequestMetrics, amount, number, percent
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
@@ -95,7 +95,7 @@ def _percent_words(value: float, _: str) -> str:
 
 
 def _rate_words(value: float, unit: str) -> str:
-    return f"{value:.4g}/{'s' if unit == 's' else 'step'}"
+    return f"{number(value)}/{'s' if unit == 's' else 'step'}"
 
 
 MEASURES = {

@@ -8,6 +8,7 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
+from workbench.base.text import settings_text
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
 from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, pareto_marks, tuning_marks
@@ -87,8 +88,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     candidates = [
         {
             "words": f"{words} (cannot tell)" if candidate.same_as_best else words,
-            "setting": ", ".join(f"{name}={value}" for name, value in candidate.changes.items())
-            or "as recorded, predicted",
+            "setting": settings_text(candidate.changes) or "as recorded, predicted",
             "values": candidate.shown_values(tuning.slo),
             "flags": candidate.flags,
         }

@@ -21,6 +21,7 @@ from workbench.simulation.arrivals import Arrival
 from workbench.simulation.at_scale import LatencyHistogram, SimulationSummary, SummedRun, check_servable, servable
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.run import SimulatedRun
+from workbench.trace.readings.metrics import run_length
 
 BATCH = 2048
 """Requests whose replicas are chosen at a time."""
@@ -67,8 +68,9 @@ class FleetSummary:
     def __repr__(self) -> str:
         ttft, itl = (self.latency(name).distribution() for name in ("ttft", "itl"))
         return (
-            f"FleetSummary({self.router}, {counted(len(self.replicas), 'replica')}: {self.total('num_finished')} of "
-            f"{self.total('num_requests')} requests in {self.total('num_steps')} steps, {self.duration:.6g} s; "
+            f"FleetSummary({self.router}, {counted(len(self.replicas), 'replica')}: {self.total('num_finished'):,} of "
+            f"{counted(self.total('num_requests'), 'request')} in {counted(self.total('num_steps'), 'step')}, "
+            f"{run_length(self.duration)}; "
             f"TTFT mean {ttft.amount('mean', 's')}, p99 {ttft.amount('p99', 's')}; ITL mean {itl.amount('mean', 's')})"
         )
 

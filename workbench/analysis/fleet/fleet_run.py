@@ -14,10 +14,13 @@ from workbench.analysis.fleet.fork import Fork, SecondChoice, second_choice
 from workbench.analysis.fleet.router import Decision, Router
 from workbench.analysis.fleet.split import HandOver
 from workbench.base.on_demand import find
+from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, shown
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import TraceMetrics, amount, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+
+_COLUMNS = ("", "requests", "steps", "cached", "preempted", "TTFT mean", "p99", "ITL mean", "peak KV")
 
 
 @dataclass(frozen=True)
@@ -161,23 +164,24 @@ class FleetRun:
         replicas = (self.choices[request_id].replica, other.choices[request_id].replica)
         return second_choice(request_id, replicas, (self.metrics(), other.metrics()))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         whole = self.metrics().summary
         idle = f" with {amount(whole.clock.idle, 's')} of idle time" if whole.clock.idle else ""
-        lines = [
-            f"FleetRun({self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished} of "
-            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)}{idle})",
-            "  replica  requests  steps  cached  preempted  TTFT mean        p99   ITL mean  peak KV",
-        ]
+        heading = (
+            f"{self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished} of "
+            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)}{idle}"
+        )
+        rows = [list(_COLUMNS)]
         names = [*map(str, range(len(self.traces))), "all"]
         for name, measured in zip(names, [*(metrics(trace) for trace in self.traces), self.metrics()]):
             found = measured.summary
-            row = (
-                f"{name:>7}  {found.num_requests:>8}  {found.num_steps:>5}",
-                f"{percent(found.hit_rate):>6}  {found.num_preemptions:>9}",
-                f"{found.ttft.amount('mean', found.unit):>9}  {found.ttft.amount('p99', found.unit):>9}",
-                f"{found.itl.amount('mean', found.unit):>9}",
-                f"{percent(found.peak_kv_use):>7}",
-            )
-            lines.append("  " + "  ".join(row))
-        return "\n".join(lines)
+            counts = (found.num_requests, found.num_steps, percent(found.hit_rate), found.num_preemptions)
+            times = (found.ttft.amount("mean", found.unit), found.ttft.amount("p99", found.unit))
+            last = (found.itl.amount("mean", found.unit), percent(found.peak_kv_use))
+            rows.append([name, *map(str, counts), *times, *last])
+        width = terminal_width()
+        return "\n".join([*wrapped(heading, width), *table_lines(rows, width=width)])
+
+    def __repr__(self) -> str:
+        heading, _, table = str(self).partition("\n")
+        return f"FleetRun({heading})\n{table}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from workbench.analysis.fleet.router import Decision, ReplicaView, Router
+from workbench.base.text import duration
 from workbench.simulation.arrivals import Arrival
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.metrics import TraceMetrics
@@ -69,10 +70,11 @@ class Fork:
     others_e2e: tuple[float, float]
 
     def __str__(self) -> str:
+        pairs = (self.ttft, self.e2e, self.others_e2e)
+        ttft, e2e, others = (f"{duration(other)} instead of {duration(now)}" for now, other in pairs)
         return (
-            f"{self.request_id} on replica {self.other} instead of {self.replica}: TTFT {self.ttft[1]:.4g} s instead "
-            f"of {self.ttft[0]:.4g} s, end to end {self.e2e[1]:.4g} s instead of {self.e2e[0]:.4g} s; the mean of all "
-            f"others {self.others_e2e[1]:.4g} s instead of {self.others_e2e[0]:.4g} s"
+            f"{self.request_id} on replica {self.other} instead of {self.replica}: TTFT {ttft}, end to end {e2e}; the "
+            f"mean of all others {others}"
         )
 
 

@@ -12,7 +12,7 @@ from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.sizing import MAX_REPLICAS, check_lines, size
 from workbench.analysis.tuning import read_slo
 from workbench.base.field_checks import number
-from workbench.base.tables import table_lines
+from workbench.base.tables import table_lines, wrapped_text
 from workbench.base.text import counted
 from workbench.simulation.summary import rate_words
 from workbench.trace.readings.metrics import percent
@@ -56,7 +56,7 @@ class LoadCurve:
 
     def text(self, width: int | None = None) -> str:
         """The table, with a block of lines for each load if ``width`` columns of a terminal are too few for it."""
-        return "\n".join(self._lines(width))
+        return wrapped_text("\n".join(self._lines(width)), width)
 
     def _lines(self, width: int | None) -> Iterator[str]:
         head = ["load", "requests/s", "replicas", *self.slo, "hit rate"]

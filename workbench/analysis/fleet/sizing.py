@@ -23,7 +23,7 @@ from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
 from workbench.base.progress import progress_bar
-from workbench.base.tables import table_lines
+from workbench.base.tables import table_lines, wrapped_text
 from workbench.base.text import counted
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.summary import rate_words
@@ -112,7 +112,7 @@ class FleetTable:
             lines.append(self.note)
         lines += check_lines(self.check, names)
         lines.append(f"steps are simulated; their durations come from {self.source}")
-        return "\n".join(lines)
+        return wrapped_text("\n".join(lines), width)
 
     def _answer(self) -> str:
         limits = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
@@ -167,7 +167,7 @@ def check_lines(check: Check | None, names: Sequence[str]) -> Iterator[str]:
     if check is None or not known:
         return
     values = (
-        f"{name} {shown(name, check.unchanged[name])} (recorded {shown(name, check.recorded[name])}, "
+        f"{name} {shown(name, check.unchanged[name])} (recorded {shown(name, check.measured[name])}, "
         f"off by {check.errors[name]:+.0%})"
         for name in known
     )
@@ -273,7 +273,8 @@ class _Known:
         try:
             self._rows = {(row["router"], row["replicas"]): row for row in rows if row.pop("demand") == demand}
         except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"{path} holds a row that is not of a fleet's size: {problem!r}") from None
+            said = f"{type(problem).__name__}: {problem}"
+            raise ValueError(f"{path} holds a row that is not of a fleet's size: {said}") from None
 
     def find(self, replicas: int, router: str | Router) -> FleetRow | None:
         """The row of a layout."""

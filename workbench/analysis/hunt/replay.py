@@ -69,7 +69,9 @@ def replay(
     except Refused as problem:
         raise ValueError(f"{told} refuses the workload of {folder}: {problem}") from None
     except (TypeError, KeyError, AttributeError, IndexError) as problem:
-        raise ValueError(f"{folder / 'workload.json'}: config cannot be used: {problem!r}") from None
+        raise ValueError(
+            f"{folder / 'workload.json'}: config cannot be used: {type(problem).__name__}: {problem}"
+        ) from None
 
 
 def _named(

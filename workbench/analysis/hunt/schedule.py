@@ -96,7 +96,7 @@ def schedule_of(
     try:
         scheduler = target.make(workload["config"])
     except Exception as problem:  # what a version does not have ends its constructor in many ways
-        return [], f"refused: {problem!r}"
+        return [], f"refused: {type(problem).__name__}: {problem}"
     if dropped is not None:
         dropped.update(getattr(scheduler, "dropped", ()))
     run = Run(scheduler, workload, kept)

@@ -310,7 +310,7 @@ def _vllm(name: str, as_part: bool) -> Target:
         VllmScheduler({}, chosen).close()
     except Exception as problem:
         if not as_part or isinstance(problem, ImportError):
-            raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {problem!r}") from None
+            raise ValueError(f"vLLM {vllm.__version__} cannot be driven: {type(problem).__name__}: {problem}") from None
     folder = str(Path(vllm.__file__ or "").parent / "v1")
     features = tuple(feature for feature in FEATURES if feature not in ("partial_prefills", "evictions"))
     version = str(vllm.__version__)

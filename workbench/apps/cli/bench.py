@@ -16,6 +16,7 @@ from workbench.apps.cli.options import (
     add_out_option,
     say_written,
 )
+from workbench.apps.cli.say import say, say_text
 from workbench.base.field_checks import integer, number
 from workbench.base.text import counted
 
@@ -117,11 +118,11 @@ def serve_requests(options: argparse.Namespace, model: LoadedModel, make_engine:
         trace_path=options.out,
     )
     num_steps = len(result.trace)
-    print(result.engine)
-    print(f"{_sizes(requests)}, {result.cpu_seconds:.2f} s of CPU")
-    print(metrics(result.trace))
-    print()
-    print(ServingReport.of(result.trace, percentiles=options.metric_percentiles, request_rate=options.request_rate))
+    say_text(result.engine)
+    say(f"{_sizes(requests)}, {result.cpu_seconds:.2f} s of CPU")
+    say_text(metrics(result.trace))
+    say("")
+    say_text(ServingReport.of(result.trace, percentiles=options.metric_percentiles, request_rate=options.request_rate))
     if result.num_saved is not None:
         if result.num_saved < num_steps:
             raise OSError(f"{options.out} holds {result.num_saved} of {num_steps} steps: it is cut off")

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder, say_written
-from workbench.base.text import printable
+from workbench.apps.cli.say import say
 
 _EXAMPLES = """\
   workbench certify simulator:schedule --out certificate
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         out=options.out,
     )
     for line in str(made).splitlines():
-        print(printable(line))
+        say(line)
     if options.out:
         say_written(options.out, "the certificate")
     print(json.dumps({"certified": made.certified, "seed": made.seed}))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import workbench
 from workbench.apps.cli.notebooks import COURSE
 from workbench.apps.cli.options import Commands, add_command, add_number, add_out_option, say_written
+from workbench.apps.cli.say import say
 from workbench.base.field_checks import integer
 from workbench.base.text import counted, printable
 
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 def _print(line: str) -> None:
     """Print a line with what students wrote, as far as the terminal has its characters, and steer it by none."""
     encoding = sys.stdout.encoding or "utf-8"
-    print(printable(line).encode(encoding, "backslashreplace").decode(encoding))
+    say(printable(line).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _report(copy: str, grades: list[Grade]) -> list[str]:

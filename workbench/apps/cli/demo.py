@@ -20,6 +20,7 @@ from workbench.apps.cli.options import (
     allow_hosts,
     check_port,
 )
+from workbench.apps.cli.say import say, say_text
 from workbench.base.served_names import is_any, is_loopback, own_addresses
 
 if TYPE_CHECKING:
@@ -77,14 +78,14 @@ def _run_headless(make_engine: MakeEngine) -> int:
     from workbench.trace.readings.metrics_collector import metrics
 
     with make_engine(CONFIG) as engine:
-        print(engine, flush=True)
+        say_text(engine)
         Arrivals(engine).begin()
         engine.run(progress=False)
         outputs = engine.outputs.values()
         for output in outputs:
-            print(f"\n{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
-            print("  " + output.text.strip().replace("\n", "\n  "))
-        print("\n" + str(metrics(engine.trace)))
+            say("", f"{output.request_id} ({len(output.prompt_token_ids)} prompt tokens, {output.finish_reason}):")
+            say_text("  " + output.text.strip().replace("\n", "\n  "))
+        say_text(f"\n{metrics(engine.trace)}")
     return 1 if any(output.finish_reason == "error" for output in outputs) else 0
 
 
@@ -106,7 +107,7 @@ def _run_served(
     names = (own_addresses() or ["127.0.0.1"]) if is_any(host) else [host]
     address = f"http://{names[0] if ':' not in names[0] else f'[{names[0]}]'}:{port}"
     with make_engine(CONFIG) as engine:
-        print(engine, flush=True)
+        say_text(engine)
         arrivals, seen = Arrivals(engine), threading.Event()
 
         def begin() -> None:
@@ -114,11 +115,11 @@ def _run_served(
             print(f"dashboard: {address}", flush=True)
             print(f"to teach: {address}/#teach={room.key}; to follow: {address}/#follow", flush=True)
             if not is_alone:
-                print(REACHABLE.format(host=host), flush=True)
+                say(REACHABLE.format(host=host))
                 for name in names[1:]:
                     print(f"  for the class: http://{name}:{port}/#follow", flush=True)
             if browser and open_browser(address if is_alone else f"{address}/#teach={room.key}"):
-                print(f"waiting for the browser, at most {BROWSER_SECONDS} s", flush=True)
+                say(f"waiting for the browser, at most {BROWSER_SECONDS} s")
                 threading.Thread(target=start_when_seen, name="workbench-demo", daemon=True).start()
             else:
                 start()

@@ -11,7 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import workbench
 from workbench.apps.cli.options import Commands, add_command, add_loading_options
+from workbench.apps.cli.say import say
 from workbench.base.on_demand import missing_extra
+from workbench.base.tables import terminal_width, wrapped
 
 PACKAGES = (
     "mlx",
@@ -52,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.model is not None:
         for line in _about_model(options):
-            print(line, flush=True)
+            say(line)
         return 0
-    status = 0
+    status, width = 0, terminal_width()
     sections = (_versions, _device, _memory, _products, _attention, _msl, _preflight, _forward, _environment)
     for section in sections:
         found: list[str] = []
@@ -66,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
             found.append(f"FAILED: {type(problem).__name__}: {' '.join(str(problem).split())}")
         status |= any(line.startswith("FAILED") for line in found)
         for number, line in enumerate(found):
-            print(f"{section.__name__[1:] if number == 0 else '':12} {line}", flush=True)
+            shown = wrapped(f"{section.__name__[1:] if number == 0 else '':12} {line}", width, indent=13)
+            print(*shown, sep="\n", flush=True)
     return status
 
 

@@ -19,7 +19,7 @@ from workbench.apps.cli.options import (
     say_written,
     write_plot,
 )
-from workbench.apps.cli.say import say
+from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, completed_by
 from workbench.base.field_checks import integer, number
 from workbench.base.keyword_fields import RouterName
@@ -183,10 +183,10 @@ def _run(options: argparse.Namespace) -> int:
     from workbench.analysis.hit_rates import hit_rates
 
     run = demand.run(replicas, options.router, options.seed)
-    print(run)
+    say_text(run)
     if any(trace.config.get("enable_prefix_caching") for trace in run.traces):
-        print(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
-    print(f"steps are simulated; their durations come from {demand.source}")
+        say_text(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
+    say(f"steps are simulated; their durations come from {demand.source}")
     if options.plot:
         write_plot(options.plot, run.to_svg())
     if options.out:
@@ -204,11 +204,11 @@ def _size(options: argparse.Namespace) -> int:
     layout = {"router": options.router, "max_replicas": options.max_replicas}
     if len(loads) > 1:
         curve = load_curve(_demand(options), loads, options.slo, **layout)
-        print(curve.text(terminal_width()))
+        say_text(curve.text(terminal_width()))
         return 0 if all(point.row is not None for point in curve.points) else 1
     demand = _demand(options, *loads)
     table = size(demand, options.slo, **layout, repeats=options.repeats, jobs=jobs, highest=True, price=price)
-    print(table.text(terminal_width()))
+    say_text(table.text(terminal_width()))
     return 0 if table.best is not None else 1
 
 
@@ -223,7 +223,7 @@ def _compare(options: argparse.Namespace) -> int:
     slo, jobs, price = options.slo or "", _jobs(options), _price(options)
     demand = _demand(options, *_loads(options.load, several=False))
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
-    print(table.text(terminal_width()))
+    say_text(table.text(terminal_width()))
     if options.rows:
         say_written(options.rows, counted(len(table.rows), "row"))
     if options.plot:
@@ -248,8 +248,8 @@ def _split(options: argparse.Namespace) -> int:
         tokens_per_second=options.tokens_per_second,
         seed=options.seed,
     )
-    print(found)
-    print(f"steps are simulated; their durations come from {demand.source}")
+    say_text(found)
+    say(f"steps are simulated; their durations come from {demand.source}")
     if options.plot:
         write_plot(options.plot, found.to_svg())
     return 0

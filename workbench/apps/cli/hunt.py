@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
+from workbench.apps.cli.say import say
 from workbench.base.field_checks import integer
 from workbench.base.progress import StatusLine
 from workbench.base.text import counted, printable
@@ -142,7 +143,7 @@ def _between(options: argparse.Namespace, seconds: float | None) -> int:
     )
     progress.end()
     for apart in comparison.found:
-        print(printable(f"{apart.difference.kind}, {apart.decided.place}: {apart.difference.message}"))
+        say(f"{apart.difference.kind}, {apart.decided.place}: {apart.difference.message}")
     elapsed = round(comparison.elapsed, 1)
     print(json.dumps({"workloads": comparison.num_workloads, "seconds": elapsed, "findings": names}))
     return 1 if names else 0
@@ -172,7 +173,7 @@ def _replay(options: argparse.Namespace) -> int:
         said = f"still happens: {fault.message}" if fault is not None and happens else "does not happen"
         if fault is not None and not happens:
             said += f"; the law of {fault.law} is broken instead: {fault.message}"
-        print(printable(f"{scheduler}: {finding['law']} {said}"))
+        say(f"{scheduler}: {finding['law']} {said}")
         num_faults += fault is not None
     return int(num_faults > 0)
 

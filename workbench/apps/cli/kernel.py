@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from workbench.apps.cli import kernel_bench, kernel_file
 from workbench.apps.cli.options import Commands, add_command
+from workbench.apps.cli.say import say
 
 if TYPE_CHECKING:
     from workbench.kernels.attention.backend import AttentionBackend
@@ -123,8 +124,9 @@ def print_check(names: list[str] | None = None, *, full: bool = False) -> int:
         print("nothing to check")
         return 1
     on_gpu = [column for column in columns if column.split()[0] in SELF_TESTED]
-    print(
-        "error relative to the largest element / allowed, the time of a launch, and of the first run if it compiled\n"
+    say(
+        "error relative to the largest element / allowed, the time of a launch, and of the first run if it compiled",
+        "",
     )
     print(f"{'':36}" + "".join(f"{column:>{WIDTH}}" for column in columns))
     num_wrong = 0
@@ -141,9 +143,9 @@ def print_check(names: list[str] | None = None, *, full: bool = False) -> int:
             num_wrong += is_wrong(outcome, probe, columns[column].name)
             compile_seconds[column] = compile_seconds.get(column, 0.0) + outcome.first_seconds
             if outcome.problem:
-                print(f"    {column}: {outcome.problem}")
+                say(f"    {column}: {outcome.problem}")
     first_runs = ", ".join(f"{column} {seconds:.1f} s" for column, seconds in compile_seconds.items())
-    print(f"\nfirst runs of all variants, compiling included: {first_runs}")
+    say("", f"first runs of all variants, compiling included: {first_runs}")
     print(f"{f'{num_wrong} results are wrong' if num_wrong else 'every result is right'}")
     return int(num_wrong > 0)
 
@@ -157,7 +159,7 @@ def _columns(names: Sequence[str]) -> dict[str, AttentionBackend]:
     columns: dict[str, AttentionBackend] = {}
     for name in names:
         if reason := why_unavailable(name) or (name == "msl" and msl.why_unavailable()):
-            print(f"{name:8} not tried: {reason}")
+            say(f"{name:8} not tried: {reason}")
             continue
         columns[name] = get_backend(name)
         if isinstance(columns[name], MetalSourceBackend):

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.apps.cli.options import Commands, add_command, add_number
+from workbench.apps.cli.say import say, say_text
 from workbench.base.cache_folder import cached, make_folder
 
 VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
@@ -44,11 +45,11 @@ def _bench(options: argparse.Namespace) -> int:
 
     choose_device()
     if not runs_on_gpu():
-        print("MLX computes on a CPU here: the settings are for GPUs, and what follows only shows that they run")
+        say("MLX computes on a CPU here: the settings are for GPUs, and what follows only shows that they run")
     measured = measure(options.layers, options.rounds)
     print(table(measured))
     chosen = recommended(measured)
-    print(f"\n{advice(chosen)}")
+    say_text(f"\n{advice(chosen)}")
     path = cached("kernel-bench.json")
     make_folder(path.parent)
     path.write_text(json.dumps({"machine": _machine(), "milliseconds": measured, "recommended": chosen}))

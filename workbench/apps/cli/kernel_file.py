@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.apps.cli.options import Commands, add_command, add_list, add_number, say_written
+from workbench.apps.cli.say import say, say_text
 
 if TYPE_CHECKING:
     from workbench.kernels.msl import KernelRun
@@ -73,12 +74,12 @@ def check_file(options: argparse.Namespace) -> int:
         results.append(run)
     first, second = (run.outputs or [] for run in results)
     same = all(mx.array_equal(a, b, equal_nan=True).item() for a, b in zip(first, second))
-    print(f"kernel {kernel.name}: no fault in {results[0].num_threadgroups} threadgroups, in both orders of threads")
+    say(f"kernel {kernel.name}: no fault in {results[0].num_threadgroups} threadgroups, in both orders of threads")
     if not same:
-        print("the outputs of the two orders differ: a result depends on the order of threads, as atomics can cause")
+        say("the outputs of the two orders differ: a result depends on the order of threads, as atomics can cause")
     if len(results[0].threadgroups) < results[0].num_threadgroups:
-        print(f"the numbers are those of the first {len(results[0].threadgroups)} threadgroups")
-    print(numbers_text(results[0].numbers))
+        say(f"the numbers are those of the first {len(results[0].threadgroups)} threadgroups")
+    say_text(numbers_text(results[0].numbers))
     return 0
 
 
@@ -94,7 +95,7 @@ def _record(options: argparse.Namespace) -> int:
         run.save_html(options.out)
     else:
         run.save(options.out)
-    print(run)
+    say_text(run)
     say_written(options.out)
     return int(run.error is not None)
 
@@ -106,10 +107,10 @@ def _recorded(kernel: MetalKernel, **launch: Any) -> KernelRun | None:
     try:
         run = kernel.record(**launch)
     except MslCompileError as problem:
-        print(problem)
+        say_text(problem)
         return None
     if run.error is not None:
-        print(run.error)
+        say_text(run.error)
     return run
 
 

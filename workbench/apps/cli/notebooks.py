@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import workbench
 from workbench.apps.cli.options import Commands, add_command
+from workbench.apps.cli.say import say
 
 PACKAGE = Path(workbench.__file__).parent
 INSTALLED = PACKAGE / "apps" / "course" / "notebooks"
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """
     kept = copy_course(options.folder, force=options.force)
     if kept:
-        print(f"kept your version of {', '.join(kept)} (--force replaces it)")
+        say(f"kept your version of {', '.join(kept)} (--force replaces it)")
     jupyter = "jupyter" if shutil.which("jupyter") else str(Path(sys.executable).with_name("jupyter"))
     print(f"the course is in {options.folder}; open it with\n")
     print(f"    {shlex.join([jupyter, 'lab', str(options.folder / FIRST)])}")

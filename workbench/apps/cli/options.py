@@ -11,9 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from workbench.apps.cli.say import say
 from workbench.base.field_checks import integer
 from workbench.base.served_names import ServedNames
-from workbench.base.text import printable
+from workbench.base.tables import folded_command, wrapped
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
@@ -93,7 +94,7 @@ def add_command(
         extra: The extra that brings all that the command needs; "" for a command that needs the base alone.
     """
     epilog = f"examples:\n{examples}" if examples else None
-    parser = commands.add_parser(name, help=help, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser(name, help=help, epilog=epilog, formatter_class=_Help)
     parser.set_defaults(run=run, extra=extra, full_name=parser.prog)
     return parser
 
@@ -106,6 +107,21 @@ def add_number(parser: Options, name: str, default: float, help: str) -> None:
 def add_list(parser: Options, name: str, metavar: str, help: str, type: Callable = str) -> None:
     """Add an option that may be repeated; its value is the list of all values."""
     parser.add_argument(name, type=type, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """A help whose examples fit the terminal: a long command in several lines, its comment below it."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        pairs = [re.match(r"( *\S.*?)(?: {3,}((?!--)\S.*))?$", line) for line in text.splitlines()]
+        is_wide = any(match is not None and match[2] and len(match[0]) > width for match in pairs)
+        lines: list[str] = []
+        for line, match in zip(text.splitlines(), pairs):
+            if match is None or not match[2] or not is_wide:
+                lines += folded_command(line, width)
+            else:
+                lines += [*folded_command(match[1], width), *wrapped(f"      {match[2]}", width, indent=6)]
+        return "".join(f"{indent}{line}\n" for line in lines)
 
 
 class _LastWord(argparse.Action):
@@ -223,7 +239,7 @@ def say_written(path: Path, what: str = "", hint: str = "") -> None:
         what: Its contents, such as "5 steps"; "" for a file whose name says it.
         hint: The use of it, or the way to read it; "" for none.
     """
-    print(printable(f"wrote {f'{what} to ' if what else ''}{path}{f': {hint}' if hint else ''}"))
+    say(f"wrote {f'{what} to ' if what else ''}{path}{f': {hint}' if hint else ''}")
 
 
 def add_unit_options(parser: argparse.ArgumentParser) -> None:

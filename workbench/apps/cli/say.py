@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.base.tables import terminal_width, wrapped
+from workbench.base.tables import terminal_width, wrapped_text
 from workbench.base.text import printable
 
 
@@ -10,4 +10,9 @@ def say(*sentences: object) -> None:
     """Print sentences, a line each, which may have names from a file, as wide as the terminal."""
     width = terminal_width()
     for sentence in sentences:
-        print("\n".join(wrapped(printable(str(sentence)), width)), flush=True)
+        print(wrapped_text(printable(str(sentence)), width), flush=True)
+
+
+def say_text(text: object) -> None:
+    """Print a text of several lines, in which names from a file are printable, as wide as the terminal."""
+    say(*str(text).split("\n"))

@@ -19,7 +19,7 @@ from workbench.apps.cli.options import (
     say_written,
     write_plot,
 )
-from workbench.apps.cli.say import say
+from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
 from workbench.base.text import counted
@@ -82,16 +82,17 @@ def run(options: argparse.Namespace) -> int:
     if options.cost_from:
         model, report = CostModel.fit(load_trace(options.cost_from))
         cost_model, workload["cost_model"] = model, model.to_dict()
-        print(
-            f"cost model fitted to {report.num_fitted} steps of {options.cost_from}; on {report.num_held_out} others "
-            f"the median error is {report.median_error:.1%}, of their sum {report.total_error:.1%}"
+        say(
+            f"cost model fitted to {counted(report.num_fitted, 'step')} of {options.cost_from}; on "
+            f"{report.num_held_out:,} others the median error is {report.median_error:.1%}, of their sum "
+            f"{report.total_error:.1%}"
         )
     if options.sweep:
         return _run_sweep(workload, options)
     if "generate" in workload and (options.record or not options.out):
         return _run_at_scale(workload, options)
     trace = simulate_requests(config, arrivals, next_token, cost_model=cost_model)
-    print(metrics(trace))
+    say_text(metrics(trace))
     _save(trace, options.out)
     return 0
 
@@ -141,8 +142,8 @@ def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> i
     total = workload["generate"].get("num_requests")
     summary = simulate_at_scale(config, arrivals, cost_model, record_steps=steps, total=total, progress=True)
     if options.record and summary.recorded is None:
-        raise ValueError(f"--record {options.record}: the run has only {summary.num_steps} steps")
-    print(summary)
+        raise ValueError(f"--record {options.record}: the run has only {counted(summary.num_steps, 'step')}")
+    say_text(summary)
     if summary.recorded is not None:
         _save(summary.recorded, options.out)
     return 0
@@ -162,8 +163,8 @@ def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
     grid = read_grid(options.sweep)
     rows = sweep(workload, grid, jobs=options.jobs, progress=True)
     for row in rows:
-        print(describe_row(row, grid))
-    print("* on the Pareto front of mean TTFT, mean ITL and throughput")
+        say(describe_row(row, grid))
+    say("* on the Pareto front of mean TTFT, mean ITL and throughput")
     if options.out:
         save_table(rows, options.out)
         say_written(options.out)

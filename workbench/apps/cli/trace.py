@@ -23,7 +23,7 @@ from workbench.apps.cli.options import (
     parts_of,
     say_written,
 )
-from workbench.apps.cli.say import say
+from workbench.apps.cli.say import say, say_text
 from workbench.base.text import counted
 
 if TYPE_CHECKING:
@@ -136,20 +136,20 @@ def _info(options: argparse.Namespace) -> int:
 
         with Fleet(options.trace) as fleet:
             fleet.traces = parts_of(fleet.traces, options)
-            print(fleet)
-            print(fleet.metrics())
+            say_text(fleet)
+            say_text(fleet.metrics())
             _print_hits(fleet.traces.values())
             for name, trace in fleet.traces.items():
                 _print_late(trace, f"{name}: ")
         return 0
     if other is not None:
-        print(other)
+        say_text(other)
         return 0
     from workbench.trace.readings.metrics_collector import metrics
 
     trace = load_trace(options.trace, options)
     say(trace)
-    print(metrics(trace))
+    say_text(metrics(trace))
     _print_hits([trace])
     _print_late(trace)
     return 0
@@ -251,7 +251,7 @@ def _link(options: argparse.Namespace) -> int:
     link = link_to(trace, step=options.step, request_id=options.request, playground=options.playground)
     print(link)
     if link.startswith(LOCAL_PLAYGROUND):
-        print("it opens where `workbench playground` runs: keep that running in another terminal", file=sys.stderr)
+        print("`workbench playground` opens it: keep that running in another terminal", file=sys.stderr)
     return 0
 
 
@@ -264,7 +264,7 @@ def _perfetto(options: argparse.Namespace) -> int:
     if options.join is None:
         to_chrome_trace(trace, out)
     else:
-        print(join_profile(trace, options.join, out))
+        say_text(join_profile(trace, options.join, out))
     say_written(out, hint="open it at https://ui.perfetto.dev")
     return 0
 
@@ -287,8 +287,8 @@ def _kv_events(options: argparse.Namespace) -> int:
     check_suffix("--out", options.out, ".jsonl")
     if options.seconds is not None:
         number("--seconds", options.seconds, 0.0, low_open=True)
-    print(f"recording KV events of {options.endpoint} to {options.out} (Ctrl-C ends it)", flush=True)
-    print(
+    say(f"recording KV events of {options.endpoint} to {options.out} (Ctrl-C ends it)")
+    say_text(
         record_kv_events(
             options.endpoint,
             options.out,
@@ -304,5 +304,5 @@ def _kv_events(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from workbench.trace.readings.compare import compare
 
-    print(compare(load_trace(options.a, options), load_trace(options.b, options)))
+    say_text(compare(load_trace(options.a, options), load_trace(options.b, options)))
     return 0

@@ -27,10 +27,10 @@ from workbench.apps.cli.options import (
     say_written,
     write_plot,
 )
-from workbench.apps.cli.say import say
+from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
-from workbench.base.tables import table_lines, terminal_width
+from workbench.base.tables import folded_command, table_lines, terminal_width
 from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ def _misses(options: argparse.Namespace) -> int:
 
     traces = load_ranks(options.trace, options)
     for request_id, trace in _named(traces, options.request_id):
-        print(why_missed(trace, request_id))
+        say_text(why_missed(trace, request_id))
     for rank, trace in () if options.request_id else traces.items():
-        print(f"{rank}: {misses_table(trace)}" if rank else misses_table(trace))
+        say_text(f"{rank}: {misses_table(trace)}" if rank else misses_table(trace))
     return 0
 
 
@@ -225,7 +225,7 @@ def _print_when(traces: Mapping[str, Trace]) -> None:
 
     for name, trace in traces.items():
         if when := recorded_when(trace):
-            print(printable(f"{name}: recorded {when}" if name else f"recorded {when}"))
+            say(f"{name}: recorded {when}" if name else f"recorded {when}")
 
 
 def _measured(path: Path, ignored: Collection[str]) -> dict[str, float] | None:
@@ -272,15 +272,15 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
         refuse_units(options.trace, options.time_unit, options.block_size, options.ignore_columns)
         return _only(options.trace), [], [costs]
     log = read_log(options.trace, options.time_unit, options.block_size, ignore_columns=options.ignore_columns)
-    print(log, flush=True)
+    say_text(log)
     if log.block_size is None:
         hits, config = AssumedHits.of(costs, options.hit_rate), recorded_config(costs)
-        print(hits, flush=True)
+        say_text(hits)
         log = replace(log, arrivals=hits.apply(log.arrivals, config.block_size))
     elif options.hit_rate is not None:
         raise ValueError(f"--hit-rate is for a log without contents; {options.trace} says which prompts begin alike")
     trace = simulate_log(log, recorded_config(costs), CostModel.fit(costs)[0])
-    print(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
+    say(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]
 
 
@@ -302,16 +302,16 @@ def _whatif(options: argparse.Namespace) -> int:
     check = predictor.check
     gives_seconds = check.grade != "steps" or options.force
     names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
-    print("\n".join(_whatif_table(names, prediction, predictor.unchanged, check)))
+    say(*_whatif_table(names, prediction, predictor.unchanged, check))
     if not gives_seconds:
-        print(f"{check.refusal}; --force prints them")
+        say(f"{check.refusal}; --force prints them")
     elif check.caution:
-        print(f"! {check.caution}")
+        say(f"! {check.caution}")
     for note in (*prediction.notes, *check.notes):
-        print(f"note: {note}")
+        say(f"note: {note}")
     differs = prediction.outcome.values != predictor.unchanged.outcome.values
     if differs and (command := Server.of(predictor.trace).command(changes)):
-        print(command)
+        print(*folded_command(command, terminal_width()), sep="\n")
     if options.out:
         prediction.trace.save(options.out)
         say_written(options.out, counted(len(prediction.trace), "predicted step"), WITHOUT_NOISE)
@@ -330,7 +330,7 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
     predicted = {name: interval.value for name, interval in unchanged.intervals.items()}
     for name in names:
         interval, now = prediction.intervals[name], predicted.get(name)
-        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.recorded)]
+        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.measured)]
         change = f"{interval.value / now - 1:+.0%}" if now else ""
         changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
@@ -358,7 +358,7 @@ def _tune(options: argparse.Namespace) -> int:
     grid = read_grid(options.sweep) if options.sweep else None
     predictor = _predictor(options)
     tuning = tune(predictor.trace, options.slo, grid=grid, predictor=predictor, force=options.force, progress=True)
-    print(tuning)
+    say_text(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
         say_written(options.out, hint=ONCE)

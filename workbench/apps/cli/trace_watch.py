@@ -21,6 +21,7 @@ from workbench.apps.cli.options import (
     load_trace,
     parts_of,
 )
+from workbench.apps.cli.say import say
 from workbench.base.field_checks import integer
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _watch_server(options: argparse.Namespace) -> int:
         if options.kv_events:
             follower.events = stack.enter_context(LiveEvents(options.kv_events))
         stack.enter_context(follower)
-        print(ONLY_A_RECORDING, flush=True)
+        say(ONLY_A_RECORDING)
         _serve(options, partial(app.serve_session, make_server_app(follower)), options.trace)
     return 0
 

@@ -16,6 +16,7 @@ from workbench.apps.cli.options import (
     load_ranks,
     parts_of,
 )
+from workbench.apps.cli.say import say_text
 from workbench.base.field_checks import number
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     number("--seconds", options.seconds, 0.0, low_open=True)
     is_stuck = False
     for name, answer in _answers(options):
-        print(f"{name}: {answer}" if name else answer)
+        say_text(f"{name}: {answer}" if name else answer)
         is_stuck |= answer.is_stuck
     return 1 if options.fail_if_stuck and is_stuck else 0
 

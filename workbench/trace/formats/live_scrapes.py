@@ -144,7 +144,7 @@ def fetch_scrape(url: str) -> Scrape:
     except URLError as problem:
         raise OSError(f"{address} does not answer: {problem.reason}; does vLLM serve there?") from None
     except HTTPException as problem:
-        raise TraceError(f"{address} does not speak HTTP: {problem!r}") from None
+        raise TraceError(f"{address} does not speak HTTP: {type(problem).__name__}: {problem}") from None
     scrape = Scrape(time.time(), samples_of(address, text.decode("utf-8", "replace")))
     return vllm_only(address, [scrape])[0]
 

@@ -25,7 +25,7 @@ from workbench.base.on_demand import extra_for
 from workbench.base.outside_files import open_text
 from workbench.base.text import shown
 from workbench.trace.errors import TraceError
-from workbench.trace.readings.metrics import amount
+from workbench.trace.readings.metrics import amount, number
 
 MARK = re.compile(r"^# scraped (\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 """The comment before a scrape, with seconds since the epoch."""
@@ -144,8 +144,8 @@ class Window:
         ranges = []
         for percentile in PERCENTILES:
             low = 0.0
-            for bound, number in below:
-                if number >= percentile * count:
+            for bound, seen in below:
+                if seen >= percentile * count:
                     ranges.append(BucketRange(low, bound))
                     break
                 low = bound
@@ -169,7 +169,7 @@ class Window:
         output, prompt = (self.increase(f"vllm:{kind}_tokens_total") for kind in ("generation", "prompt"))
         rates = [f"{self.num_finished / seconds:.2f} requests ended per second"]
         rates += [
-            f"{tokens / seconds:.1f} {name} tokens/s"
+            f"{number(tokens / seconds)} {name} tokens/s"
             for name, tokens in (("prompt", prompt), ("output", output))
             if tokens is not None
         ]
@@ -177,7 +177,7 @@ class Window:
         if self.num_steps:
             tokens = self.increase("vllm:iteration_tokens_total_sum") or 0.0
             yield (
-                f"{self.num_steps:.0f} steps of {tokens / self.num_steps:.1f} tokens on average, at most "
+                f"{self.num_steps:,.0f} steps of {number(tokens / self.num_steps)} tokens on average, at most "
                 f"{amount(seconds / self.num_steps, 's')} each"
             )
         for name, metric in LATENCIES.items():
@@ -196,7 +196,7 @@ class Window:
             yield f"prefix cache: {hits / queries:.0%} of {queries:.0f} prompt tokens found"
         preemptions = self.increase("vllm:num_preemptions_total")
         if preemptions is not None:
-            yield f"{preemptions:.0f} preemptions"
+            yield f"{preemptions:,.0f} preemptions"
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,22 +315,22 @@ def read_scrapes(path: str | os.PathLike[str]) -> Scrapes:
     with open_text(path, errors="replace") as file:
         _, *pieces = MARK.split(file.read())
     scrapes = []
-    for number, (at, text) in enumerate(zip(pieces[::2], pieces[1::2]), start=1):
+    for place, (at, text) in enumerate(zip(pieces[::2], pieces[1::2]), start=1):
         if float(at) > MAX_EPOCH:
             raise TraceError(
-                f"{path}, scrape {number}: its time must be in seconds since 1970, at most {MAX_EPOCH:g}, got "
+                f"{path}, scrape {place}: its time must be in seconds since 1970, at most {MAX_EPOCH:g}, got "
                 f"{shown(at)}"
             )
         if text.strip():  # an empty one: the server did not answer
-            scrapes.append(Scrape(float(at), samples_of(f"{path}, scrape {number}", text)))
+            scrapes.append(Scrape(float(at), samples_of(f"{path}, scrape {place}", text)))
     if len(scrapes) < 2:
         raise TraceError(
             f"{path} holds {len(scrapes)} scrapes, and at least 2 are needed: write a line '# scraped SECONDS' before "
             "each of them"
         )
-    for number, (before, after) in enumerate(pairwise(scrapes), start=2):
+    for place, (before, after) in enumerate(pairwise(scrapes), start=2):
         if after.at <= before.at:
-            raise TraceError(f"{path}, scrape {number}: its time {after.at} must be later than {before.at}")
+            raise TraceError(f"{path}, scrape {place}: its time {after.at} must be later than {before.at}")
     return Scrapes(Path(path), tuple(vllm_only(path, scrapes)))
 
 

@@ -23,6 +23,7 @@ from typing import Literal
 
 from workbench.base.text import counted, printable
 from workbench.trace.errors import TraceError
+from workbench.trace.readings.metrics import number
 from workbench.trace.text_file import beginning, text_lines
 
 Server = Literal["vLLM", "SGLang", "llama-server"]
@@ -112,20 +113,20 @@ class ServerLog:
         return "\n".join(lines)
 
     def _figures(self) -> Iterator[tuple[str, str]]:
-        figures: dict[str, tuple[Callable[[Load], float | None], str]] = {
-            "running requests": (lambda load: load.running, ".1f"),
-            "waiting requests": (lambda load: load.waiting, ".1f"),
-            "use of the KV cache": (lambda load: load.kv_use, ".0%"),
-            "tokens per second": (lambda load: load.tokens_per_second, ".1f"),
-            "hits in the prefix cache": (lambda load: load.hit_rate, ".0%"),
+        figures: dict[str, tuple[Callable[[Load], float | None], Callable[[float], str]]] = {
+            "running requests": (lambda load: load.running, number),
+            "waiting requests": (lambda load: load.waiting, number),
+            "use of the KV cache": (lambda load: load.kv_use, "{:.0%}".format),
+            "tokens per second": (lambda load: load.tokens_per_second, number),
+            "hits in the prefix cache": (lambda load: load.hit_rate, "{:.0%}".format),
         }
-        for name, (read, form) in figures.items():
+        for name, (read, words) in figures.items():
             values = [value for load in self.loads if (value := read(load)) is not None]
             if not values:
                 yield name, "unknown"
                 continue
             mean, high = sum(values) / len(values), max(values)
-            yield name, f"{mean:{form}} on average, at most {high:{form}}, at the end {values[-1]:{form}}"
+            yield name, f"{words(mean)} on average, at most {words(high)}, at the end {words(values[-1])}"
 
 
 def trouble_lines(log: ServerLog) -> Iterator[str]:

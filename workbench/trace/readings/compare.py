@@ -22,7 +22,7 @@ from workbench.trace.readings.divergence import (
     token_difference,
 )
 from workbench.trace.readings.matching import Matching, match_requests
-from workbench.trace.readings.metrics import RequestMetrics, number
+from workbench.trace.readings.metrics import RequestMetrics, amount, number
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.recorded_when import recorded_when
 from workbench.trace.readings.spread import typical_change
@@ -142,8 +142,9 @@ class Comparison:
         requests = sorted(self.requests, key=lambda request: order[request.request_id])
         is_measured = self.unit == "s" and not (_is_simulated(self.a) and _is_simulated(self.b))
         for measure in self.measures:
-            unit = f" {measure.unit}" if measure.unit else ""
-            line = f"{measure.name}: {number(measure.a)} -> {number(measure.b)}{unit}"
+            unit = f" {measure.unit}" if measure.unit not in ("", "s") else ""
+            a, b = (amount(each, "s") if measure.unit == "s" else number(each) for each in (measure.a, measure.b))
+            line = f"{measure.name}: {a} -> {b}{unit}"
             statistic, _, latency = measure.name.partition(" ")
             if statistic != "mean":
                 # Nobody knows the spread of a tail, or of a throughput, from two runs alone.

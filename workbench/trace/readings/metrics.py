@@ -390,26 +390,35 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
 def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
     """The summary of a run as a table of plain text."""
     width = terminal_width()
-    rows = [["latency", *STATISTICS, "count"]]
-    for title, name in LATENCIES:
-        found: Distribution = getattr(summary, name)
-        rows.append([title, *(found.amount(each, summary.unit) for each in STATISTICS), f"{found.count:,}"])
     note = open_note(summary)
     return "\n".join(
         [
             *(piece for line in heading_lines(summary, speculation) for piece in wrapped(line, width)),
             "",
-            *table_lines(rows, left=(0,), width=width),
+            *latency_lines({name: getattr(summary, name) for _, name in LATENCIES}, summary.unit, width),
             *(wrapped(note, width) if note else ()),
         ]
     )
 
 
+def latency_lines(found: Mapping[str, Distribution], unit: str, width: int | None) -> list[str]:
+    """The lines of a table of latencies, by their fields in a summary, as wide as a terminal."""
+    rows = [["latency", *STATISTICS, "count"]]
+    for title, name in LATENCIES:
+        if name in found:
+            amounts = (found[name].amount(each, unit) for each in STATISTICS)
+            rows.append([title, *amounts, f"{found[name].count:,}"])
+    return table_lines(rows, left=(0,), width=width)
+
+
+def run_length(seconds: float) -> str:
+    """The length of a run, with more digits than a latency has."""
+    return f"{seconds:,.3f} s" if seconds >= 1 else amount(seconds, "s")
+
+
 def _clock_words(clock: RunClock) -> str:
     """The length of a run, the idle time in it, and the wait before it."""
-    length, since_arrival = (
-        f"{each:.3f} s" if clock.duration >= 1 else amount(each, "s") for each in (clock.duration, clock.since_arrival)
-    )
+    length, since_arrival = run_length(clock.duration), run_length(clock.since_arrival)
     idle = f" with {amount(clock.idle, 's')} idle" if clock.idle else ""
     has_waited = clock.before > WORTH_SAYING * clock.duration
     return f", {length}{idle}" + (f"; {since_arrival} from the first arrival on" if has_waited else "")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from workbench.base.text import settings_text
 from workbench.viz.layout.axis import Axis
 
 _TIMES = {
@@ -112,7 +113,7 @@ def _marks(
         axes = Axis.around([point.x for point in points]), Axis.around([point.y for point in points])
         return ParetoPanel((_title(name, unit, has_idle), _title(upwards, unit, has_idle)), axes, points)
 
-    lines = [(numbers[id(row)], ", ".join(f"{name}={row[name]}" for name in settings)) for row in front]
+    lines = [(numbers[id(row)], settings_text({name: row[name] for name in settings})) for row in front]
     return ParetoMarks([panel(*pair) for pair in axes], len(shown), len(front), lines if settings else [])
 
 
