@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS, EXECUTED = ROOT / "notebooks", ROOT / ".docs-notebooks"
 MAX_TEXT = 4_000
 """Maximum number of characters of a printed output on a page."""
-QUIET = ["--log-level=ERROR"]
-"""A kernel warns that its connection is not encrypted; it never leaves this machine."""
 
 
 def cells(name: str) -> list[dict[str, Any]]:
@@ -65,9 +63,7 @@ def main() -> int:
         print(source.name, flush=True)
         notebook = nbformat.read(source, as_version=4)
         try:
-            notebook_client(notebook, resources={"metadata": {"path": NOTEBOOKS}}, extra_arguments=QUIET).execute(
-                env=environment
-            )
+            notebook_client(notebook, resources={"metadata": {"path": NOTEBOOKS}}).execute(env=environment)
         except CellExecutionError as problem:
             print(problem, file=sys.stderr)
             failed = 1

@@ -130,6 +130,17 @@ def test_a_limit_inside_the_interval_is_not_decided(recording):
     assert recording.tune({"ttft_p50": now / 9}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "misses"
 
 
+def test_a_target_that_the_recorded_setting_meets_too_is_no_reason_to_change_it(recording):
+    grid, name = {"max_num_seqs": [4, 8, 32]}, "ttft_p99"
+    predictor = Predictor(recording, num_draws=3)
+    highest = 1.01 * predictor.predict(max_num_seqs=32)[name].high
+    far, near = (recording.tune({name: limit}, grid=grid, num_draws=3) for limit in (100.0, highest))
+    for tuning in (far, near):
+        assert tuning.best.changes == {"max_num_seqs": 32} and tuning.verdict == "meets"
+        also = "so does the setting of now" in repr(tuning)
+        assert also == (tuning.current.prediction[name].high <= tuning.slo[name]) == (tuning is far)
+
+
 def test_whatif_runs_at_the_recorded_times(recording):
     again = recording.whatif()
     for request_id, info in recording.requests.items():

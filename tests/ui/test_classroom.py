@@ -123,13 +123,15 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     lesson.get_by_role("button", name="Close").click()
     box.get_by_text("Who waits in step 12?").wait_for(state="detached")
     lesson.get_by_label("Question").fill("How many steps?")
-    lesson.get_by_label("Choices").fill("")
+    assert lesson.get_by_label("Choices").input_value() == "", "the choices are those of one question"
     lesson.get_by_role("button", name="Ask the class").click()
     followers[0].wait("view.status.class.question")
     box = followers[0].root.get_by_label("Your prediction")
-    box.fill("42")
+    box.fill("1000042")
     box.press("Enter")
-    teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '42'")
+    teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '1,000,042'")
+    lesson.get_by_role("button", name="Show the picture").click()
+    followers[0].root.get_by_text("You answered 1,000,042.").wait_for()
 
 
 def tells_nothing(page):
@@ -139,7 +141,9 @@ def tells_nothing(page):
     answers = page.view("view.controls.search.found.map(({ words }) => words)")
     assert answers == ["The class predicts: the pictures come after its answers."]
     assert page.root.get_by_text(answers[0]).first.is_visible()
-    page.view("(view.controls.search.input.value = '', view.controls.search.typed())")
+    page.view("(view.controls.search.input.value = '', view.controls.search.typed(), view.toggleFork())")
+    assert page.view("view.whatIf.element.hidden !== false"), "nor what would happen under another setting"
+    assert page.view("view.controls.message.textContent") == answers[0]
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -181,6 +185,21 @@ def test_the_role_of_a_page_outlives_a_reload(open_page, address):
     teacher.wait("view.status.message.includes('not the teacher')")
     teacher.frame()
     assert teacher.view("sessionStorage.getItem('workbench-class')") is None
+
+
+def test_a_teacher_who_stops_can_teach_again(open_page, address):
+    url, room = address
+    teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
+    follower.wait("view.status.class?.taught")
+    lesson = teacher.root.get_by_role("region", name="Class")
+    lesson.get_by_role("button", name="Stop teaching").click()
+    follower.wait("!view.status.class.taught")
+    lesson.get_by_text("You have stopped teaching.").wait_for()
+    assert not lesson.get_by_role("button", name="Follow the teacher").is_visible(), "there is none"
+    teacher.page.reload()
+    teacher.root.get_by_role("region", name="Class").get_by_role("button", name="Teach again").click()
+    follower.wait("view.status.class.taught")
+    teacher.wait("view.status.class.role === 'teacher'")
 
 
 def test_a_phone_that_is_loaded_again_is_counted_once(open_page, address):
@@ -248,8 +267,22 @@ def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_l
         assert not follower.root.locator("[data-panel=weights]").is_visible(), "a page that may not capture"
         teacher.root.get_by_role("button", name="What if").click()
         # Another token budget could be refused: the times of so short a run vary.
+        teacher.root.get_by_role("spinbutton", name="num_blocks").fill("3")
+        bet = teacher.root.get_by_role("button", name="Let the class bet")
+        bet.click()
+        teacher.wait("view.status.message.includes('num_blocks=3 is too small')")
+        assert not follower.view("view.status.class.question"), "a duel that cannot be settled"
+        what_if = teacher.root.get_by_role("button", name="What if")
+        what_if.click()
+        teacher.root.get_by_role("spinbutton", name="num_blocks").fill("128")
         teacher.root.get_by_role("spinbutton", name="max_num_seqs").fill("1")
-        teacher.root.get_by_role("button", name="Let the class bet").click()
+        bet.click()
+        follower.wait("view.status.class.question")
+        teacher.root.get_by_role("button", name="Call it off").click()
+        follower.wait("!view.status.class.question")
+        assert not follower.view("view.status.class.score")
+        what_if.click()
+        bet.click()
         follower.wait("view.status.class.question")
         teacher.wait("view.status.class.question")
         teacher.frame()

@@ -73,6 +73,24 @@ def test_a_step_plays_in_five_scenes_and_the_browser_records_it(page_of_a_run, t
     assert size == [960, 540] and len(film) > 20_000
 
 
+def test_a_scene_that_is_chosen_while_the_film_stands_is_complete(page_of_a_run):
+    page = page_of_a_run
+    page.get_by_role("button", name="Explain this step").click()
+    page.wait_for_function(f"() => {FILM}.playing")
+    pixels = f"() => Array.from({FILM}.canvas.getContext('2d').getImageData(0, 140, 960, 360).data).join()"
+    chosen = []
+    for scene in ("attention", "blocks"):
+        page.evaluate(f"{FILM}.playing = true")
+        page.locator(f".wb-film [data-scene={scene}]").click()
+        beginning = page.evaluate(pixels)  # it plays from there
+        page.evaluate(f"{FILM}.playing = false")
+        page.locator(f".wb-film [data-scene={scene}]").click()
+        chosen.append(page.evaluate(pixels))
+        page.evaluate(f"({FILM}.time = 4 * Math.floor({FILM}.time / 4) + 3.9, {FILM}.draw())")
+        assert page.evaluate(pixels) == chosen[-1] != beginning
+    assert chosen[0] != chosen[1]
+
+
 @pytest.mark.parametrize("width", [320, 390, 1100])
 def test_the_words_of_a_scene_are_large_enough_to_read(browser, tmp_path, width):
     """Letters as high on a phone as elsewhere, none outside the picture; a film that is saved keeps its size."""

@@ -193,7 +193,8 @@ def test_the_marks_of_a_tuning(is_best, slow):
     ]
     tuning = Tuning(
         rows=tuple(once), settings=("seats",), slo={"tpot_p50": 1.0, "ttft_p99": 1.0}, best=best, current=current,
-        runners_up=tuple(runners_up), verdict="meets", losers=(), check=Check(None),
+        runners_up=tuple(runners_up), verdict="meets", current_verdict="meets", losers=(),
+        check=Check(None),
     )  # fmt: skip
     marks = tuning_marks(tuning)
     unit, factor = ("s", 1) if slow else ("ms", 1000)

@@ -115,3 +115,14 @@ def test_the_beginning_after_each_pause_is_labelled(deno_page, width):
     # The two begin within 40 pixels on a phone, where the second has no room beside the first.
     assert shown == (begins if width > 430 else begins[:1]), labels
     assert times == sorted(times)
+
+
+def test_an_axis_in_minutes_has_no_part_of_a_second_after_a_pause(deno_page):
+    """Its labels differ, though a second is coarser than where the step after the pause begins."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 30}, "max_tokens": 20, "arrival_time": at} for i, at in
+                enumerate((0.0, 0.3, 703.61, 703.9))]  # fmt: skip
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=0.31, per_row=1e-4))
+    deno_page.open(trace, width=1280)
+    labels = [words for _, _, words in Marks(deno_page.painted("timeline")["marks"]).texts(y=144) if ":" in words]
+    assert len(labels) > 4 and len(set(labels)) == len(labels), labels
+    assert {"0:02 min", "11:44 min"} <= set(labels) and not any("." in words for words in labels), labels

@@ -154,7 +154,8 @@ def tune(
         best=best,
         current=current,
         runners_up=runners_up,
-        verdict="cannot tell" if predictor.check.caution else _verdict(best.prediction, limits),
+        verdict=_verdict(best.prediction, limits, predictor.check.caution),
+        current_verdict=_verdict(current.prediction, limits, predictor.check.caution),
         losers=_losers(current.prediction.outcome.e2e, best.prediction.outcome.e2e) if best is not current else (),
         rows=tuple(mark_front(rows, list(limits))),
         check=predictor.check,
@@ -181,7 +182,11 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -
     return fmean(wins) >= 0.85 if wins else one.score < other.score
 
 
-def _verdict(prediction: Prediction, slo: Mapping[str, float]) -> str:
+def _verdict(prediction: Prediction, slo: Mapping[str, float], caution: str) -> str:
+    """The target against an interval; predictions with a caution cannot tell."""
+    if caution:
+        return "cannot tell"
+
     def ratios(end: str) -> float:
         values = {}
         for name in slo:

@@ -124,6 +124,7 @@ class Tuning:
         current: The recorded setting.
         runners_up: The next best settings.
         verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting.
+        current_verdict: The same of the recorded setting.
         losers: Requests that end later than in the recorded setting, as (request, seconds before, seconds after).
         rows: Every setting of the sweep with the values of one simulation, so they differ from those of the candidates,
             which are means of several; "pareto" marks those that no other one beats.
@@ -137,6 +138,7 @@ class Tuning:
     current: Candidate
     runners_up: tuple[Candidate, ...]
     verdict: str
+    current_verdict: str
     losers: tuple[tuple[str, float, float], ...]
     rows: tuple[dict[str, Any], ...]
     check: Check
@@ -280,7 +282,8 @@ class Tuning:
                 f"this one is the closest by {worst}" if self.is_closest else "none is surely closer than this one"
             )
             return f"misses {self._misses_words}; no setting of the sweep meets the target, and {closest}"
-        return _VERDICTS[self.verdict]
+        also = self.best is not self.current and self.verdict == self.current_verdict == "meets"
+        return _VERDICTS[self.verdict] + (", and so does the setting of now" if also else "")
 
     def _repr_html_(self) -> str | None:
         return picture("Tuning", self)

@@ -24,6 +24,7 @@ from workbench.base.field_checks import choice
 from workbench.base.field_checks import number as number_field
 from workbench.base.on_demand import extra_for
 from workbench.base.text import shown
+from workbench.trace.readings.metrics import number
 from workbench.viz import router_duel
 from workbench.viz.duel import SIDES, Score, question
 
@@ -359,7 +360,7 @@ class Classroom:
             return [(option, counts[option]) for option in self._question["choices"]]
         numbers = sorted(value for value in given if not isinstance(value, str))
         if len(set(numbers)) <= MAX_BARS:
-            return [(f"{value:g}", count) for value, count in sorted(Counter(numbers).items())]
+            return [(_answer_words(value), count) for value, count in sorted(Counter(numbers).items())]
         return _histogram(numbers)
 
     def _count(self) -> None:
@@ -376,6 +377,11 @@ class Classroom:
             visitor.on_news()
 
 
+def _answer_words(value: float) -> str:
+    """An answer as people write it, with all of its digits up to the sixth and without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1e6 else f"{value:,.6g}"
+
+
 def _histogram(numbers: list[float]) -> list[tuple[str, int]]:
     """Bars of equal width over sorted numbers, the outermost of which also count what is far away."""
     lower, _, upper = quantiles(numbers, n=4)
@@ -383,12 +389,13 @@ def _histogram(numbers: list[float]) -> list[tuple[str, int]]:
     low, high = max(numbers[0], lower - reach), min(numbers[-1], upper + reach)
     if low == high:  # most answers are the same number
         below, above = sum(number < low for number in numbers), sum(number > low for number in numbers)
-        return [(f"below {low:g}", below), (f"{low:g}", len(numbers) - below - above), (f"above {low:g}", above)]
+        most = _answer_words(low)
+        return [(f"below {most}", below), (most, len(numbers) - below - above), (f"above {most}", above)]
     edges = [low + i * (high - low) / MAX_BARS for i in range(MAX_BARS + 1)]
     bins = Counter(min(MAX_BARS - 1, max(0, bisect_right(edges, number) - 1)) for number in numbers)
-    words = [f"{left:.4g} to {right:.4g}" for left, right in pairwise(edges)]
+    words = [f"{number(left)} to {number(right)}" for left, right in pairwise(edges)]
     if numbers[0] < low:
-        words[0] = f"below {edges[1]:.4g}"
+        words[0] = f"below {number(edges[1])}"
     if numbers[-1] > high:
-        words[-1] = f"above {edges[-2]:.4g}"
+        words[-1] = f"above {number(edges[-2])}"
     return [(word, bins[i]) for i, word in enumerate(words)]

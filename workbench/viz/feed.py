@@ -345,11 +345,18 @@ class Feed:
             return
         if (routers := values.get("routers")) is not None:
             routers = router_duel.read_routers(routers)
-        question(values.get("changes") or {}, str(values.get("measure")), routers)  # which may refuse
+        changes = values.get("changes") or {}
+        question(changes, str(values.get("measure")), routers)  # which may refuse
+        fork = self._fork()
 
         def ask() -> None:
-            """Say in the question in which unit the duel can be settled, and what the run has now."""
+            """Say in the question in which unit the duel can be settled, and what the run has now.
+
+            A change that the requests so far cannot have is refused here, before anybody has bet.
+            """
             trace = self._newest_trace()
+            if changes and len(trace):
+                fork(at_step=_first_step(trace), **changes)
             self._bets = {**values, "unit": unit_of_changes(trace), "now": trace.config}
 
         self._in_background(ask)

@@ -14,6 +14,9 @@ from nbclient import NotebookClient
 from nbclient.output_widget import OutputWidget
 from nbformat import NotebookNode
 
+QUIET = ["--log-level=ERROR"]
+"""A kernel warns that its connection is not encrypted; it never leaves this machine."""
+
 
 class WakingOutput(OutputWidget):
     """The client's side of an `Output` widget."""
@@ -31,6 +34,6 @@ def notebook_client(notebook: NotebookNode, **options: Any) -> NotebookClient:
         notebook: Its cells get the outputs.
         options: Those of nbclient's client, such as ``timeout``, the maximum time of a cell in seconds.
     """
-    client = NotebookClient(notebook, **options)
+    client = NotebookClient(notebook, extra_arguments=QUIET, **options)
     client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = WakingOutput
     return client

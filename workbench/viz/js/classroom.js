@@ -2,7 +2,7 @@
 // predict before they see the picture. The page of each visitor says what its host knows of the class; see
 // workbench/viz/classroom.py.
 
-import { counted, h, plain, replace, setText, table } from "./dom.js";
+import { counted, formatNumber, h, plain, replace, setText, table } from "./dom.js";
 import { form, submitButton } from "./popovers.js";
 import { keep, kept } from "./tab.js";
 
@@ -38,11 +38,14 @@ export class Classroom {
     this.asked = view.options.page ? roleOf(location.hash) : null;
     const button = (words, title, onclick, kind = "wb-button") =>
       h("button", { class: kind, type: "button", title, onclick }, words);
+    this.key = this.asked?.key || ""; // the key of a page that teaches, or has taught
     this.visitor = null;
     this.hides = false; // whether the pictures are hidden while the class predicts
     this.words = h("strong", {});
     this.follow = button("Follow the teacher", "See the step and the view of the teacher", () => this.join("follower"));
     this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
+    this.stop = button("Stop teaching", "Let the class go; this tab can teach again", () => this.join("visitor"));
+    this.again = button("Teach again", "Lead the class from this page", () => this.join("teacher", this.key));
     const copy = () => view.linkBox.show("The followers' link", this.link, this.copy, "pages opened by it follow you.");
     this.copy = button("Copy the followers' link", "Pages opened by it follow you", copy);
     const show = () => this.view.send("class", { what: "code", link: this.facts.code?.length ? "" : this.link });
@@ -63,7 +66,8 @@ export class Classroom {
     this.form = form({ class: "wb-form" }, () => this.ask(), this.prompt, this.choices, submitButton("Ask the class"));
     this.question = h("div", { class: "wb-predict", role: "status" });
     this.close = button("Close", "Take the answers away", () => this.view.send("class", { what: "close" }), "wb-quiet");
-    const bar = h("div", { class: "wb-bar" }, this.words, this.follow, this.leave, this.copy, this.show, this.open);
+    const buttons = [this.follow, this.leave, this.copy, this.show, this.open, this.stop, this.again];
+    const bar = h("div", { class: "wb-bar" }, this.words, buttons);
     this.element = h(
       "section",
       { class: "wb-class", hidden: true, "aria-label": "Class" },
@@ -76,14 +80,20 @@ export class Classroom {
 
   /** Take the role that the address has asked for; a class is told of every visitor. */
   begin() {
-    if (this.asked) this.join(this.asked.role, this.asked.key);
+    if (this.asked && this.asked.role !== "visitor") this.join(this.asked.role, this.key);
     else if (this.view.options.page && this.view.status.class) this.join("visitor");
   }
 
   join(role, key = "") {
-    keep(KEPT, role === "visitor" ? null : { role, key });
+    keep(KEPT, role === "visitor" && !this.key ? null : { role, key: this.key });
     this.visitor ??= kept(VISITOR) ?? newVisitor();
     this.view.send("class", { what: "join", role, key, visitor_id: this.visitor });
+  }
+
+  /** The server has refused the key, such as that of a server before. */
+  forget() {
+    this.key = "";
+    keep(KEPT, null);
   }
 
   get facts() {
@@ -96,7 +106,7 @@ export class Classroom {
 
   ask() {
     this.view.send("class", { what: "ask", text: this.prompt.value, choices: this.choices.value });
-    this.prompt.value = "";
+    this.prompt.value = this.choices.value = "";
   }
 
   /** Tell the followers the place of the teacher, a few times a second. */
@@ -136,18 +146,21 @@ export class Classroom {
   update() {
     const { role, taught, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
     this.keepPictures(this.facts);
-    if (role === "visitor" && this.view.status.message) keep(KEPT, null); // such as the key of a server before
+    if (role === "visitor" && this.view.status.message && kept(KEPT)?.role === "teacher") this.forget();
     const teaches = role === "teacher", follows = role === "follower";
-    this.element.hidden = !teaches && !follows && !taught;
+    this.element.hidden = !teaches && !follows && !taught && !this.key;
     this.hides = Boolean(question && (teaches || (follows && !answered)));
     this.view.root.toggleAttribute("data-predicting", this.hides);
     if (this.element.hidden) return;
     const count = teaches &&
       `You teach: ${followers} of ${counted(visitors, "visitor")} ${followers === 1 ? "follows" : "follow"}.`;
     const followed = taught ? "You follow the teacher." : "You follow: the teacher is not here yet.";
-    setText(this.words, teaches ? count : follows ? followed : "A teacher leads a class here.");
-    this.follow.hidden = teaches || follows;
-    this.leave.hidden = !teaches && !follows;
+    const beside = taught ? "A teacher leads a class here." : "You have stopped teaching.";
+    setText(this.words, teaches ? count : follows ? followed : beside);
+    this.follow.hidden = teaches || follows || !taught;
+    this.leave.hidden = !follows;
+    this.stop.hidden = !teaches;
+    this.again.hidden = teaches || follows || !this.key;
     this.copy.hidden =
       this.show.hidden =
       this.open.hidden =
@@ -219,13 +232,17 @@ export class Classroom {
   /** The number of answers so far, and the button that shows the answers and the picture to everybody. */
   progressOf({ text, duel, sides }, spread, followers) {
     const given = spread.reduce((sum, [, n]) => sum + n, 0);
-    const end = () => duel ? this.view.send("settle") : this.view.send("class", { what: "end" });
-    const words = duel ? "Settle the duel" : "Show the picture";
+    const end = () => this.view.send("class", { what: "end" }), settle = () => this.view.send("settle");
+    const button = (words, onclick, kind = "") =>
+      h("button", { class: `wb-button ${kind}`, type: "button", onclick }, words);
+    const buttons = duel
+      ? [button("Settle the duel", settle, "wb-primary"), button("Call it off", end)]
+      : button("Show the picture", end, "wb-primary");
     return [
       h("p", { class: "wb-asked" }, plain(text, 240)),
       sidesOf(sides),
       h("p", {}, `${given} of ${counted(followers, "follower")} answered.`),
-      h("button", { class: "wb-button wb-primary", type: "button", onclick: end }, words),
+      h("div", { class: "wb-bar" }, buttons),
     ];
   }
 
@@ -269,7 +286,8 @@ function sidesOf(sides) {
 /** The end of a question: all answers. The end of a duel: the winner, how many bet on it, and both sides. */
 function scoreOf(score, pictures) {
   if (score.asked) {
-    const own = score.mine !== null && h("p", {}, `You answered ${plain(String(score.mine), 60)}.`);
+    const mine = typeof score.mine === "number" ? formatNumber(score.mine, 6) : plain(String(score.mine), 60);
+    const own = score.mine !== null && h("p", {}, `You answered ${mine}.`);
     const all = score.spread.some(([, n]) => n) ? barsOf(score.spread) : h("p", {}, "Nobody answered.");
     return [h("p", { class: "wb-asked" }, plain(score.asked, 240)), own, all];
   }

@@ -2,7 +2,7 @@
 // It speaks to its host only through a model with get / set / save_changes / on / off, as anywidget defines it; a saved
 // page gives it a model that never changes.
 
-import { Classroom } from "./classroom.js";
+import { Classroom, HIDDEN } from "./classroom.js";
 import { Areas, isLayout, makePanels } from "./areas.js";
 import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
@@ -451,6 +451,7 @@ class View {
   }
 
   toggleFork() {
+    if (this.classroom.hides) return this.say(HIDDEN);
     if (!this.can("fork")) return this.say(this.live ? NO_FORK : this.status.explains ? NOT_SIMULATED : NO_HOST);
     if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
     if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);

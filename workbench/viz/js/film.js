@@ -62,8 +62,8 @@ export class Film {
     this.run = store.facts.run;
     this.scenes = scenesOf(store, this.step);
     setText(this.title, `Step ${formatNumber(store.label(this.step))} in five scenes`);
-    this.goTo(0);
     this.playing = true;
+    this.goTo(0);
     this.begin();
     this.view.changed("status");
     this.element.scrollIntoView?.({ block: "nearest" });
@@ -93,8 +93,9 @@ export class Film {
     this.begin();
   }
 
+  /** Go to the beginning of a scene; while the film stands, to the complete scene. */
   goTo(scene) {
-    this.time = scene * SECONDS;
+    this.time = (scene + (this.playing ? 0 : BUILDING)) * SECONDS;
     this.draw();
   }
 
@@ -134,9 +135,9 @@ export class Film {
       if (this.open) offerFile(new Blob(parts, { type }), `step-${label}.${end}`);
     };
     setText(this.save, "Recording…");
+    this.playing = true;
     this.goTo(0);
     recorder.start();
-    this.playing = true;
     this.begin();
     const watch = setInterval(() => {
       if (this.playing && this.recorder) return;

@@ -90,19 +90,21 @@ export class StepAxis {
 
   /**
    * Round times of the visible stretches, all at one distance, and with pauses the beginning of each stretch, which is
-   * seldom round: then all labels have a digit more, and a round time leaves room for the beginning after it.
+   * seldom round: then all labels have a digit more, down to a second of those in minutes, and a round time leaves room
+   * for the beginning after it.
    */
   timeTicks(count) {
     const { stretches, leftOut } = this.stretches, span = stretches.at(-1)[1], paused = stretches.length > 1;
-    const distance = timeDistance(this.t1 - this.t0, count, inMinutes(span, span));
+    const minutes = inMinutes(span, span), distance = timeDistance(this.t1 - this.t0, count, minutes);
+    const precision = paused ? Math.max(distance / 10, minutes && distance >= 1 ? 1 : 0) : distance;
     const values = stretches.flatMap(([from, to], i) => {
       const round = multiples(from, to, distance);
       if (!paused) return round;
       const next = stretches[i + 1], last = this.x1 + 8 - LABEL; // a label may end a little after the axis
       const end = next ? Math.min(this.xOfMoment(next[0]), last) - LABEL : Infinity;
-      return [from, ...round.filter((time) => time > from && this.xOfMoment(time) <= end)];
+      return [from, ...round.filter((time) => time - from >= precision && this.xOfMoment(time) <= end)];
     });
-    return { values, leftOut, label: timeLabel(values.at(-1) ?? span, span, paused ? distance / 10 : distance) };
+    return { values, leftOut, label: timeLabel(values.at(-1) ?? span, span, precision) };
   }
 
   /** The pixel of a time since the zero of the run; null for one that is left out, because nothing ran. */
