@@ -473,6 +473,20 @@ def test_a_preset_opens_at_what_it_is_about_and_stays_when_a_slider_moves(open_p
     assert page.page.input_value("#request") == slowest and slowest in page.text("explanation")
 
 
+@pytest.mark.parametrize("width", [1100, 1280, 1440])
+def test_the_buttons_of_a_panel_share_the_line_of_its_title(open_playground, width):
+    page = open_playground(viewport={"width": width, "height": 900})
+    below = page.page.evaluate(
+        """() => [...document.getElementById("view").shadowRoot.querySelectorAll(".wb-panel > header")]
+            .filter((e) => e.offsetParent).map((e) => {
+                const { bottom } = e.querySelector("h3").getBoundingClientRect();
+                const buttons = [...e.querySelectorAll("button")].filter((each) => each.offsetWidth);
+                return [e.parentElement.dataset.panel, ...buttons.map((each) => each.getBoundingClientRect().top < bottom)];
+            })"""
+    )
+    assert "pool" in [name for name, *_ in below] and all(all(same) for _, *same in below), below
+
+
 def test_a_bet_on_a_phone_shows_the_settings_of_b(open_playground):
     page = open_playground(viewport={"width": 390, "height": 800})
     page.page.click("#pin")
