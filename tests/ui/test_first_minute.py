@@ -110,7 +110,8 @@ HEADS = """(root) => [...root.querySelectorAll(".wb-panel > header")].filter((e)
     const buttons = [...header.querySelectorAll("button")].filter((e) => e.offsetWidth);
     const lines = document.createRange();
     lines.selectNodeContents(header.querySelector(".wb-hint"));
-    const covers = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    const crosses = (a, b, from, to) => a[from] < b[to] - 1 && b[from] < a[to] - 1;
+    const covers = (a, b) => crosses(a, b, "left", "right") && crosses(a, b, "top", "bottom");
     const name = header.parentElement.dataset.panel;
     const below = buttons.filter((e) => place(e).top > top + height).map((e) => `${name}: ${e.textContent}`);
     const over = buttons.filter((e) => [...lines.getClientRects()].some((line) => covers(place(e), line)));

@@ -481,7 +481,8 @@ def test_the_buttons_of_a_panel_share_the_line_of_its_title(open_playground, wid
             .filter((e) => e.offsetParent).map((e) => {
                 const { bottom } = e.querySelector("h3").getBoundingClientRect();
                 const buttons = [...e.querySelectorAll("button")].filter((each) => each.offsetWidth);
-                return [e.parentElement.dataset.panel, ...buttons.map((each) => each.getBoundingClientRect().top < bottom)];
+                const beside = buttons.map((each) => each.getBoundingClientRect().top < bottom);
+                return [e.parentElement.dataset.panel, ...beside];
             })"""
     )
     assert "pool" in [name for name, *_ in below] and all(all(same) for _, *same in below), below

@@ -115,3 +115,13 @@ def test_the_beginning_after_each_pause_is_labelled(deno_page, width):
     # The two begin within 40 pixels on a phone, where the second has no room beside the first.
     assert shown == (begins if width > 430 else begins[:1]), labels
     assert times == sorted(times)
+
+
+def test_metrics_name_the_axis_that_they_have(deno_page):
+    trace, _ = run("idle")
+    deno_page.open(trace)
+    for axis, name in (("time", "time"), ("step", "steps"), ("time", "time")):
+        deno_page(f"view.cursor.axis = '{axis}'")
+        deno_page("view.changed('range')")
+        deno_page("page.frame()")
+        assert f"on the shared axis of {name};" in deno_page("view.panel('metrics').hintElement.textContent")
