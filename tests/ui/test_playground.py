@@ -274,6 +274,11 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     assert page.decodes() == decodes_of(fork(trace, max_num_batched_tokens=32))
     assert page.decodes("other") == decodes_of(trace)
     assert page.text("verdict") != ""
+    reset = page.page.locator("#reset")
+    assert reset.text_content() == "As recorded"
+    reset.click()
+    page.settle()
+    assert page.decodes() == decodes_of(trace) and reset.is_hidden()
     assert page.requests[before:] == [], "a recording causes no request"
     (tmp_path / "broken.jsonl").write_text("no trace\n")
     page.page.set_input_files("#file", tmp_path / "broken.jsonl")
@@ -283,6 +288,8 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     page.page.wait_for_selector("#workload:not([hidden])", timeout=PATIENCE)
     page.settle()
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
+    page.slide("max_num_batched_tokens", 32)
+    assert reset.text_content() == "As in the workload" and reset.is_visible()
 
 
 def test_times_that_cannot_be_compared_are_dashes(open_playground):
