@@ -103,6 +103,11 @@ class TestPage:
         links = re.findall(r"\]\((?!\w+:)([^)#\s]+)", prose(path))
         assert not [link for link in links if not (path.parent / link).exists()]
 
+    def test_its_tables_name_their_columns(self, path):
+        """A screen reader says nothing in front of a cell whose column has no name."""
+        heads = re.findall(r"^\|(.*)\|\n\|[-:| ]+\|$", prose(path), re.MULTILINE)
+        assert not [head for head in heads if not all(name.strip() for name in head.split("|"))]
+
     def test_every_dotted_name_can_be_imported(self, path):
         """``workbench.a.b.name`` in backticks, with or without a call after it."""
         import pkgutil
