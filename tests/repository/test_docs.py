@@ -68,6 +68,13 @@ def test_the_search_of_the_site_finds_no_page_of_solutions(site):
     assert not [location for location in found if location.startswith("instructors/")]
 
 
+def test_the_search_of_the_site_finds_what_a_button_is_called(site):
+    """It prefers titles: in the text alone, a word such as "first" is on ninety pages."""
+    folder, _ = site
+    docs = json.loads((folder / "search" / "search_index.json").read_text())["docs"]
+    assert {"playground/#bet-first"} == {entry["location"] for entry in docs if entry["title"].startswith("Bet first")}
+
+
 class _Loads(HTMLParser):
     """Collect the addresses that a browser would fetch to show a page."""
 
