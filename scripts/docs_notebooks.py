@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from html import escape
 from pathlib import Path
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS, EXECUTED = ROOT / "notebooks", ROOT / ".docs-notebooks"
 MAX_TEXT = 4_000
 """Maximum number of characters of a printed output on a page."""
+TITLE = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
+"""The title of an output. It is no heading of the page, whose levels it would skip."""
 
 
 def cells(name: str) -> list[dict[str, Any]]:
@@ -43,6 +46,7 @@ def outputs(cell: dict[str, Any]) -> list[str]:
             continue
         data = output.get("data", {})
         html, text = "".join(data.get("text/html", "")), "".join(data.get("text/plain", ""))
+        html = TITLE.sub(r"<p><strong>\2</strong></p>", html)
         found.append(f'<div class="wb-output">{html}</div>' if html and "<script" not in html else _plain(text))
     return [_plain(printed), *found] if printed else found
 

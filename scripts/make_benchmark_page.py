@@ -67,7 +67,7 @@ def serving_table() -> str:
     return (
         f"{result['workload']['what']}, arrivals at {result['workload']['rate']:g} per second, "
         f"{result['workload']['concurrency']} open at once, steps of {result['workload']['token_budget']} tokens; "
-        f"{provenance(result, repeats)}.\n\n{table(['', *(ARM_NAMES[arm] for arm in arms)], rows)}"
+        f"{provenance(result, repeats)}.\n\n{table(['measure', *(ARM_NAMES[arm] for arm in arms)], rows)}"
     )
 
 
@@ -83,7 +83,7 @@ def ratio_list() -> str:
     for pair, ratios in load("serving_random_small")["ratios"].items():
         ours, theirs = pair.split(" / ")
         rows.append([f"{ARM_NAMES[ours]} over {ARM_NAMES[theirs]}", *(spread(ratios[row]) for row in names)])
-    return table(["", *names.values()], rows)
+    return table(["pair", *names.values()], rows)
 
 
 def other_workloads() -> str:
@@ -129,7 +129,7 @@ def watched_table() -> str:
     for arm, name in WATCHED_NAMES.items():
         row, ratio = result["arms"][arm], result["cpu_over_record_on"][arm]
         rows.append([name, cell("cpu_s", row), cell("output_tokens_per_s", row), spread(ratio) if arm != "on" else "1"])
-    head = ["", "CPU time, s", "output tokens per s", "CPU time over record on"]
+    head = ["recording", "CPU time, s", "output tokens per s", "CPU time over record on"]
     repeats = result["arms"]["on"]["cpu_s"]["repeats"]
     return f"{result['workload']}; {provenance(result, repeats)}.\n\n{table(head, rows)}"
 
@@ -198,7 +198,7 @@ def speculation_table() -> str:
         accepted = f"{row['accepted_per_draft']:.0%}" if drafts else ""
         clocks = (number(row[f"times_as_fast_{clock}"]) for clock in ("cpu", "wall"))
         rows.append([name, str(drafts or ""), accepted, number(row["tokens_per_step"][pair]), *clocks])
-    head = ["", "drafts per step, up to", "accepted", "tokens per step", "times as fast, CPU", "wall"]
+    head = ["prompts, drafts", "drafts per step, up to", "accepted", "tokens per step", "times as fast, CPU", "wall"]
     machine, threads = result["machine"], result["threads"]
     where = f"{machine['processor']}, {threads} thread" + "s" * (threads > 1)
     return (

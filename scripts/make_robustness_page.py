@@ -58,7 +58,9 @@ def table(report):
             f"{100 * (max(memory) / memory[0] - 1):.1f}%; 3%"
         ),
     }  # fmt: skip
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {join(value, '; ')} |" for name, value in rows.items())])
+    return "\n".join(
+        ["| count | value |", "|---|---|", *(f"| {name} | {join(value, '; ')} |" for name, value in rows.items())]
+    )
 
 
 def times(quantiles):

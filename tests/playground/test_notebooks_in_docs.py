@@ -35,6 +35,13 @@ def test_pictures_and_texts_are_shown_and_scripts_are_not():
     assert docs_notebooks.outputs({"cell_type": "code", "source": ""}) == []
 
 
+def test_the_title_of_an_output_is_no_heading_of_the_page():
+    output = shown(**{"text/html": "<div><h4>A</h4><p>b</p><h5>C &amp; D</h5></div>"})
+    (found,) = docs_notebooks.outputs(cell(output))
+    assert "<strong>A</strong>" in found and "<strong>C &amp; D</strong>" in found
+    assert not any(f"h{level}>" in found for level in range(1, 7))
+
+
 def test_outputs_of_an_older_notebook_are_not_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(docs_notebooks, "ROOT", tmp_path)
     monkeypatch.setattr(docs_notebooks, "EXECUTED", tmp_path / "run")

@@ -68,6 +68,13 @@ def test_the_search_of_the_site_finds_no_page_of_solutions(site):
     assert not [location for location in found if location.startswith("instructors/")]
 
 
+def test_the_search_of_the_site_finds_what_a_button_is_called(site):
+    """It prefers titles: in the text alone, a word such as "first" is on ninety pages."""
+    folder, _ = site
+    docs = json.loads((folder / "search" / "search_index.json").read_text())["docs"]
+    assert {"playground/#bet-first"} == {entry["location"] for entry in docs if entry["title"].startswith("Bet first")}
+
+
 class _Loads(HTMLParser):
     """Collect the addresses that a browser would fetch to show a page."""
 
@@ -102,6 +109,11 @@ class TestPage:
     def test_every_relative_link_leads_somewhere(self, path):
         links = re.findall(r"\]\((?!\w+:)([^)#\s]+)", prose(path))
         assert not [link for link in links if not (path.parent / link).exists()]
+
+    def test_its_tables_name_their_columns(self, path):
+        """A screen reader says nothing in front of a cell whose column has no name."""
+        heads = re.findall(r"^\|(.*)\|\n\|[-:| ]+\|$", prose(path), re.MULTILINE)
+        assert not [head for head in heads if not all(name.strip() for name in head.split("|"))]
 
     def test_every_dotted_name_can_be_imported(self, path):
         """``workbench.a.b.name`` in backticks, with or without a call after it."""

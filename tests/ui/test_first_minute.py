@@ -105,6 +105,34 @@ def test_the_bar_of_the_cursor_keeps_its_row_when_the_page_is_behind(open_page, 
         assert bar.bounding_box()["height"] == before < 50, width
 
 
+HEADS = """(root) => [...root.querySelectorAll(".wb-panel > header")].filter((e) => e.offsetParent).map((header) => {
+    const place = (e) => e.getBoundingClientRect(), { top, height } = place(header.querySelector("h3"));
+    const buttons = [...header.querySelectorAll("button")].filter((e) => e.offsetWidth);
+    const lines = document.createRange();
+    lines.selectNodeContents(header.querySelector(".wb-hint"));
+    const crosses = (a, b, from, to) => a[from] < b[to] - 1 && b[from] < a[to] - 1;
+    const covers = (a, b) => crosses(a, b, "left", "right") && crosses(a, b, "top", "bottom");
+    const name = header.parentElement.dataset.panel;
+    const below = buttons.filter((e) => place(e).top > top + height).map((e) => `${name}: ${e.textContent}`);
+    const over = buttons.filter((e) => [...lines.getClientRects()].some((line) => covers(place(e), line)));
+    return [buttons.length, below, over.map((e) => `${name}: ${e.textContent}`)];
+})"""
+"""Of each panel the number of its buttons, those that are not on the line of its title, and those over its words."""
+
+
+@pytest.mark.parametrize("width", [1100, 1280, 1440])
+def test_the_buttons_of_a_panel_share_the_line_of_its_title_and_cover_no_words(open_page, serve, engine, width):
+    engine.run(progress=False)
+    page = open_page(serve(engine), width=width)
+    page.wait(f"view.store.numSteps === {len(engine.trace)}")
+    for view in ("story", "scheduler", "kernel"):
+        page.view("view.show(argument)", view)
+        page.frame()
+        heads = page.root.evaluate(HEADS)
+        assert max(count for count, *_ in heads) >= (4 if view == "kernel" else 3), "Copy, PNG and Table"
+        assert [faults for _, *faults in heads if any(faults)] == []
+
+
 # -- what if ------------------------------------------------------------------------------------------------------
 
 

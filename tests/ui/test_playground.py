@@ -274,6 +274,11 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     assert page.decodes() == decodes_of(fork(trace, max_num_batched_tokens=32))
     assert page.decodes("other") == decodes_of(trace)
     assert page.text("verdict") != ""
+    reset = page.page.locator("#reset")
+    assert reset.text_content() == "As recorded"
+    reset.click()
+    page.settle()
+    assert page.decodes() == decodes_of(trace) and reset.is_hidden()
     assert page.requests[before:] == [], "a recording causes no request"
     (tmp_path / "broken.jsonl").write_text("no trace\n")
     page.page.set_input_files("#file", tmp_path / "broken.jsonl")
@@ -283,6 +288,8 @@ def test_a_recording_is_dropped_forked_and_stays_in_the_page(open_playground, tm
     page.page.wait_for_selector("#workload:not([hidden])", timeout=PATIENCE)
     page.settle()
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
+    page.slide("max_num_batched_tokens", 32)
+    assert reset.text_content() == "As in the workload" and reset.is_visible()
 
 
 def test_times_that_cannot_be_compared_are_dashes(open_playground):
@@ -471,6 +478,21 @@ def test_a_preset_opens_at_what_it_is_about_and_stays_when_a_slider_moves(open_p
     times = simulate(PRESETS[preset].workload, config={"max_num_batched_tokens": 64}).metrics().requests
     slowest = max(times, key=lambda name: times[name].e2e.seconds)
     assert page.page.input_value("#request") == slowest and slowest in page.text("explanation")
+
+
+@pytest.mark.parametrize("width", [1100, 1280, 1440])
+def test_the_buttons_of_a_panel_share_the_line_of_its_title(open_playground, width):
+    page = open_playground(viewport={"width": width, "height": 900})
+    below = page.page.evaluate(
+        """() => [...document.getElementById("view").shadowRoot.querySelectorAll(".wb-panel > header")]
+            .filter((e) => e.offsetParent).map((e) => {
+                const { bottom } = e.querySelector("h3").getBoundingClientRect();
+                const buttons = [...e.querySelectorAll("button")].filter((each) => each.offsetWidth);
+                const beside = buttons.map((each) => each.getBoundingClientRect().top < bottom);
+                return [e.parentElement.dataset.panel, ...beside];
+            })"""
+    )
+    assert "pool" in [name for name, *_ in below] and all(all(same) for _, *same in below), below
 
 
 def test_a_bet_on_a_phone_shows_the_settings_of_b(open_playground):

@@ -70,6 +70,9 @@ def test_pool(drawn, name, width):
         assert [picture.legend_ends - 7.25] == [y for _, x, y, *_ in marks.frames(LIGHT.outline) if y < picture.top - 1]
         check_image(marks, facts, moment, picture, colours)
         check_cells(marks, facts, moment, picture)
+        hint, mark = page("view.panel('pool').hintElement.textContent"), "a number counts the requests that share"
+        assert (mark in hint) == (picture.cell >= 9), "what a cell of this size can have is named"
+        assert ("a dot marks a block that requests share" in hint) == (3 <= picture.cell < 9)
         check_groups(marks, facts, moment, picture, width)
         check_hits(page, facts, moment, picture)
         following = next_evicted(moment)

@@ -126,3 +126,13 @@ def test_an_axis_in_minutes_has_no_part_of_a_second_after_a_pause(deno_page):
     labels = [words for _, _, words in Marks(deno_page.painted("timeline")["marks"]).texts(y=144) if ":" in words]
     assert len(labels) > 4 and len(set(labels)) == len(labels), labels
     assert {"0:02 min", "11:44 min"} <= set(labels) and not any("." in words for words in labels), labels
+
+
+def test_metrics_name_the_axis_that_they_have(deno_page):
+    trace, _ = run("idle")
+    deno_page.open(trace)
+    for axis, name in (("time", "time"), ("step", "steps"), ("time", "time")):
+        deno_page(f"view.cursor.axis = '{axis}'")
+        deno_page("view.changed('range')")
+        deno_page("page.frame()")
+        assert f"on the shared axis of {name};" in deno_page("view.panel('metrics').hintElement.textContent")

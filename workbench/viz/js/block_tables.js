@@ -28,7 +28,7 @@ export class BlockTablesPanel extends CanvasPanel {
     super(view, {
       id: "tables",
       title: "Block tables",
-      hint: "physical block ids, each filled as far as it is used",
+      hint: "physical block ids, each filled as far as it is used; at the end, used slots of the last one",
       height: 120,
     });
     this.rows = [];

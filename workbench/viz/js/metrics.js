@@ -1,6 +1,6 @@
 // Metrics as small plots on the shared step axis; each shows its unit and its value at the cursor.
 
-import { counted, formatNumber, formatSeconds } from "./dom.js";
+import { counted, formatNumber, formatSeconds, setText } from "./dom.js";
 import { outlinedText, SMALL, text } from "./drawing.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
@@ -57,7 +57,7 @@ export class MetricsPanel extends StepPanel {
     super(view, {
       id: "metrics",
       title: "Metrics",
-      hint: "on the same step axis; the numbers are values at the cursor",
+      hint: "",
       height: 200,
     });
     this.metrics = [];
@@ -66,6 +66,8 @@ export class MetricsPanel extends StepPanel {
   layout() {
     this.metrics = this.store.numSteps ? metricsOf(this.store) : [];
     this.setHeight(TOP + Math.max(1, this.metrics.length) * ROW + 4);
+    const axis = this.cursor.byTime ? "time" : "steps";
+    setText(this.hintElement, `on the shared axis of ${axis}; the numbers are values at the cursor`);
   }
 
   /** Value of a metric in a step; for dots the mean of the step's tokens. */

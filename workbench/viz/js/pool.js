@@ -21,6 +21,11 @@ const LARGE = 2048, LEAST_SHOWN = 256;
 
 const HINT = "one cell per physical block, always in the same place";
 
+/** Least size in pixels of a cell with a number, and of one with a dot in its place. */
+const NUMBERED = 9, DOTTED = 3;
+
+const NUMBER = "a number counts the requests that share the block", DOT = "a dot marks a block that requests share";
+
 /** Space for the name and the numbers of a KV cache group. */
 const GROUP_WIDTH = 240, LINE = 18;
 
@@ -47,9 +52,7 @@ export class PoolPanel extends CanvasPanel {
   }
 
   layout() {
-    const size = this.shown = this.countShown(), last = this.store.pool.size - 1;
-    const unused = `; no step has used blocks ${formatNumber(size)} to ${formatNumber(last)}, which are left out`;
-    setText(this.hintElement, size <= last ? `${HINT}${unused}` : HINT);
+    const size = this.shown = this.countShown();
     this.columns = poolColumns(size);
     // A wide screen has more columns, of which each keeps its place as long as the width does.
     const isWide = globalThis.innerWidth >= WIDE;
@@ -62,6 +65,15 @@ export class PoolPanel extends CanvasPanel {
     this.top = this.legendEnd + 18 + (numGroups > 1 ? LINE * Math.ceil(numGroups / this.groupsPerLine) : 0);
     this.cell = Math.max(1, Math.min(isWide ? 2 * MOST_CELL : MOST_CELL, (this.width - 2) / this.columns));
     this.setHeight(this.top + Math.max(1, this.rows) * this.cell + 8);
+    setText(this.hintElement, this.hint());
+  }
+
+  /** The words below the title: those about marks that cells of this size can have. */
+  hint() {
+    const size = this.shown, last = this.store.pool.size - 1;
+    const mark = this.cell >= NUMBERED ? `; ${NUMBER}` : this.cell >= DOTTED ? `; ${DOT}` : "";
+    const unused = `; no step has used blocks ${formatNumber(size)} to ${formatNumber(last)}, which are left out`;
+    return `${HINT}${mark}${size <= last ? unused : ""}`;
   }
 
   /** Whether the whole legend fits on one line, also when every number is as long as that of all blocks. */
@@ -215,10 +227,10 @@ export class PoolPanel extends CanvasPanel {
       const [x, y] = this.xy(block);
       if (state[block] === CACHED && cell >= 10) hatch(context, x + 0.5, y + 0.5, cell - 1, cell - 1, evictable, 4);
       if (references[block] < 2) continue;
-      if (cell >= 9) {
+      if (cell >= NUMBERED) {
         const ink = inkOn(theme.hue(owner[block]) || colours.owned);
         text(context, String(references[block]), x + cell / 2, y + cell / 2 + 0.5, ink, SMALL, "center");
-      } else if (cell >= 3) {
+      } else if (cell >= DOTTED) {
         context.fillStyle = colours.outline;
         context.fillRect(x + cell / 2 - 1, y + cell / 2 - 1, 2, 2);
       }

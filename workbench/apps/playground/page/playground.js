@@ -216,6 +216,7 @@ class Playground {
   /** @param {object} [place] The place of the cursor that a link names, which stays in the address. */
   changed(place) {
     at("reset").hidden = !Object.keys(this.settings.config).length;
+    at("reset").textContent = this.recording ? "As recorded" : "As in the workload";
     this.stale = true;
     // A verdict is about the settings that were bet on, and numbers of before are not of a B that waits for its bet.
     if (this.judged || !at("bets").hidden) at("verdict").hidden = true;
