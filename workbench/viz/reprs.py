@@ -217,7 +217,7 @@ def _tokens_per_second(times: Sequence[float]) -> str:
 
 def metrics_html(metrics: TraceMetrics) -> str:
     """Metrics as a table in which each latency has its unit; ``print`` shows the same numbers as text."""
-    return _summary(metrics.summary, metrics.speculation)
+    return _summary(metrics.summary, metrics.speculation, metrics.pauses_note)
 
 
 def summary_html(summary: Summary) -> str:
@@ -225,19 +225,19 @@ def summary_html(summary: Summary) -> str:
     return _summary(summary, SpeculationMetrics())
 
 
-def _summary(summary: Summary, speculation: SpeculationMetrics) -> str:
+def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = "") -> str:
     first, *others = heading_lines(summary, speculation)
     rows = []
     for title, name in LATENCIES:
         found = getattr(summary, name)
         cells = [found.amount(statistic, summary.unit).replace(" ", NO_BREAK) for statistic in STATISTICS]
         rows.append((title.replace("  ", 2 * NO_BREAK), *cells, f"{found.count:,}"))
-    note = open_note(summary)
+    notes = filter(None, (open_note(summary), pauses))
     return fragment(
         f"<h4>{escape(first)}</h4>",
         *(f"<p>{escape(line)}</p>" for line in others),
         table(("latency", *STATISTICS, "count"), rows),
-        f"<p>{escape(note)}</p>" if note else "",
+        *(f"<p>{escape(note)}</p>" for note in notes),
     )
 
 
