@@ -451,3 +451,15 @@ def test_time_without_a_step_is_before_the_first_one_or_between_two(first, copie
     amounts = {each.kind: each.amount for each in part.explain("a").parts}
     before = {(0, False): 9.0, (0, True): 9.0, (2, False): 9.2, (2, True): 14.2}[first, copied]
     assert amounts[kinds["a"]] == pytest.approx(before)
+
+
+def test_the_lines_of_an_explanation_add_up_to_its_heading_with_the_smaller_parts():
+    recording = Trace.load("notebooks/data/vllm_served.jsonl.gz")
+    explanation = recording.explain(slowest(recording, 5)[2].request_id)
+    for span in explanation.spans:
+        listed = sum(part.amount for part in span.shown)
+        assert listed + span.smaller == pytest.approx(sum(part.amount for part in span.parts))
+    lines = [line for line in explanation.text().splitlines() if line.endswith("in smaller parts")]
+    assert len(lines) == sum(span.smaller > 0 for span in explanation.spans) > 0
+    assert not any(" 0% " in line for line in lines)
+    assert explanation._repr_html_().count("in smaller parts") == len(lines)

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from test_wrong_words import COMMANDS
@@ -34,7 +35,7 @@ MANY = {
     },
 }
 FILES = {
-    "workload.json": json.dumps({**WORKLOAD, "requests": WORKLOAD["requests"][:12]}),
+    "workload.json": Path("examples/workload.json").read_text(),
     "million.json": json.dumps(MANY),
     "access.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     + "".join(f"2026-01-01 00:00:{n:02}.0,{prompt},{output}\n" for n, (prompt, output) in enumerate(LENGTHS[:10])),
@@ -52,7 +53,6 @@ NOT_RUN = {
     r"why http": "it needs a running server; tests of analysis/why_metrics run one",
     r"kernel check$": "it takes minutes; tests/attention checks these kernels",
     r"fleet compare measured": "it simulates nine fleets, half a minute; tests/fleet compares them",
-    r"fleet split": "it simulates prompts of 10,000 tokens in ten fleets; tests/fleet finds a crossover",
     r"bench": "it needs a model and a data set; tests of bench run it",
     r"doctor smollm2": "it loads a model; tests of doctor run it",
     r"course slides": "it runs a notebook; tests/course makes slides",

@@ -62,6 +62,7 @@ def nothing_runs(monkeypatch):
         ([*SIZE, "ttft_p99=1s", "--load", "1x,0x"], "--load must be a multiple > 0 .* got '1x,0x'"),
         ([*SIZE, "ttft_p99=1s,speed=1s"], "slo names 'speed'; the names are"),
         ([*SPLIT, "100,x"], "--lengths must be numbers >= 1 .* got '100,x'"),
+        ([*SPLIT, "100,99999"], "num_blocks=.* is too small for the longest of lengths: 99,999 prompt tokens"),
         ([*SPLIT, "100,0"], "--lengths must be numbers >= 1 .* got '100,0'"),
         (["certify", "module:function", "--features", "prefix caching,x"], "features names 'x'; the features are"),
         (["bench", "--metric-percentiles", "50,x"], "argument --metric-percentiles: must be numbers from 0 to 100"),

@@ -343,3 +343,15 @@ def test_sessions_are_sized_too():
     assert two.values["output_throughput"] > 1.2 * one.values["output_throughput"]
     table = size(Demand.read(workload), "ttft_p99=500ms", router="sticky", repeats=1, highest=True)
     assert table.best is not None and "requests/s" not in repr(table) and "together" not in repr(table)
+
+
+def test_every_load_of_a_recording_has_the_check_of_the_recorded_one(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    simulate({**WORKLOAD, "generate": {**GENERATED, "num_requests": 30}}).save(path)
+    demand = Demand.read(path, load=2.0)
+    asked, row = [], Demand.row
+    monkeypatch.setattr(Demand, "row", lambda self, *of: asked.append(self.load) or row(self, *of))
+    checks = [demand.times(1.5).check, demand.check, demand.times(2).times(0.5).check]
+    assert checks[0] is checks[1] is checks[2] and asked == [1.0], "one simulation, of the load as it was recorded"
+    assert demand.times(1.5).check.errors["ttft_mean"] == pytest.approx(0.0, abs=0.02)
+    assert pickle.loads(pickle.dumps(demand.times(1.5))).check.errors == demand.check.errors

@@ -102,7 +102,9 @@ def test_every_view_has_the_same_clock(deno_page, seed, scale):
     assert number(said, r"; AMOUNT from the first arrival on") == pytest.approx(work + idle + before, **near)
     if idle:
         assert number(said, r"with AMOUNT idle") == pytest.approx(idle, **near)
-        assert float(re.search(r"\(([\d.,]+) and", said)[1].replace(",", "")) == pytest.approx(rate, rel=1e-3)
+    told = re.search(r"throughput: ([\d.,]+) output .* tokens per second(.*)", said)
+    assert float(told[1].replace(",", "")) == pytest.approx(rate, rel=1e-3)
+    assert (told[2] == " without idle time") == bool(idle)
 
     words = deno_page("view.panel('incident').words()")
     assert number(words, r"in AMOUNT from the first arrival on") == pytest.approx(work + idle + before, rel=0.02)

@@ -16,7 +16,8 @@ from workbench.analysis.tune import tune
 from workbench.analysis.values import values_of
 from workbench.apps.cli import main
 from workbench.simulation.costs.fit import FitReport, NoSeconds
-from workbench.trace.readings.metrics import amount
+from workbench.trace.readings.metrics import amount, number
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz.changed_run import changed_run, unit_of_changes
 from workbench.viz.feed import Feed
 
@@ -227,3 +228,17 @@ def test_compare_shows_both_predictions_and_no_badge_for_the_tokens_of_a_simulat
     else:
         assert "predicted" not in words + summary
         assert caption == "same tokens: B is a simulation, which takes them from A"
+
+
+def test_a_pause_is_idle_time_of_the_rates_and_said_of_the_latencies():
+    trace = recording(0.05)
+    paused = paused_for_half_a_minute(trace)
+    whole, stopped = metrics(trace), metrics(paused)
+    assert "idle" not in repr(whole) and not whole.pauses_note
+    rate = f"throughput: {number(whole.summary.output_throughput)} output"
+    assert rate in repr(whole) and rate in repr(stopped), "the wait for a person is no time of the engine"
+    assert stopped.pauses_note == (
+        "latencies include 30 s in which the engine was stopped while requests were there; rates do not"
+    )
+    assert stopped.pauses_note in repr(stopped) and stopped.pauses_note in stopped._repr_html_()
+    assert stopped.summary.itl.max > 29 > whole.summary.itl.max

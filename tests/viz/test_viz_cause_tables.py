@@ -30,7 +30,9 @@ def test_each_row_and_note_of_an_explanation_is_in_its_table(trace):
     for name, time, share, cause, who, where in rows:
         if name and not name.startswith("from arrival"):
             assert said.pop(0) == name
-        assert re.sub(" +", " ", said.pop(0)) == f"{time} {share} {cause}{f': {who}' if who else ''} ({where})"
+        assert re.sub(" +", " ", said.pop(0)) == f"{time} {share} {cause}{f': {who}' if who else ''}" + (
+            f" ({where})" if where else ""
+        )
     assert len(rows) > 15 and said == [unescape(note) for note in re.findall("<p>(.*?)</p>", html)]
     assert explanation.request_id in html and cells_of(html)[1][0].startswith(
         f"from arrival at {explanation.arrived} to"

@@ -1,10 +1,13 @@
 """Answers and parts of an engine as a notebook cell shows them: tables and one line, not walls of fields."""
 
 import re
+from html import unescape
 
+import msgspec
+import pytest
 from word_llama import make_tiny_llama
 
-from workbench import Engine, EngineConfig, SamplingParams, misses_table, simulate
+from workbench import Engine, EngineConfig, SamplingParams, Trace, misses_table, simulate
 from workbench.engine.shortcuts import Answer
 from workbench.trace.readings.metrics import LATENCIES
 from workbench.viz.reprs import table
@@ -81,3 +84,27 @@ def test_only_a_cell_with_a_long_word_may_be_broken_inside_it():
     html = table(("prompt", "time"), [("_" * 120, "1,240 ms"), ("many short words " * 9, "12,345.6")])
     assert re.findall(r"<td class=long>(.*?)</td>", html) == ["_" * 120]
     assert re.search(r"td\.long\{[^}]*overflow-wrap:anywhere", STYLE) and STYLE.count("overflow-wrap:anywhere") == 1
+
+
+SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM<|im_end|>\n<|im_start|>user\n"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shown"),
+    [
+        ([f"{SYSTEM}Why is the sky blue?", f"{SYSTEM}Why not?"], ["… is the sky blue?", "… not?"]),
+        ([f"{SYSTEM}Name one.", f"{SYSTEM}What is 2 + 2?", ""], ["… Name one.", "… What is 2 + 2?", ""]),
+        (["Once upon a time", "Once upon a hill"], ["Once upon a time", "Once upon a hill"]),
+        ([f"{SYSTEM}Hello", f"{SYSTEM}Hello"], [f"{SYSTEM}Hello"[:79].replace("\n", " ") + "…"] * 2),
+    ],
+)
+def test_a_table_of_requests_shows_the_words_in_which_prompts_differ(prompts, shown):
+    run = simulate({"requests": [{"id": f"r{n}", "prompt": {"len": 9}, "max_tokens": 2} for n in range(len(prompts))]})
+    trace = Trace(run.meta)
+    for prompt, info in zip(prompts, run.requests.values()):
+        trace.add_request(msgspec.structs.replace(info, prompt=prompt))
+    for record in run:
+        trace.append(record)
+    of_trace = cells(trace._repr_html_().replace("\n", " "))
+    found = [unescape(of_trace[of_trace.index(f"r{n}") + 3]) for n in range(len(prompts))]
+    assert found == shown

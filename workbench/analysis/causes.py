@@ -222,6 +222,16 @@ class Span:
         return [part for part in self.parts if part.amount >= 0.005 * self.total]
 
     @property
+    def smaller(self) -> float:
+        """The sum of the other parts, in the unit of the explanation; 0 without any."""
+        return sum(part.amount for part in self.parts if part.amount < 0.005 * self.total)
+
+    def share(self, amount: float) -> str:
+        """The share of a part, or of several, as text."""
+        share = amount / self.total
+        return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+    @property
     def biggest(self) -> Part | None:
         """The largest part, the request's own computation and the time between steps included; None without any."""
         return next((part for part in self.parts if part.amount > 0), None)
@@ -387,13 +397,18 @@ class Explanation:
         lines = wrapped(printable(heading), width)  # names come from a file
         for part in span.shown:
             what = ": ".join(filter(None, (part.words, part.who_words)))
-            numbers = f"  {amount(part.amount, self.unit):>10}  {part.amount / span.total:>4.0%}  "
+            numbers = f"  {amount(part.amount, self.unit):>10}  {span.share(part.amount):>4}  "
             lines += wrapped(printable(f"{numbers}{what} ({part.where})"), width, indent=len(numbers))
+        if span.smaller:
+            lines.append(f"  {amount(span.smaller, self.unit):>10}  {span.share(span.smaller):>4}  {SMALLER}")
         return lines
 
     def _repr_html_(self) -> str | None:
         return picture("Explanation", self)
 
+
+SMALLER = "in smaller parts"
+"""The cause of the parts of a stretch that are too small for a line of their own."""
 
 CAUSE_COLUMNS = ("share", "mean", "requests", "biggest avoidable", "cause")
 """Headings of a `CauseTable`."""

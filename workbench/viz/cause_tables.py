@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from workbench.analysis.causes import CAUSE_COLUMNS, CauseTable, Explanation
+from workbench.analysis.causes import CAUSE_COLUMNS, SMALLER, CauseTable, Explanation
 from workbench.analysis.misses import MissTable
 from workbench.base.text import printable
 from workbench.trace.readings.metrics import amount
@@ -17,10 +17,14 @@ def explanation_html(explanation: Explanation) -> str:
     for span in explanation.spans:
         name = f"{span.name}: {span.amount(explanation.unit)}"
         for part in span.shown:
-            time, share = amount(part.amount, explanation.unit), f"{part.amount / span.total:.0%}"
+            time, share = amount(part.amount, explanation.unit), span.share(part.amount)
             who = printable(part.who_words)  # names come from a file
             rows.append((name, _unbroken(time), share, part.words, who, _unbroken(part.where)))
             name = ""  # in the first row of the stretch alone
+        if span.smaller:
+            rows.append(
+                (name, _unbroken(amount(span.smaller, explanation.unit)), span.share(span.smaller), SMALLER, "", "")
+            )
     headings = ("stretch", "time", "share", "cause", "requests", "steps")
     return _fragment(explanation.request_id, headings, rows, explanation.notes)
 

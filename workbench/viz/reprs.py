@@ -150,15 +150,17 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
             if chunk.accepted:
                 counts[chunk.request_id] = counts.get(chunk.request_id, 0) + len(chunk.accepted)
                 texts.setdefault(chunk.request_id, []).append(chunk.text)
+    last = list(infos.items())[-limit:]
+    prompts = _apart([info.prompt for _, info in last])
     rows = [
         (
             svg.shorten(request_id, 40),
             info.num_prompt_tokens,
             counts[request_id],
-            _trimmed(info.prompt, 80),
+            _trimmed(prompt, 80),
             _trimmed("".join(texts[request_id]), TEXT_LIMIT),
         )
-        for request_id, info in list(infos.items())[-limit:]
+        for (request_id, info), prompt in zip(last, prompts)
     ]
     note = f"<p>The last {limit} of {len(infos)} requests.</p>" if len(infos) > limit else ""
     # A simulation has no texts.
@@ -182,12 +184,12 @@ def outputs_html(outputs: Any) -> str:
     """Outputs of requests: prompt, text, end, time to the first token, and tokens per second after it."""
     found = metrics(outputs.trace).requests
     rows = []
-    for output in outputs:
+    for output, prompt in zip(outputs, _apart([output.prompt or "" for output in outputs])):
         times = found.get(output.request_id)
         rows.append(
             (
                 svg.shorten(output.request_id, 40),
-                _trimmed(output.prompt, 80) or counted(len(output.prompt_token_ids), "token"),
+                _trimmed(prompt, 80) or counted(len(output.prompt_token_ids), "token"),
                 _trimmed(output.text, TEXT_LIMIT),
                 len(output.token_ids),
                 end_words(output.finish_reason, output.error),
@@ -199,6 +201,24 @@ def outputs_html(outputs: Any) -> str:
     where = outputs.trace.meta.model.get("runs_on")
     note = f"<p>{escape(str(where))}</p>" if where else ""
     return fragment(table(headings, rows), note)
+
+
+MIN_SHARED = 20
+"""Characters from which on the beginning that all prompts of a table have is left out."""
+
+
+def _apart(prompts: Sequence[str]) -> list[str]:
+    """The prompts of a table without the words that all of them begin with, such as a template and a system prompt."""
+    known = {prompt for prompt in prompts if prompt}
+    if len(known) < 2:
+        return list(prompts)
+    first, last = min(known), max(known)  # all others are between them, and begin as both do
+    length = next((place for place, (one, other) in enumerate(zip(first, last)) if one != other), len(first))
+    shared = first[:length]
+    shared = shared[: max(shared.rfind(space) for space in " \n>") + 1]  # whole words, and whole marks of a template
+    if len(shared) < MIN_SHARED:
+        return list(prompts)
+    return [f"… {prompt[len(shared) :].lstrip()}" if prompt else "" for prompt in prompts]
 
 
 def _trimmed(text: str, limit: int) -> str:
@@ -217,7 +237,7 @@ def _tokens_per_second(times: Sequence[float]) -> str:
 
 def metrics_html(metrics: TraceMetrics) -> str:
     """Metrics as a table in which each latency has its unit; ``print`` shows the same numbers as text."""
-    return _summary(metrics.summary, metrics.speculation)
+    return _summary(metrics.summary, metrics.speculation, metrics.pauses_note)
 
 
 def summary_html(summary: Summary) -> str:
@@ -225,19 +245,19 @@ def summary_html(summary: Summary) -> str:
     return _summary(summary, SpeculationMetrics())
 
 
-def _summary(summary: Summary, speculation: SpeculationMetrics) -> str:
+def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = "") -> str:
     first, *others = heading_lines(summary, speculation)
     rows = []
     for title, name in LATENCIES:
         found = getattr(summary, name)
         cells = [found.amount(statistic, summary.unit).replace(" ", NO_BREAK) for statistic in STATISTICS]
         rows.append((title.replace("  ", 2 * NO_BREAK), *cells, f"{found.count:,}"))
-    note = open_note(summary)
+    notes = filter(None, (open_note(summary), pauses))
     return fragment(
         f"<h4>{escape(first)}</h4>",
         *(f"<p>{escape(line)}</p>" for line in others),
         table(("latency", *STATISTICS, "count"), rows),
-        f"<p>{escape(note)}</p>" if note else "",
+        *(f"<p>{escape(note)}</p>" for note in notes),
     )
 
 

@@ -14,6 +14,7 @@ from workbench.base.on_demand import find
 from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import duration
 from workbench.config import EngineConfig
+from workbench.scheduler.admission import check_servable
 from workbench.simulation.arrivals import poisson, timed_arrival
 from workbench.simulation.costs.cost_model import CostModel
 
@@ -116,6 +117,8 @@ def crossover(
     """
     number("tokens_per_second", tokens_per_second, 0.0, low_open=True)
     count = integer("replicas", replicas, 1) + split.replicas
+    for one in (config, config.replace(**split.config)):  # before anything is simulated
+        check_servable(one, max(lengths, default=1), integer("output", output, 1), "the longest of lengths")
     found = []
     for length in sorted(lengths):
         rate = tokens_per_second * count / (integer("a length", length, 1) + integer("output", output, 1))

@@ -21,6 +21,7 @@ from workbench.analysis.fleet.simulate import MAX_REPLICAS, read_fleet, run_flee
 from workbench.analysis.fork import recorded_config, recorded_requests
 from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import loops_of
+from workbench.analysis.pauses import without_pauses
 from workbench.analysis.values import values_of
 from workbench.config import EngineConfig
 from workbench.scheduler.request import Request
@@ -67,6 +68,7 @@ class Demand:
         recorded: The measured values of the recording that the requests are of, by name; empty without one.
         recorded_config: The configuration of that recording; None without one.
         fit: The errors of the cost model on steps of the recording that it was fitted to; None without one.
+        scaled_from: The demand that `times` made this one of; None for one that was read.
 
     Example:
         >>> from workbench import Demand
@@ -93,6 +95,7 @@ class Demand:
     recorded: Mapping[str, float] = field(default_factory=dict)
     recorded_config: EngineConfig | None = None
     fit: FitReport | None = None
+    scaled_from: Demand | None = field(default=None, repr=False)
 
     @classmethod
     def read(
@@ -196,6 +199,8 @@ class Demand:
         """The recording, predicted with one replica under its own configuration and load; None without one."""
         if self.recorded_config is None:
             return None
+        if self.scaled_from is not None:  # another load does not change it
+            return self.scaled_from.check
         alone = self if self.load == 1 else self.times(1 / self.load)
         row = replace(alone, config=self.recorded_config).row(1, "round_robin", {})
         return Check(self.fit, self.recorded, row.values)
@@ -233,10 +238,7 @@ class Demand:
         load = self.load * factor
         arrivals = scale_load(self.given, load, self.how, self.seed)
         sessions = self.sessions.with_load(load) if self.sessions else None
-        scaled = replace(self, arrivals=arrivals, sessions=sessions, load=load)
-        if "check" in self.__dict__:  # another load does not change it
-            scaled.__dict__["check"] = self.check
-        return scaled
+        return replace(self, arrivals=arrivals, sessions=sessions, load=load, scaled_from=self.scaled_from or self)
 
     def run(self, replicas: int, router: str | Router, seed: int = 0, model: CostModel | None = None) -> FleetRun:
         """The demand, served by so many replicas.
@@ -280,10 +282,10 @@ class Demand:
 
 
 def _measured(trace: Trace) -> dict[str, float]:
-    """The measured values of a recording; empty if it has none, or if requests had not ended with it."""
+    """The measured values of a recording without pauses; empty without any, or if requests had not ended with it."""
     if trace.meta.source.startswith(SOURCE) or any(each.age is not None for each in metrics(trace).requests.values()):
         return {}
-    return values_of(trace)
+    return values_of(without_pauses(trace) or trace)
 
 
 def _name(source: Mapping[str, Any] | str | os.PathLike[str]) -> str:

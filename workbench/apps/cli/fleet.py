@@ -46,7 +46,7 @@ _COMPARE_EXAMPLES = """\
   workbench fleet compare measured.jsonl --replicas 2,4,8 --routers round_robin,cache_aware,prefix --slo ttft_p99=2s
 """
 _SPLIT_EXAMPLES = """\
-  workbench fleet split workload.json --kv-bytes-per-token 131072 --bandwidth 25e9 --prefill 2 --decode 2 --plot s.svg
+  workbench fleet split workload.json --kv-bytes-per-token 131072 --bandwidth 25e9 --lengths 100,1000 --plot split.svg
 """
 
 

@@ -259,17 +259,17 @@ def check_smallest_budget(answer: int, recording: Trace) -> Verdict:
 
     def last_first_token(budget: int) -> int:
         trace = fork(recording, max_num_batched_tokens=budget) if budget else recording
-        return max(step.step for step in trace for chunk in step.chunks if chunk.arm in ("new_final", "cached_final"))
+        return max(request.ttft.steps for request in metrics(trace).requests.values() if request.ttft is not None)
 
     if not isinstance(answer, int) or answer < 1:
         return Verdict(False, f"{answer!r} is not a number of tokens.")
     allowed, reached = last_first_token(0), last_first_token(answer)
     if reached > allowed:
-        return Verdict(False, f"with {answer} the last first token comes in step {reached}, recorded was {allowed}.")
+        return Verdict(False, f"with {answer} the last first token takes {reached} steps, in the recording {allowed}.")
     smaller = last_first_token(answer - 1) if answer > 1 else allowed + 1
     if smaller <= allowed:
-        return Verdict(False, f"with {answer} it comes in step {reached}, in time, but with {answer - 1} it does too.")
-    return Verdict(True, f"with {answer - 1} it would come in step {smaller}.")
+        return Verdict(False, f"with {answer} it takes {reached} steps, in time, but with {answer - 1} it does too.")
+    return Verdict(True, f"with {answer - 1} it would take {smaller} steps.")
 
 
 def check_fewest_seats(answer: int, recording: Trace, *, ttft_p99: float) -> Verdict:

@@ -24,6 +24,7 @@ from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, duration, printable
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
+from workbench.trace.readings.pauses import pauses_of
 from workbench.trace.readings.run_clock import RunClock
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
@@ -318,8 +319,18 @@ class TraceMetrics:
         columns = {name: np.array(column) for name, column in self.columns.items()}
         return StepMetrics(**columns, block_size=self.block_size)
 
+    @property
+    def pauses_note(self) -> str:
+        """The pauses of a person, which latencies include as a client saw them, and rates leave out; "" for none."""
+        pauses = pauses_of(self.trace) if self.trace is not None and self.summary.clock.idle else []
+        if not pauses:
+            return ""
+        seconds = duration(sum(end - begin for begin, end in pauses))
+        return f"latencies include {seconds} in which the engine was stopped while requests were there; rates do not"
+
     def __repr__(self) -> str:
-        return _table(self.summary, self.speculation)
+        note = wrapped(self.pauses_note, terminal_width()) if self.pauses_note else []
+        return "\n".join([_table(self.summary, self.speculation), *note])
 
     def _repr_html_(self) -> str | None:
         return picture("TraceMetrics", self)
@@ -369,7 +380,11 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
     """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
-    unit = summary.unit
+    unit, clock = summary.unit, summary.clock
+    has_idle = unit == "s" and clock.idle and clock.at_work
+    rates = [summary.output_throughput, summary.total_throughput]
+    if has_idle:
+        rates = [each / clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens)]
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
         f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
@@ -379,8 +394,8 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
         f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "
         f"{summary.num_cached_tokens:,} found in the prefix cache{after_preemptions}, "
         f"{summary.num_recomputed_tokens:,} recomputed ({counted(summary.num_preemptions, 'preemption')})",
-        f"throughput: {number(summary.output_throughput)} output and {number(summary.total_throughput)} scheduled "
-        f"tokens per {'second' if unit == 's' else 'step'}{_without_idle(summary)}",
+        f"throughput: {number(rates[0])} output and {number(rates[1])} scheduled tokens per "
+        f"{'second' if unit == 's' else 'step'}{' without idle time' if has_idle else ''}",
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
         f"(peak {percent(summary.peak_kv_use)})",
         *_speculation_lines(speculation),
@@ -422,14 +437,6 @@ def _clock_words(clock: RunClock) -> str:
     idle = f" with {amount(clock.idle, 's')} idle" if clock.idle else ""
     has_waited = clock.before > WORTH_SAYING * clock.duration
     return f", {length}{idle}" + (f"; {since_arrival} from the first arrival on" if has_waited else "")
-
-
-def _without_idle(summary: Summary) -> str:
-    """The same rates without idle time; "" for a run that has none."""
-    if not summary.clock.idle or not summary.clock.at_work:
-        return ""
-    rates = (each / summary.clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens))
-    return " ({} and {} without idle time)".format(*map(number, rates))
 
 
 def open_note(summary: Summary) -> str:
