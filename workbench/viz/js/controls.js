@@ -226,7 +226,7 @@ export class Controls {
     const { classroom } = view, isLed = status.class?.role === "follower";
     this.follow.hidden = !store.numSteps || (isLed ? !classroom.isAway : cursor.follow);
     setText(this.follow, isLed ? "Back to the teacher" : live ? "Follow" : "Go to end");
-    this.message.hidden = !status.message;
+    this.message.hidden = !status.message || view.whatIf.tells(status.message);
     this.message.dataset.kind = status.kind || "problem";
     setText(this.message, status.message || "");
   }
