@@ -272,6 +272,12 @@ def test_a_fork_is_simulated_and_compared(engine):
     assert b'id="other"' not in saved(feed), "the run has grown, so it is not the one that was simulated"
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": -1}}})
     wait_for(lambda: "max_num_seqs" in feed.status()["message"])
+    refused = feed.status()["not_simulated"]
+    assert refused["changes"] == {"max_num_seqs": -1} and refused["at_step"] == 0
+    assert refused["reason"] == feed.status()["message"]
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 3}}})
+    assert feed.status()["not_simulated"] is None, "the reason is about the change before"
+    wait_for(lambda: feed._fork_facts["changes"] == {"max_num_seqs": 3})
 
 
 def test_a_recording_is_simulated_if_it_has_its_first_steps(monkeypatch):
@@ -289,6 +295,10 @@ def test_a_recording_is_simulated_if_it_has_its_first_steps(monkeypatch):
     assert Feed(trace[3:]).status()["can"] == [] and Feed(trace, other=simulated).status()["can"] == []
     feed.handle({"name": "start", "args": {}})
     assert "only a live engine can be controlled" in feed.status()["message"]
+    monkeypatch.setattr(feed, "_working", True)
+    feed.watching = True
+    feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 2}}})
+    assert "still being computed" in feed.status()["not_simulated"]["reason"], "the view waits for no answer"
 
 
 def test_a_result_of_an_unknown_type_is_described():

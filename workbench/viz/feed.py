@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -82,6 +83,10 @@ def _next_step(trace: Trace) -> int:
     return trace[-1].step + 1 if len(trace) else 0
 
 
+def _words_of(problem: Exception) -> str:
+    return f"{problem}" or type(problem).__name__
+
+
 class Feed:
     """The data for one view, and its commands.
 
@@ -118,6 +123,7 @@ class Feed:
         self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
         self._unchanged: Trace | None = None  # the prediction that a predicted other trace is compared with
+        self._not_simulated: dict[str, Any] | None = None  # the newest change that was refused, and the reason
         self._explained: dict[str, Any] | None = None
         self._explanations: dict[str, dict[str, Any]] = {}  # the answers about requests that had ended, by their ids
         self._tuned: dict[str, Any] | None = None
@@ -266,6 +272,7 @@ class Feed:
         answers = {
             "explains": True,
             "explained": self._explained,
+            "not_simulated": self._not_simulated,
             "tuned": self._tuned,
             "tuning": self._tuning,
             "incident": self._incident,
@@ -302,7 +309,7 @@ class Feed:
             self._message, self._kind = "", "problem"
             work()
         except Exception as problem:
-            self._message = f"{problem}" or type(problem).__name__
+            self._message = _words_of(problem)
             log.info("a command of a view failed: %s", problem)
 
     def _in_background(self, work: Callable[[], Any]) -> None:
@@ -415,16 +422,28 @@ class Feed:
         self._engine().abort(request_id)
 
     def _do_fork(self, at_step: int, changes: dict[str, Any]) -> None:
-        fork = self._fork()
+        self._not_simulated = None
         self._forks += 1
         number = self._forks
 
         def show() -> None:
             if number != self._forks:  # a slider has moved on since
                 return
-            self._show_fork(self._newest_trace(), fork, at_step, changes, number)
+            with self._refusal_told(at_step, changes):
+                self._show_fork(self._newest_trace(), fork, at_step, changes, number)
 
-        self._in_background(show)
+        with self._refusal_told(at_step, changes):
+            fork = self._fork()
+            self._in_background(show)
+
+    @contextmanager
+    def _refusal_told(self, at_step: int, changes: dict[str, Any]) -> Iterator[None]:
+        """Tell the view why a change cannot be simulated: it waits for an answer to this change, not for a message."""
+        try:
+            yield
+        except Exception as problem:
+            self._not_simulated = {"at_step": at_step, "changes": changes, "reason": _words_of(problem)}
+            raise
 
     def _can_simulate(self) -> bool:
         """Whether a recording has all its steps, and its view no other run beside it that a person has chosen."""

@@ -227,7 +227,7 @@ export class Controls {
     this.follow.hidden = !store.numSteps || (isLed ? !classroom.isAway : cursor.follow);
     view.root.dataset.behind = String(!this.follow.hidden);
     setText(this.follow, isLed ? "Back to the teacher" : live ? "Follow" : "Go to end");
-    this.message.hidden = !status.message;
+    this.message.hidden = !status.message || view.whatIf.tells(status.message);
     this.message.dataset.kind = status.kind || "problem";
     setText(this.message, status.message || "");
   }

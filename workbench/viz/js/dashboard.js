@@ -322,6 +322,7 @@ class View {
     const claimed = this.claimOwn();
     const same = !claimed && before[0] === this.live && before[1] === JSON.stringify(this.status.incident);
     this.openAtStall();
+    this.whatIf.follow(this.status);
     this.changed(same ? "status" : "data");
   }
 
@@ -464,8 +465,9 @@ class View {
   /** Simulate the run under another configuration from a step on, and show the result beside it, or scroll to it. */
   simulate(step, changes, { scroll = false } = {}) {
     this.scrolls = scroll;
+    this.whatIf.expect({ step, changes });
     // The same simulation as before arrives as the same packet, which changes nothing: show what is here.
-    const { fork, ...comparison } = this.comparison || {};
+    const { comparison } = this, { fork } = comparison || {};
     const whole = fork?.up_to === this.store.label(this.cursor.last);
     if (whole && fork.at_step === step && JSON.stringify(fork.changes) === JSON.stringify(changes)) {
       this.whatIf.update(comparison);

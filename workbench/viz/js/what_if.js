@@ -35,7 +35,7 @@ export class WhatIf {
     this.measures = h("div", { class: "wb-measures" });
     const policy = h("label", { class: "wb-slider" }, h("span", {}, "policy"), this.policy);
     const from = h("label", { class: "wb-slider" }, h("span", {}, "begin"), this.from);
-    const again = h("button", { class: "wb-button", type: "button", onclick: () => this.reset() }, "As it was");
+    const again = h("button", { class: "wb-button", type: "button", onclick: () => this.asItWas() }, "As it was");
     this.measure = select("Measure", MEASURES, () => {});
     const bet = h("button", { class: "wb-button", type: "button", onclick: () => this.bet() }, "Let the class bet");
     bet.title = "A duel: the class bets on this run or the other configuration before it is simulated";
@@ -81,10 +81,10 @@ export class WhatIf {
 
   open(button) {
     if (this.opened !== this.view.store.facts) this.reset();
-    this.showChanges(this.view.comparison?.fork);
+    this.showChanges(this.refusal ?? this.view.comparison?.fork);
     this.duel.hidden = this.view.classroom.facts.role !== "teacher";
     this.routers.offer(this.view.classroom.facts.routers);
-    this.update(this.view.comparison || {});
+    if (!this.refusal) this.update(this.view.comparison || {});
     openBelow(this.element, button);
   }
 
@@ -106,12 +106,17 @@ export class WhatIf {
     this.from.value = "first";
   }
 
-  /** The values of the simulation on display, also when it was asked for elsewhere. */
-  showChanges(fork) {
+  /** Put every slider back, and simulate that. */
+  asItWas() {
+    this.reset();
+    this.changed();
+  }
+
+  /** The values of the simulation on display or of the one that was refused, also when it was asked for elsewhere. */
+  showChanges(asked) {
+    if (!asked) return;
     for (const slider of this.sliders) {
-      const value = fork?.changes?.[slider.name];
-      if (value === undefined) continue;
-      slider.exact.value = value;
+      slider.exact.value = asked.changes?.[slider.name] ?? slider.before;
       this.place(slider);
     }
   }
@@ -119,9 +124,8 @@ export class WhatIf {
   /** A slider has moved. A teacher's class may bet on the result, so it is not shown by itself. */
   changed() {
     clearTimeout(this.timer);
-    if (!this.duel.hidden) return;
-    setText(this.verdict, "…");
-    this.timer = setTimeout(() => this.ask(), REST_MS);
+    this.expect(null);
+    if (this.duel.hidden) this.timer = setTimeout(() => this.ask(), REST_MS);
   }
 
   /** The fields that differ from the run. */
@@ -150,14 +154,39 @@ export class WhatIf {
   /** Put a duel to the class; nothing is simulated before the bets are made. */
   put(duel) {
     clearTimeout(this.timer);
-    this.update({});
+    this.expect(null);
     this.view.send("class", { what: "bet", ...duel });
     close(this.element);
   }
 
-  /** The simulation has arrived, or was refused. */
+  /** Changes from a step on that an answer is expected to; null if they are still being moved. */
+  expect(asked) {
+    this.asked = asked;
+    this.update({});
+    setText(this.verdict, asked || this.duel.hidden ? "…" : "");
+  }
+
+  /** The host may have refused what was asked: its reason is here, and an older simulation is not shown as the answer. */
+  follow({ not_simulated: refusal }) {
+    const { asked } = this;
+    if (!asked || !refusal || asked.step !== refusal.at_step) return;
+    if (JSON.stringify(asked.changes) !== JSON.stringify(refusal.changes)) return;
+    this.asked = null;
+    this.update({ refused: refusal.reason });
+    this.refusal = refusal;
+    this.view.showComparison(false);
+  }
+
+  /** Whether the open box, which covers the bars, says this already. */
+  tells(message) {
+    return !this.element.hidden && this.refusal?.reason === message;
+  }
+
+  /** The simulation has arrived, or cannot be compared. */
   update(comparison) {
+    this.refusal = null;
     setText(this.verdict, comparison.refused || comparison.verdict || "");
+    this.verdict.dataset.kind = comparison.refused ? "problem" : "";
     // The comparison has the table, except in a view without it.
     fillMeasures(this.measures, this.view.panel("compare") ? {} : comparison, this.view);
   }
