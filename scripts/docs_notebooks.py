@@ -23,7 +23,7 @@ NOTEBOOKS, EXECUTED = ROOT / "notebooks", ROOT / ".docs-notebooks"
 MAX_TEXT = 4_000
 """Maximum number of characters of a printed output on a page."""
 TITLE = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
-"""The title of an output. It is no heading of the page, whose levels it would skip."""
+"""The title of an output, which would skip levels among the headings of a page."""
 
 
 def cells(name: str) -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ export class MetricsPanel extends StepPanel {
     super(view, {
       id: "metrics",
       title: "Metrics",
-      hint: "",
+      hint: "on the shared axis; the numbers are values at the cursor",
       height: 200,
     });
     this.metrics = [];
