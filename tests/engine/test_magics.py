@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench import Engine, EngineConfig, simulate
+from workbench import Engine, EngineConfig, load_model, simulate
 from workbench.base.ipython import complete_in, members_after, texts_for
 from workbench.config import field_names
 
@@ -234,6 +234,33 @@ def test_texts_of_an_argument_are_completed(shell, engine, jedi, text, found):
     begin = max(text.rfind("'"), text.rfind('"')) + 1
     assert {(text[: each.start] + each.text)[begin:] for each in completions} >= found
     assert not {(text[: each.start] + each.text)[begin:] for each in completions} & ({"first", "second"} - found)
+
+
+@pytest.mark.parametrize("jedi", [True, False])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Engine('", ["models/", "smollm2", "tiny.gguf"]),
+        ('Engine("sm', ["smollm2"]),
+        ("Engine('smollm2', draft_model='t", ["tiny.gguf"]),
+        ("Engine(model='models/", ["models/llama/", "models/small.gguf"]),
+        ("load_model('", ["models/", "smollm2", "tiny.gguf"]),
+    ],
+)
+def test_only_models_are_completed_where_one_is_named(shell, jedi, text, found, tmp_path, monkeypatch):
+    from IPython.core.completer import provisionalcompleter, rectify_completions
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    for name in ("tiny.gguf", "models/small.gguf", "notes.txt", ".hidden.gguf"):
+        (tmp_path / name).touch()
+    shell.user_ns |= {"Engine": Engine, "load_model": load_model}
+    shell.Completer.use_jedi = jedi
+    complete_in(shell, field_names)
+    with provisionalcompleter():
+        completions = list(rectify_completions(text, shell.Completer.completions(text, len(text))))
+    begin = max(text.rfind("'"), text.rfind('"')) + 1
+    assert sorted((text[: each.start] + each.text)[begin:] for each in completions) == found
 
 
 @pytest.mark.parametrize("text", ["Engine('", "engine.view(panels=['", "trace.view(step=1, theme=1, x='"])

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from types import FunctionType, MethodType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -77,7 +78,7 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
         elif found := _IN_TEXT.search(context.text_until_cursor):
             name, trace, function, argument, begin = found.groups()
             source = _value(shell.user_ns, name, trace) if name else shell.user_ns.get(function)
-            texts = texts_for(source, function if name else "", argument)
+            texts = texts_for(source, function if name else "", argument, begin)
         else:
             return {"completions": []}
         texts = [text for text in texts if text.startswith(begin)]
@@ -96,13 +97,14 @@ def _value(variables: dict[str, Any], name: str, trace: str | None) -> Any:
     return value.trace if trace and _is_ours(value) else value
 
 
-def texts_for(source: Any, method: str, argument: str | None = None) -> list[str]:
-    """Texts that an argument takes: ids of requests for ``request_id``, else the values of its type.
+def texts_for(source: Any, method: str, argument: str | None = None, begin: str = "") -> list[str]:
+    """Texts that an argument takes: ids of requests, models, or else the values of its type.
 
     Args:
         source: An engine or a trace, or a function or class of ours; nothing is found for other objects.
         method: Name of the method; "" for the call of a function or class.
         argument: Name of the argument; the first one by default.
+        begin: The beginning of the text, which may name the folder of a model.
     """
     function = _public_method(source, method) if method else _own_call(source)
     if function is None:
@@ -113,12 +115,29 @@ def texts_for(source: Any, method: str, argument: str | None = None) -> list[str
         return []
     if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
+    if wanted.name in _MODELS:
+        return _models(begin)
     names = vars(keyword_fields) | vars(sys.modules[function.__module__])
     try:
         hints = get_type_hints(SimpleNamespace(__annotations__={"": wanted.annotation}), names)
     except NameError:  # a name that types alone need
         return []
     return _literals(hints[""])
+
+
+_MODELS = ("model", "draft_model", "name_or_path")
+"""Arguments of `workbench.Engine` and `workbench.load_model` that name a model."""
+
+
+def _models(begin: str) -> list[str]:
+    """The bundled model, and the GGUF files and folders where a path begins."""
+    folder = begin[: begin.rfind("/") + 1]
+    try:
+        found = [each for each in Path(folder or ".").iterdir() if not each.name.startswith((".", "_"))]
+    except OSError:
+        found = []
+    folders = [f"{folder}{each.name}/" for each in found if each.is_dir()]
+    return ["smollm2", *sorted([*folders, *(f"{folder}{each.name}" for each in found if each.suffix == ".gguf")])]
 
 
 def _own_call(source: Any) -> Any:
