@@ -113,8 +113,13 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
             f"{amount(after[name].value, 's')} ({' to '.join(ends)})",
         ]
     assert shown["mean TTFT"][0] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean"
-    pauses = " -> ".join(amount(side["itl_max"].value, "s") for side in (before, after))
-    assert f"longest pause {pauses}" in header["comparison"]["verdict"]
+    weighed = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
+    shares = {words: after[name].value / before[name].value - 1 for words, name in weighed.items()}
+    for word, sign in {"worse: ": 1, "better: ": -1}.items():
+        words = max(shares, key=lambda name: sign * shares[name])
+        values = " -> ".join(amount(side[weighed[words]].value, "s") for side in (before, after))
+        is_told = f"{word}{words} {values} (" in header["comparison"]["verdict"]
+        assert is_told == (sign * shares[words] >= 0.03)
     nothing = {"max_num_seqs": 9}  # no more than eight run at once
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": nothing}})
     packet = feed.other_packet()
@@ -195,7 +200,7 @@ def test_compare_shows_both_predictions_and_no_badge_for_the_tokens_of_a_simulat
     caption = deno_page.table("compare")["caption"]
     summary = deno_page("view.panel('compare').summary.textContent")
     if is_simulated:
-        assert "as it was, predicted" in words and "changed, predicted" in words and "first token" in caption
+        assert "as it was, predicted" in words and "changed, predicted" in words and "worse: mean TTFT" in caption
         assert changed.facts["predicted"] in summary
     else:
         assert "predicted" not in words + summary

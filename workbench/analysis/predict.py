@@ -39,6 +39,7 @@ from workbench.trace import Trace, TraceError
 from workbench.trace.readings.contents import Contents
 from workbench.trace.readings.metrics import RequestMetrics, still_without
 from workbench.trace.readings.metrics_collector import MetricsCollector
+from workbench.trace.readings.two_sides import NOTHING
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
@@ -431,7 +432,7 @@ class Predictor:
             return ""
         equal = len({info.priority for info in self.trace.requests.values()}) < 2
         why = "all requests have the same priority: " if "policy" in changes and equal else ""
-        return f"{why}nothing changes, every step of the simulation is as before"
+        return f"{why}{NOTHING}"
 
 
 _Task = tuple[EngineConfig, int | None, SchedulingPolicy | None]

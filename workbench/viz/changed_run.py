@@ -7,11 +7,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
-from workbench.trace.readings.metrics import amount
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.two_sides import Measure
+from workbench.trace.readings.two_sides import NOTHING, Measure, extremes
 from workbench.trace.trace import Trace
-from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
     from workbench.analysis.intervals import Prediction
@@ -26,6 +24,8 @@ AT_WORK = "time at work"
 """The name of a value that only these views have: the duration without idle time."""
 
 _TIMES = {"mean TTFT": "ttft_mean", "P99 TTFT": "ttft_p99", "mean ITL": "itl_mean", "P99 ITL": "itl_p99"}
+
+_WEIGHED = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
 
 LITTLE = 0.01
 """Relative error of a predicted measure from which on it is told."""
@@ -131,13 +131,13 @@ def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
-    longest = {"longest time to first token": "ttft_max", "longest pause": "itl_max"}
-    changes = [
-        change_words(words, *(amount(side[name].value, "s") for side in (before, after)))
-        for words, name in longest.items()
+    times = [
+        Measure(words, before[name].value, after[name].value, "s")
+        for words, name in _WEIGHED.items()
         if name in before.intervals and name in after.intervals
     ]
-    return {"measures": rows, "verdict": "; ".join(filter(None, changes)), "mean": None}
+    nothing = next((note for note in after.notes if NOTHING in note), "")
+    return {"measures": rows, "verdict": nothing or extremes(times), "mean": None}
 
 
 def _words(predictor: Predictor, errors: Mapping[str, float]) -> str:
