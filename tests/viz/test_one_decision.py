@@ -18,6 +18,7 @@ from workbench.simulation.costs.fit import FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount
 from workbench.viz.changed_run import changed_run, unit_of_changes
 from workbench.viz.feed import Feed
+from workbench.viz.layout.comparison import comparison_facts
 
 COST = CostModel(fixed=0.01, per_prefill_token=0.0006, per_sequence=0.001)
 WORDS = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
@@ -184,6 +185,18 @@ def test_pauses_of_a_person_are_no_error_of_a_prediction():
 def test_the_limits_of_a_fit(median, total, holds, compares):
     report = FitReport(80, 20, median, 2 * median, total, 0.5)
     assert (report.holds, report.compares) == (holds, compares)
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [({}, ""), ({"num_blocks": 1_000}, ""), ({"policy": "priority"}, "all requests have the same priority: ")],
+)
+def test_a_change_that_changes_nothing_says_so(changes, why):
+    changed = changed_run(recording(0.05), None, 0, changes)
+    assert changed.facts["means"]["verdict"] == f"{why}nothing changes, every step is as before"
+    trace = recording(0.05)
+    in_steps = comparison_facts(trace, fork(trace, **changes))
+    assert in_steps["unit"] == "steps" and in_steps["verdict"] == "nothing changes, every step is as before"
 
 
 @pytest.mark.parametrize("is_simulated", [False, True])

@@ -136,7 +136,7 @@ def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
         for words, name in _WEIGHED.items()
         if name in before.intervals and name in after.intervals
     ]
-    nothing = next((note for note in after.notes if NOTHING in note), "")
+    nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
     return {"measures": rows, "verdict": nothing or extremes(times), "mean": None}
 
 
