@@ -17,6 +17,7 @@ from workbench.apps.cli import main
 from workbench.simulation.costs.fit import FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount
 from workbench.viz.changed_run import changed_run, unit_of_changes
+from workbench.viz.duel import settled
 from workbench.viz.feed import Feed
 from workbench.viz.layout.comparison import comparison_facts
 
@@ -197,6 +198,21 @@ def test_a_change_that_changes_nothing_says_so(changes, why):
     trace = recording(0.05)
     in_steps = comparison_facts(trace, fork(trace, **changes))
     assert in_steps["unit"] == "steps" and in_steps["verdict"] == "nothing changes, every step is as before"
+
+
+@pytest.mark.parametrize("measure", ["mean time to first token", "hit rate of prompt tokens"])
+def test_steps_larger_than_any_measured_one_are_told(measure):
+    trace = recording(0.05, max_num_seqs=4)
+    changed = changed_run(trace, None, 0, {"max_num_seqs": 8})
+    sizes = [len(record.chunks) for record in changed.trace]
+    assert max(len(record.chunks) for record in trace) == 4 < max(sizes)
+    share = sum(size > 4 for size in sizes) / len(sizes)
+    told = f"B has steps larger than any measured one: {share:.0%} have more than 4 sequences (up to {max(sizes)})"
+    assert f" {told}" in changed.facts["predicted"]
+    notes = settled(trace, changed, measure, "s").notes
+    assert [told in note for note in notes] == [True] * (measure != "hit rate of prompt tokens")
+    smaller = changed_run(trace, None, 0, {"max_num_seqs": 3})
+    assert smaller.limits == "" and "larger than any" not in smaller.facts["predicted"]
 
 
 @pytest.mark.parametrize("is_simulated", [False, True])

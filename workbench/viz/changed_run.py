@@ -44,6 +44,7 @@ class Changed(NamedTuple):
         values: The predicted values by name of the run as it was and of the changed one, those of ``trace whatif``, and
             AT_WORK; None without times.
         errors: Relative error of each value of the run as it was, none if requests had not ended.
+        limits: What limits the prediction of the changed run, as sentences; "" for nothing.
     """
 
     trace: Trace
@@ -52,6 +53,7 @@ class Changed(NamedTuple):
     caution: str = ""
     values: tuple[Mapping[str, float], Mapping[str, float]] | None = None
     errors: Mapping[str, float] = {}
+    limits: str = ""
 
 
 def unit_of_changes(trace: Trace) -> str:
@@ -88,10 +90,11 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
             pair = predictor.unchanged, changed
             values = values_with_work(pair[0]), values_with_work(pair[1])
             errors = with_work(predictor.check.errors_without_pauses, predictor, values[0].get(AT_WORK))
-            facts = {"predicted": _words(predictor, errors), "means": _means(*pair)}
+            limits = limits_of(changed, predictor)
+            facts = {"predicted": _words(predictor, errors, limits), "means": _means(*pair)}
             caution = predictor.check.caution
             told = {} if predictor.has_unended else errors
-            return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told)
+            return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told, limits)
         except NoSeconds as problem:
             reason = problem.plain
         except (ValueError, TraceError) as problem:
@@ -140,10 +143,27 @@ def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
     return {"measures": rows, "verdict": nothing or extremes(times), "mean": None}
 
 
-def _words(predictor: Predictor, errors: Mapping[str, float]) -> str:
-    """The origin of both predictions, and the error of that of the unchanged run or the way to read them."""
+def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:
+    """The origin of both predictions, their limits, and the error of the unchanged one or the way to read them."""
     loops = predictor.loops.sentence
-    return " ".join(filter(None, (BOTH, trust_words(predictor, errors), loops and f"{loops}.")))
+    return " ".join(filter(None, (BOTH, limits, trust_words(predictor, errors), loops and f"{loops}.")))
+
+
+def limits_of(changed: Prediction, predictor: Predictor) -> str:
+    """What limits a prediction as sentences: steps larger than any measured one, and what else its notes say."""
+    from workbench.analysis.predict import EXTRAPOLATED
+    from workbench.analysis.rerun import SIZES
+
+    largest = predictor.report.largest if predictor.report is not None else {}
+    larger = ", ".join(
+        f"{share:.0%} have more than {largest[name]:,} {SIZES[name]} (up to {most:,})"
+        for name, (share, most) in changed.outcome.extrapolated.items()
+        if name in largest
+    )
+    elsewhere = (EXTRAPOLATED, NOTHING, str(predictor.loops))  # said above, by the verdict, and by `_words`
+    others = [note for note in changed.notes if not any(each and each in note for each in elsewhere)]
+    told = [*([f"B has steps larger than any measured one: {larger}"] if larger else []), *others]
+    return " ".join(f"{each[0].upper()}{each[1:].removesuffix('.')}." for each in told)
 
 
 def trust_words(predictor: Predictor, errors: Mapping[str, float]) -> str:
