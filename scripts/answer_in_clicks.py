@@ -200,7 +200,7 @@ class Dashboard(Place):
     def smaller_budget(self) -> None:
         """What would a budget of 32 change?"""
         self.reader.click("button", "Try a budget of 32")
-        self.reader.see("[data-panel=compare] .wb-verdict", "first token of")
+        self.reader.see("[data-panel=compare] .wb-verdict", " -> ")
 
     def back_from_comparison(self) -> None:
         """Compare two runs and come back."""
@@ -249,7 +249,7 @@ class SavedPage(Place):
     def compared(self) -> None:
         """What would a budget of 32 change?"""
         self.reader.click("button", "Compare")
-        self.reader.see("[data-panel=compare] .wb-verdict", "first token of")
+        self.reader.see("[data-panel=compare] .wb-verdict", " -> ")
 
     def back_from_comparison(self) -> None:
         """Compare two runs and come back."""
@@ -333,7 +333,7 @@ class Playground(Place):
         self.reader.click("#sliders input", at=(8 + (width - 16) * at / steps) / width)
         self.settle()
         self.reader.see("#sliders output", "32", exact=True)
-        self.reader.see("#verdict", "first token of")
+        self.reader.see("#verdict", " -> ")
 
     def back_from_comparison(self) -> None:
         """Compare two runs and come back."""

@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -379,30 +380,40 @@ def test_comparison(name, same):
     assert found["same_tokens"] == (not any(differs))
     rows = {row[0]: row[1:] for row in found["rows"]}
     assert sorted(rows) == sorted(facts[0].order)
-    moves, pauses = [], [[], []]
+    firsts, pauses = [[], []], [[], []]
     for who, row in rows.items():
         (ta, ia, wa), (tb, ib, wb) = (compared(each, who) for each in facts)
         assert row == [pytest.approx(value) for value in (ta, tb, ia, ib, wa, wb)]
-        moves.append((abs(tb - ta), who, ta, tb))
         for side, each in enumerate(facts):
+            firsts[side].append((ta, tb)[side])
             found_ = [each.latencies(s).get(who) for s in range(len(each))]
             pauses[side] += [value for is_first, value in filter(None, found_) if not is_first]
-    moved, who, before, after = max(moves, key=lambda move: move[0])
-    changes = [] if timed else [("steps", *map(str, map(len, facts)))]
-    changes.append((f"first token of {who}", spoken(before, timed), spoken(after, timed)))
-    changes.append(("longest pause", *(spoken(max(side), timed) for side in pauses)))
-    if not timed:
-        most = [each.num_blocks - 1 - min(r.free_blocks for r in each.records) for each in facts]
-        changes.append(("most KV blocks in use", *map(str, most)))
-    parts = [f"{what} {one} -> {other}" for what, one, other in changes if one != other]
-    if spoken(before, timed) == spoken(after, timed):
-        parts.insert(0 if timed or len(facts[0]) == len(facts[1]) else 1, "no first token moves")
+    weighed = {
+        "mean TTFT": [fmean(side) for side in firsts],
+        "mean ITL": [fmean(side) for side in pauses],
+        "longest TTFT": [max(side) for side in firsts],
+        "longest pause": [max(side) for side in pauses],
+    }
+    changes = [] if timed else [("steps", *map(len, facts))]
+    changes += [("most KV blocks in use", *(each.num_blocks - 1 - min(r.free_blocks for r in each.records)
+                                            for each in facts))] if not timed else []  # fmt: skip
     said = found["verdict"].split("; ")
-    ties = [who for change, who, *_ in moves if change == moved]
-    assert len(said) == len(parts)
-    for line, expected in zip(said, parts):
-        other = re.sub(r"of \S+ ", "of them ", line) if len(ties) > 1 else line
-        assert near(other, re.sub(r"of \S+ ", "of them ", expected) if len(ties) > 1 else expected)
+    if same:
+        assert said == ["nothing changes, every step is as before"]
+        return
+    counts = [f"{what} {one} -> {other}" for what, one, other in changes if one != other]
+    assert [line for line in said if line.startswith(("steps", "most"))] == counts
+    shares = {name: after / before - 1 for name, (before, after) in weighed.items()}
+    told = [line for line in said if line not in counts]
+    for word, sign in (("worse", 1), ("better", -1)):
+        (name, share), *_ = sorted(shares.items(), key=lambda item: -sign * item[1])
+        lines = [line for line in told if line.startswith(f"{word}: ")]
+        assert len(lines) == (sign * share >= 0.03), (lines, shares)
+        if lines:
+            before, after = (spoken(value, timed) for value in weighed[name])
+            assert near(lines[0].rpartition(" (")[0], f"{word}: {name} {before} -> {after}")
+    if all(abs(share) < 0.03 for share in shares.values()):
+        assert told[0].startswith("neither mean TTFT, mean ITL, longest TTFT nor longest pause changes")
     parted = found["first_divergence"]
     step = next((i for i, (a, b) in enumerate(zip(*(each.records for each in facts)))
                  if [(c.request_id, c.start, c.num_tokens) for c in a.chunks]
@@ -625,9 +636,10 @@ def test_a_verdict_of_equal_counts_says_what_moves(deno_page):
         "no number of steps, blocks, preemptions or cached tokens changes; the work of 1 request moves to other steps "
         "or chunks, first that of a in step 0"
     )
-    assert comparison_facts(first, first)["verdict"] == "no first token moves"
-    assert comparison_facts(first, moved(192, tokens=7))["verdict"] == "no first token moves; 1 request ends later"
-    assert comparison_facts(first, moved(192, tokens=5))["verdict"] == "no first token moves; 1 request ends earlier"
+    assert comparison_facts(first, first)["verdict"] == "nothing changes, every step is as before"
+    unmoved = "neither mean TTFT, mean ITL, longest TTFT nor longest pause changes"
+    assert comparison_facts(first, moved(192, tokens=7))["verdict"] == f"{unmoved}; 1 request ends later"
+    assert comparison_facts(first, moved(192, tokens=5))["verdict"] == f"{unmoved}; 1 request ends earlier"
     deno_page.open(first, second, width=1100)
     deno_page.painted("compare")
     assert deno_page("view.panel('compare').gains.hidden"), "a table of dashes"

@@ -16,6 +16,7 @@ from test_marks_of_steps import near, tokens
 from viz_traces import requests_in_time, workload
 
 from workbench import simulate
+from workbench.analysis.fork import fork
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.viz.changed_run import changed_run
@@ -97,6 +98,19 @@ def both(facts):
     return list(enumerate(facts))
 
 
+@pytest.mark.parametrize("by", ["time", "step"])
+@pytest.mark.parametrize("has_times", [True, False])
+def test_the_legend_names_the_other_run_if_it_is_outlined(deno_page, by, has_times):
+    """A run that is changed in its middle has no times, so an axis of times has no place for its outline."""
+    page, trace = deno_page, requests_in_time(64)
+    page.open(trace, requests_in_time(128) if has_times else fork(trace, 2, max_num_seqs=2), width=1200)
+    page("(view.cursor.axis = argument, view.showComparison(true), view.changed('range'), page.frame())", by)
+    assert page("view.cursor.byTime") == (by == "time")
+    marks = Marks(page.painted("timeline")["marks"])
+    named = [words for *_, words in marks.texts() if words == "run B"]
+    assert len(named) == (has_times or by == "step")
+
+
 @pytest.mark.parametrize("width", [320, 340, 360, 1200])
 def test_labels_of_an_axis_leave_each_other_room(deno_page, width):
     page = deno_page
@@ -147,6 +161,7 @@ def test_compare(deno_page, name, align):
         if (more := tokens(b)[1] - tokens(a)[1]) and not timed:
             expected.append([x(0, step), 70 if more > 0 else 67, max(0.8, x(0, step + 1) - x(0, step)), 3])
     assert len(strip) == len(expected) and all(close(s, e) for s, e in zip(strip, expected))
+    assert any("the strip marks" in words for *_, words in marks.texts(y=9)) == (not timed), "it tells what is drawn"
     for at, _, words in [text for text in marks.texts(y=126) if text[0] >= LEFT]:
         value = float(words.split()[0].replace(",", ""))
         value *= {"ms": 1e-3, "s": 1}.get(words.split()[-1], 1) if timed else 1
@@ -206,6 +221,7 @@ def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_p
 
     painted, hint, rows = shown(trace, changed=changed)
     assert hint.startswith("Top: this run as it was, predicted (A). Bottom: what if, predicted (B); ")
+    assert "first different token" not in hint, "a simulation repeats the tokens of its run"
     assert page("view.store.numSteps") == len(trace)  # the other panels show what was recorded
     alone = shown(changed.unchanged, changed.trace)
     assert painted == alone[0] and rows == alone[2]

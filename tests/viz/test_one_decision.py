@@ -19,7 +19,9 @@ from workbench.simulation.costs.fit import FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, number
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz.changed_run import changed_run, unit_of_changes
+from workbench.viz.duel import settled
 from workbench.viz.feed import Feed
+from workbench.viz.layout.comparison import comparison_facts
 
 COST = CostModel(fixed=0.01, per_prefill_token=0.0006, per_sequence=0.001)
 WORDS = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
@@ -115,8 +117,13 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
             f"{amount(after[name].value, 's')} ({' to '.join(ends)})",
         ]
     assert shown["mean TTFT"][0] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean"
-    pauses = " -> ".join(amount(side["itl_max"].value, "s") for side in (before, after))
-    assert f"longest pause {pauses}" in header["comparison"]["verdict"]
+    weighed = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
+    shares = {words: after[name].value / before[name].value - 1 for words, name in weighed.items()}
+    for word, sign in {"worse: ": 1, "better: ": -1}.items():
+        words = max(shares, key=lambda name: sign * shares[name])
+        values = " -> ".join(amount(side[weighed[words]].value, "s") for side in (before, after))
+        is_told = f"{word}{words} {values} (" in header["comparison"]["verdict"]
+        assert is_told == (sign * shares[words] >= 0.03)
     nothing = {"max_num_seqs": 9}  # no more than eight run at once
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": nothing}})
     packet = feed.other_packet()
@@ -209,6 +216,33 @@ def test_the_limits_of_a_fit(median, total, holds, compares):
     assert (report.holds, report.compares) == (holds, compares)
 
 
+@pytest.mark.parametrize(
+    "changes, why",
+    [({}, ""), ({"num_blocks": 1_000}, ""), ({"policy": "priority"}, "all requests have the same priority: ")],
+)
+def test_a_change_that_changes_nothing_says_so(changes, why):
+    changed = changed_run(recording(0.05), None, 0, changes)
+    assert changed.facts["means"]["verdict"] == f"{why}nothing changes, every step is as before"
+    trace = recording(0.05)
+    in_steps = comparison_facts(trace, fork(trace, **changes))
+    assert in_steps["unit"] == "steps" and in_steps["verdict"] == "nothing changes, every step is as before"
+
+
+@pytest.mark.parametrize("measure", ["mean time to first token", "hit rate of prompt tokens"])
+def test_steps_larger_than_any_measured_one_are_told(measure):
+    trace = recording(0.05, max_num_seqs=4)
+    changed = changed_run(trace, None, 0, {"max_num_seqs": 8})
+    sizes = [len(record.chunks) for record in changed.trace]
+    assert max(len(record.chunks) for record in trace) == 4 < max(sizes)
+    share = sum(size > 4 for size in sizes) / len(sizes)
+    told = f"B has steps larger than any measured one: {share:.0%} have more than 4 sequences (up to {max(sizes)})"
+    assert f" {told}" in changed.facts["predicted"]
+    notes = settled(trace, changed, measure, "s").notes
+    assert [told in note for note in notes] == [True] * (measure != "hit rate of prompt tokens")
+    smaller = changed_run(trace, None, 0, {"max_num_seqs": 3})
+    assert smaller.limits == "" and "larger than any" not in smaller.facts["predicted"]
+
+
 @pytest.mark.parametrize("is_simulated", [False, True])
 def test_compare_shows_both_predictions_and_no_badge_for_the_tokens_of_a_simulation(deno_page, is_simulated):
     trace = recording(0.2)
@@ -223,7 +257,7 @@ def test_compare_shows_both_predictions_and_no_badge_for_the_tokens_of_a_simulat
     caption = deno_page.table("compare")["caption"]
     summary = deno_page("view.panel('compare').summary.textContent")
     if is_simulated:
-        assert "as it was, predicted" in words and "changed, predicted" in words and "first token" in caption
+        assert "as it was, predicted" in words and "changed, predicted" in words and "worse: mean TTFT" in caption
         assert changed.facts["predicted"] in summary
     else:
         assert "predicted" not in words + summary

@@ -39,6 +39,7 @@ from workbench.trace import Trace, TraceError
 from workbench.trace.readings.contents import Contents
 from workbench.trace.readings.metrics import RequestMetrics, still_without
 from workbench.trace.readings.metrics_collector import MetricsCollector
+from workbench.trace.readings.two_sides import NOTHING
 
 WORTH_PROCESSES = 200_000
 """Output tokens of all simulations together above which they are spread over processes, whose start takes a second."""
@@ -48,6 +49,8 @@ DRAWN_TOKENS = 800_000
 
 EXTRAPOLATED = "extrapolated"
 """Beginning of the notes on steps that are larger than any measured one."""
+
+_SHARES_OF_POOL = ("mean_kv_use", "peak_kv_use")
 
 LONGER_STEPS = (
     "intervals allow a step with more sequences and prompt tokens than any measured one to take as long as several of "
@@ -425,13 +428,19 @@ class Predictor:
         return tuple(notes)
 
     def _nothing_changes(self, outcome: Outcome, changes: Mapping[str, Any]) -> str:
-        """A sentence if a simulated run is as without the changes, to the last digit; "" if it is not."""
-        unchanged = self.unchanged.outcome
-        if (outcome.values, outcome.e2e) != (unchanged.values, unchanged.e2e):
+        """A sentence if a simulated run is as without the changes, to the last digit; "" if it is not.
+
+        As many blocks of another pool are another share of it.
+        """
+        sides = [
+            ({name: value for name, value in each.values.items() if name not in _SHARES_OF_POOL}, each.e2e)
+            for each in (outcome, self.unchanged.outcome)
+        ]
+        if sides[0] != sides[1]:
             return ""
         equal = len({info.priority for info in self.trace.requests.values()}) < 2
         why = "all requests have the same priority: " if "policy" in changes and equal else ""
-        return f"{why}nothing changes, every step of the simulation is as before"
+        return f"{why}{NOTHING}"
 
 
 _Task = tuple[EngineConfig, int | None, SchedulingPolicy | None]

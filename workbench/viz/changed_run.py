@@ -7,11 +7,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
-from workbench.trace.readings.metrics import amount
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.two_sides import Measure
+from workbench.trace.readings.two_sides import NOTHING, Measure, extremes
 from workbench.trace.trace import Trace
-from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
     from workbench.analysis.intervals import Prediction
@@ -26,6 +24,8 @@ AT_WORK = "time at work"
 """The name of a value that only these views have: the duration without idle time."""
 
 _TIMES = {"mean TTFT": "ttft_mean", "P99 TTFT": "ttft_p99", "mean ITL": "itl_mean", "P99 ITL": "itl_p99"}
+
+_WEIGHED = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
 
 LITTLE = 0.01
 """Relative error of a predicted measure from which on it is told."""
@@ -44,6 +44,7 @@ class Changed(NamedTuple):
         values: The predicted values by name of the run as it was and of the changed one, those of ``trace whatif``, and
             AT_WORK; None without times.
         errors: Relative error of each value of the run as it was, none if requests had not ended.
+        limits: What limits the prediction of the changed run, as sentences; "" for nothing.
     """
 
     trace: Trace
@@ -52,6 +53,7 @@ class Changed(NamedTuple):
     caution: str = ""
     values: tuple[Mapping[str, float], Mapping[str, float]] | None = None
     errors: Mapping[str, float] = {}
+    limits: str = ""
 
 
 def unit_of_changes(trace: Trace) -> str:
@@ -88,10 +90,11 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
             pair = predictor.unchanged, changed
             values = values_with_work(pair[0]), values_with_work(pair[1])
             errors = with_work(predictor.check.errors, predictor, values[0].get(AT_WORK))
-            facts = {"predicted": _words(predictor, errors), "means": _means(*pair)}
+            limits = limits_of(changed, predictor)
+            facts = {"predicted": _words(predictor, errors, limits), "means": _means(*pair)}
             caution = predictor.check.caution
             told = {} if predictor.has_unended else errors
-            return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told)
+            return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told, limits)
         except NoSeconds as problem:
             reason = problem.plain
         except (ValueError, TraceError) as problem:
@@ -131,19 +134,36 @@ def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
-    longest = {"longest time to first token": "ttft_max", "longest pause": "itl_max"}
-    changes = [
-        change_words(words, *(amount(side[name].value, "s") for side in (before, after)))
-        for words, name in longest.items()
+    times = [
+        Measure(words, before[name].value, after[name].value, "s")
+        for words, name in _WEIGHED.items()
         if name in before.intervals and name in after.intervals
     ]
-    return {"measures": rows, "verdict": "; ".join(filter(None, changes)), "mean": None}
+    nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
+    return {"measures": rows, "verdict": nothing or extremes(times), "mean": None}
 
 
-def _words(predictor: Predictor, errors: Mapping[str, float]) -> str:
-    """The origin of both predictions, and the error of that of the unchanged run or the way to read them."""
+def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:
+    """The origin of both predictions, their limits, and the error of the unchanged one or the way to read them."""
     loops = predictor.loops.sentence
-    return " ".join(filter(None, (BOTH, trust_words(predictor, errors), loops and f"{loops}.")))
+    return " ".join(filter(None, (BOTH, limits, trust_words(predictor, errors), loops and f"{loops}.")))
+
+
+def limits_of(changed: Prediction, predictor: Predictor) -> str:
+    """What limits a prediction as sentences: steps larger than any measured one, and what else its notes say."""
+    from workbench.analysis.predict import EXTRAPOLATED
+    from workbench.analysis.rerun import SIZES
+
+    largest = predictor.report.largest if predictor.report is not None else {}
+    larger = ", ".join(
+        f"{share:.0%} have more than {largest[name]:,} {SIZES[name]} (up to {most:,})"
+        for name, (share, most) in changed.outcome.extrapolated.items()
+        if name in largest
+    )
+    elsewhere = (EXTRAPOLATED, NOTHING, str(predictor.loops))  # said above, by the verdict, and by `_words`
+    others = [note for note in changed.notes if not any(each and each in note for each in elsewhere)]
+    told = [*([f"B has steps larger than any measured one: {larger}"] if larger else []), *others]
+    return " ".join(f"{each[0].upper()}{each[1:].removesuffix('.')}." for each in told)
 
 
 def trust_words(predictor: Predictor, errors: Mapping[str, float]) -> str:

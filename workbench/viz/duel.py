@@ -209,7 +209,8 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
     if unit == "s" and "no_times" in changed.facts:
         notes.append("The question was about seconds. Times vary too much by now, so this counts steps.")
     elif unit == "s" and changed.unchanged is not None and is_time(measure):
-        notes.append(f"{BOTH} {changed.caution or _error_of(changed, measure)}".strip())
+        trust = changed.caution or _error_of(changed, measure)
+        notes.append(" ".join(filter(None, (BOTH, changed.limits, trust))))
     values = changed.values if unit == "s" else None
     return Score(*outcome(a, b, measure, unit=unit, predicted=values), tuple(notes))
 

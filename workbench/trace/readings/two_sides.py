@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -22,6 +23,12 @@ UNEQUAL_STEPS = (
 
 ROUNDING = 1e-9
 """A change by this share of the values is rounding: two sums of the same durations differ by less."""
+
+LITTLE_CHANGE = 0.03
+"""Relative change of a measure from which on a verdict names it."""
+
+NOTHING = "nothing changes, every step is as before"
+"""The verdict of two runs with equal steps, and with equal times if they have any."""
 
 
 def minus(x: float, y: float) -> float:
@@ -55,6 +62,14 @@ class Measure(NamedTuple):
         return first, second
 
     @property
+    def share(self) -> float:
+        """The relative change from the first run to the second; 0 if it is rounding, or reads as none."""
+        change = minus(self.b, self.a)
+        if not change or len(set(self.values())) == 1:
+            return 0.0
+        return change / self.a if self.a else math.inf
+
+    @property
     def words(self) -> str:
         """The change from the first run to the second, such as "12% shorter"; "no change" if it is rounding.
 
@@ -62,8 +77,7 @@ class Measure(NamedTuple):
             >>> Measure("mean TTFT", 2.0, 1.5, "s").words, Measure("output tokens per s", 10.0, 30.0, "").words
             ('25% shorter', '3 times as many')
         """
-        change = minus(self.b, self.a)
-        if not change or len(set(self.values())) == 1:
+        if not self.share:
             return "no change"
         if not self.a:
             return "0 before"
@@ -73,6 +87,28 @@ class Measure(NamedTuple):
             return f"{ratio:.3g} times as {times}"
         share = f"{abs(ratio - 1):.0%}" if abs(ratio - 1) >= 0.01 else "less than 1%"
         return f"{share} {more if ratio > 1 else fewer}"
+
+
+def extremes(times: Sequence[Measure]) -> str:
+    """Of the times of two runs, the one that gets worst and the one that gets best; those that change little are not.
+
+    Example:
+        >>> extremes([Measure("mean TTFT", 2.0, 1.5, "s"), Measure("longest pause", 0.1, 0.3, "s")])
+        'worse: longest pause 100 ms -> 300 ms (3 times as long); better: mean TTFT 2 s -> 1.5 s (25% shorter)'
+        >>> extremes([Measure("mean TTFT", 2.0, 2.02, "s"), Measure("longest pause", 0.1, 0.1, "s")])
+        'neither mean TTFT nor longest pause changes by 3% or more'
+    """
+    if not times:
+        return ""
+    ends = {"worse": max(times, key=lambda each: each.share), "better": min(times, key=lambda each: each.share)}
+    told = [
+        f"{word}: {each.name} {' -> '.join(each.values())} ({each.words})"
+        for word, each in ends.items()
+        if (each.share if word == "worse" else -each.share) >= LITTLE_CHANGE
+    ]
+    names = [each.name for each in times]
+    neither = f"neither {', '.join(names[:-1])} nor {names[-1]} changes" if names[1:] else f"{names[0]} does not change"
+    return "; ".join(told) or f"{neither}{f' by {LITTLE_CHANGE:.0%} or more' if any(t.share for t in times) else ''}"
 
 
 @dataclass(frozen=True)
@@ -186,6 +222,22 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
         rates = (tokens / length for tokens, length in zip(outputs, lengths))
         idle = " without idle time" if unit == "s" and any(clock.idle for clock in clocks) else ""
         add(f"output tokens per {'s' if unit == 's' else 'step'}{idle}", rates, "")
+    return found
+
+
+def longest_of(requests: Sequence[RequestComparison], unit: str) -> list[Measure]:
+    """The longest time to first token and the longest gap between two tokens of both runs; those that both have.
+
+    Args:
+        requests: The requests of both.
+        unit: Unit of the times: "s" or "steps".
+    """
+    ttft = _of_both((each.ttft_a, each.ttft_b) for each in requests)
+    sides = [each.a for each in requests], [each.b for each in requests]
+    gaps = [max((gap for request in side for gap in request.gaps(unit)), default=None) for side in sides]
+    found = [Measure("longest TTFT", max(ttft[0]), max(ttft[1]), unit)] if ttft else []
+    if gaps[0] is not None and gaps[1] is not None:
+        found.append(Measure("longest pause", gaps[0], gaps[1], unit))
     return found
 
 

@@ -126,10 +126,8 @@ export class ComparePanel extends CanvasPanel {
     const rows = this.tokens
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
       : "cells: chunks, lines: waiting";
-    setText(
-      this.hintElement,
-      `${this.reading}; ${rows}${this.hasTokens ? "; × marks the first different token" : ""}`,
-    );
+    const cross = this.hasTokens && !findings.fork ? "; × marks the first different token" : "";
+    setText(this.hintElement, `${this.reading}; ${rows}${cross}`);
     this.fillGains();
   }
 
@@ -235,7 +233,8 @@ export class ComparePanel extends CanvasPanel {
       const label = `${run ? "B" : "A"}: ${counted(store.numSteps, "step")}`;
       text(context, label, LEFT - 8, middle + sign * half * 0.6, colours.muted, SMALL, "right");
     });
-    const parts = ["tokens per step", "the strip marks steps in which A (above) or B (below) has more"];
+    const strip = this.timed ? [] : ["the strip marks steps in which A (above) or B (below) has more"];
+    const parts = ["tokens per step", ...strip];
     text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
     const { values, label } = this.timed
       ? timeTicks(0, this.end, 8)

@@ -52,6 +52,11 @@ export class TimelinePanel extends StepPanel {
     return this.cursor.beside;
   }
 
+  /** The same if it can be drawn on this axis: one of times has no place for a run without any. */
+  outlined(axis) {
+    return this.other && (!axis.byTime || this.other.timed()) ? this.other : null;
+  }
+
   /** Zoom around the pointer with Ctrl, pan with Shift. */
   wheel(event) {
     if (!event.ctrlKey && !event.shiftKey) return;
@@ -212,8 +217,8 @@ export class TimelinePanel extends StepPanel {
 
   /** The bars of the run beside this one, as outlines; narrow ones share one, so that it hides no bar. */
   drawGhosts(context, axis, y, base) {
-    const { other } = this;
-    if (!other || axis.byTime !== (axis.byTime && other.timed())) return;
+    const other = this.outlined(axis);
+    if (!other) return;
     context.strokeStyle = this.theme.colours.cursor;
     context.lineWidth = 1;
     context.beginPath();
@@ -290,7 +295,7 @@ export class TimelinePanel extends StepPanel {
       ...(binned ? bins : bars),
       { name: "token budget", mark: dashed(colours.text, 12, [4, 2]) },
       { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
-      ...(this.other
+      ...(this.outlined(axis)
         ? [{
           name: `run ${this.view.drawsSecond ? "A" : "B"}${this.view.predicted ? ", predicted" : ""}`,
           mark: frame(colours.cursor, 12, 8),

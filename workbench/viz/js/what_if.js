@@ -2,7 +2,7 @@
 // fraction of a second; the result appears beside the run, and one sentence says what has changed.
 
 import { formatNumber, h, replace, select, setText, table } from "./dom.js";
-import { close, form, openBelow, popover, submitButton } from "./popovers.js";
+import { close, form, openBelow, place, popover, submitButton } from "./popovers.js";
 import { RouterDuel } from "./router_duel.js";
 
 /**
@@ -187,8 +187,8 @@ export class WhatIf {
     this.refusal = null;
     setText(this.verdict, comparison.refused || comparison.verdict || "");
     this.verdict.dataset.kind = comparison.refused ? "problem" : "";
-    // The comparison has the table, except in a view without it.
-    fillMeasures(this.measures, this.view.panel("compare") ? {} : comparison, this.view);
+    fillMeasures(this.measures, comparison, this.view); // also in the comparison, which the box may cover
+    if (!this.element.hidden) place(this.element);
   }
 }
 

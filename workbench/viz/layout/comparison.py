@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.text import counted
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.compare import Comparison, compare
-from workbench.trace.readings.metrics import amount, number
-from workbench.trace.readings.two_sides import ROUNDING, most_blocks
+from workbench.trace.readings.metrics import number
+from workbench.trace.readings.two_sides import NOTHING, ROUNDING, extremes, longest_of, most_blocks
 from workbench.viz import svg
 from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 SAME_COUNTS = "no number of steps, blocks, preemptions or cached tokens changes"
-NO_FIRST = "no first token moves"
+MEANS = ("mean TTFT", "mean ITL")
+"""The measures that a verdict weighs beside the longest times."""
 
 
 def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
@@ -78,35 +79,27 @@ def _means(found: Comparison) -> list[float | None]:
 
 
 def verdict(found: Comparison) -> str:
-    """The comparison in one line: the largest change of a first token, and that of the longest pause.
+    """The comparison in one line: of the means and longest times, the one that gets worst and the one that gets best.
 
-    Example: "first token of strings 7.4 s -> 9.1 s; longest pause 880 ms -> 210 ms". Without times it has the numbers
-    of steps, and of KV blocks in use. Values that stay the same are left out.
+    Example: "worse: mean ITL 42 ms -> 72 ms (71% longer); better: longest TTFT 9.6 s -> 8.4 s (12% shorter)". Without
+    times it has the numbers of steps, and of KV blocks in use. Values that stay the same are left out.
     """
-    in_steps = found.unit == "steps"
-    parts = [change_words("steps", *map(str, (len(found.a), len(found.b))))] if in_steps else []
+    times = [] if found.counts_only else [each for each in found.measures if each.name in MEANS]
+    times += [] if found.counts_only else longest_of(found.requests, found.unit)
+    changed = any(each.share for each in (*found.measures, *times))
+    ends = _ends_words(found)
+    if not (changed or ends) and found.first_divergence is None:
+        return NOTHING
     if found.counts_only:
         counts = [change_words(each.name, number(each.a), number(each.b)) for each in found.measures]
         return "; ".join(filter(None, counts)) or "; ".join(filter(None, (SAME_COUNTS, _moved_words(found))))
-    firsts = [request for request in found.requests if request.ttft_a is not None and request.ttft_b is not None]
-    if firsts:
-        most = max(firsts, key=lambda request: abs(request.ttft_delta or 0))
-        times = (amount(value or 0.0, found.unit) for value in (most.ttft_a, most.ttft_b))
-        name = svg.shorten(most.request_id, 24)
-        parts.append(change_words(f"first token of {name}", *times) or NO_FIRST)
-    pauses = [
-        max((gap for metrics in side for gap in metrics.gaps(found.unit)), default=None)
-        for side in ([request.a for request in found.requests], [request.b for request in found.requests])
-    ]
-    if pauses[0] is not None and pauses[1] is not None:
-        parts.append(change_words("longest pause", *(amount(pause or 0.0, found.unit) for pause in pauses)))
-    if in_steps:
-        blocks = [most_blocks(trace) for trace in (found.a, found.b)]
-        if None not in blocks:
-            parts.append(change_words("most KV blocks in use", *map(str, blocks)))
-        if not any(each != NO_FIRST for each in parts if each):
-            parts.append(_ends_words(found))
-    return "; ".join(filter(None, parts))
+    if found.unit == "s":
+        return extremes(times)
+    steps = change_words("steps", *map(str, map(len, (found.a, found.b))))
+    most = [most_blocks(trace) for trace in (found.a, found.b)]
+    blocks = "" if None in most else change_words("most KV blocks in use", *map(str, most))
+    moved = any(each.share for each in times)
+    return "; ".join(filter(None, (steps, extremes(times), blocks, "" if steps or moved or blocks else ends)))
 
 
 def _moved_words(found: Comparison) -> str:
