@@ -133,9 +133,10 @@ export class GanttPanel extends StepPanel {
     return TOP + row * ROW;
   }
 
-  /** The visible rows, and the requests in focus. */
+  /** The visible rows, and their hues. */
   scale() {
-    return [this.offset, this.rows.length, this.shown().map((request) => request.index), [...this.theme.focus]];
+    const hues = this.shown().map(({ index }) => [index, this.theme.hue(index)]);
+    return [this.offset, this.rows.length, hues];
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------
