@@ -270,7 +270,7 @@ def test_a_pause_is_idle_time_of_the_rates_and_said_of_the_latencies():
     whole, stopped = metrics(trace), metrics(paused)
     assert "idle" not in repr(whole) and not whole.pauses_note
     rate = f"throughput: {number(whole.summary.output_throughput)} output"
-    assert rate in repr(whole) and rate in repr(stopped), "the wait for a person is no time of the engine"
+    assert rate in repr(whole) and rate in repr(stopped), "the engine did not work while it waited for a person"
     assert stopped.pauses_note == (
         "latencies include 30 s in which the engine was stopped while requests were there; rates do not"
     )

@@ -408,7 +408,7 @@ class Explanation:
 
 
 SMALLER = "in smaller parts"
-"""The cause of the parts of a stretch that are too small for a line of their own."""
+"""The cause of the parts of a stretch that are too small for a separate line."""
 
 CAUSE_COLUMNS = ("share", "mean", "requests", "biggest avoidable", "cause")
 """Headings of a `CauseTable`."""

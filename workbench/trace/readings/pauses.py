@@ -17,7 +17,7 @@ def pauses_of(trace: Trace) -> list[tuple[float, float]]:
 
     A pause is a time between two steps longer than ``IDLE_SECONDS`` in which a request was there: this engine does not
     wait by itself then. The recording of another engine has none, because nobody knows what that one waited for, and
-    neither has a part without the first step, which does not tell who was there.
+    neither has a part without the first step: the requests of that moment are unknown.
 
     Args:
         trace: A run with a clock.
