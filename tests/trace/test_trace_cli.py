@@ -24,7 +24,7 @@ def test_info(saved, capsys):
     printed = capsys.readouterr().out
     hits = printed.index("hit rate of prompt tokens: ")
     first, second, tokens, throughput, use, *latencies = [line for line in printed[:hits].splitlines() if line]
-    assert first == "Trace(engine: 25 steps, 5 requests, 60 tokens scheduled, done)"
+    assert first == "engine: 25 steps, 5 requests, 60 tokens scheduled, done"
     assert second == "5 of 5 requests ended in 25 steps, 6.000 s"
     assert tokens.endswith(
         "35 sampled, 64 found in the prefix cache (after preemptions too), 3 recomputed (1 preemption)"
