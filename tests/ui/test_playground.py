@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import random
+import re
 import threading
 import zlib
 
@@ -383,6 +384,7 @@ def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     page.slide("max_num_batched_tokens", 16, settles=False)
     page.page.select_option("#policy", "ShortestFirst")
     assert page.decodes() == before and page.text("status") == "B waits for your bet"
+    assert page.page.is_hidden("#error"), "B is another one now"
     page.page.select_option("#measure", "time until all are finished")
     page.page.click("#bets button")
     page.page.wait_for_function("() => document.getElementById('verdict').textContent.includes('Right so far')")
@@ -423,6 +425,30 @@ def test_an_earlier_b_is_taken_away_until_the_bet_is_made(open_playground):
     page.page.wait_for_function("() => document.getElementById('verdict').textContent.includes('Right so far')")
     expected = simulate(PRESETS["bursts"].workload, config={"max_num_seqs": 32})
     assert page.decodes() == decodes_of(expected) and page.decodes("other") == pinned
+
+
+def test_a_b_that_cannot_run_leaves_the_bets_open(open_playground):
+    page = open_playground("#preset=documents")
+    assert re.fullmatch(r"simulated in \d+ ms", page.text("status"))
+    page.page.click("#pin")
+    page.settle()
+    before = page.decodes()
+    page.page.click("#duel")
+    page.slide("num_blocks", 16, settles=False)
+    page.page.select_option("#measure", "time until all are finished")
+    page.page.check("#bets input[value=neither]")
+    page.page.click("#bets button")
+    page.page.wait_for_function("() => document.getElementById('error').textContent.includes('num_blocks')")
+    page.settle()
+    assert page.page.is_visible("#bets") and page.page.is_visible("#error") and page.page.is_hidden("#verdict")
+    assert page.page.is_checked("#bets input[value=neither]")
+    assert page.page.input_value("#measure") == "time until all are finished"
+    page.slide("num_blocks", 256, settles=False)
+    assert page.page.is_visible("#bets") and page.text("status") == "B waits for your bet"
+    assert page.page.is_hidden("#error") and page.decodes() == before, "nothing runs before the bet"
+    page.page.click("#bets button")
+    page.page.wait_for_function("() => document.getElementById('verdict').textContent.includes('Right so far')")
+    assert page.page.is_hidden("#bets")
 
 
 def test_a_duel_in_steps_offers_what_can_settle_it(open_playground):

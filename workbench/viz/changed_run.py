@@ -44,7 +44,7 @@ class Changed(NamedTuple):
         values: The predicted values by name of the run as it was and of the changed one, those of ``trace whatif``, and
             AT_WORK; None without times.
         errors: Relative error of each value of the run as it was, none if requests had not ended.
-        limits: What limits the prediction of the changed run, as sentences; "" for nothing.
+        limits: The limits of the prediction of the changed run, as sentences; "" for none.
     """
 
     trace: Trace
@@ -150,7 +150,7 @@ def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> st
 
 
 def limits_of(changed: Prediction, predictor: Predictor) -> str:
-    """What limits a prediction as sentences: steps larger than any measured one, and what else its notes say."""
+    """The limits of a prediction as sentences: steps larger than any measured one, and the other notes."""
     from workbench.analysis.predict import EXTRAPOLATED
     from workbench.analysis.rerun import SIZES
 

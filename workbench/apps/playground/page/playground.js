@@ -13,6 +13,7 @@ const OWN = "own";
 const RULES = [["", "vLLM's rules: first come, first served"], ["priority", "By priority"]];
 const ROUTER = "round_robin";
 const SLOW_MS = 1200;
+const DONE = { run: "simulated", open: "read" }; // commands whose time is told
 const BET_FIRST = "B waits for your bet";
 
 const { presets, policies, routers, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
@@ -252,6 +253,8 @@ class Playground {
   /** Until the bet is made, nothing of an earlier B is shown: its settings are no longer those on the left. */
   async awaitBet() {
     this.say(BET_FIRST);
+    at("error").hidden = true; // it was about other settings, and so was what is left of an older run
+    document.body.classList.remove("outdated");
     this.offerMeasures();
     if (!this.hasOther) return;
     this.hasOther = false;
@@ -297,6 +300,8 @@ class Playground {
       this.say("");
       if (facts.error) return null;
       if (facts.requests) this.show(answer);
+      const done = DONE[command.command], ms = facts.seconds * 1000;
+      if (done) this.say(`${done} in ${ms < 95 ? Math.ceil(ms) : Math.round(ms / 10) * 10} ms`);
       return facts;
     } catch (problem) {
       this.fail(`Python could not be started: ${problem.message}. Reload the page to try again.`);
@@ -342,7 +347,6 @@ class Playground {
     at("duel").hidden = !this.pinned || Boolean(facts.apart);
     if (!this.pinned) this.offerBets(false);
     if (facts.measures) this.duel = facts;
-    this.say(`${facts.seconds < 0.095 ? Math.ceil(facts.seconds * 1000) : Math.round(facts.seconds * 100) * 10} ms`);
     this.showNumbers();
     this.explain();
   }
@@ -453,7 +457,7 @@ class Playground {
     }
     this.stale = true;
     await this.offerBets(false);
-    if (document.body.classList.contains("outdated")) return; // B could not run, and the page says why
+    if (document.body.classList.contains("outdated")) return this.betAgain(measure, bet); // the page says why
     const facts = await this.ask({ command: "settle", measure });
     if (!facts) return;
     this.bets.all++;
@@ -463,6 +467,13 @@ class Playground {
     at("verdict").hidden = false;
     at("verdict").textContent = `${facts.told} You bet on ${bet}: ${right}. ` +
       `Right so far: ${this.bets.right} of ${this.bets.all}.`;
+  }
+
+  /** Open the bets again after a B that could not run: the next one waits for its bet, too. */
+  betAgain(measure, bet) {
+    this.offerBets(true);
+    at("measure").value = measure;
+    at("bets").elements.bet.value = bet;
   }
 
   /** Put what is set into the address, and for a link to send the place of the cursor. */
