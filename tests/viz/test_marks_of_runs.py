@@ -228,7 +228,7 @@ def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_p
     assert painted["marks"] != shown(trace, changed.trace)[0]["marks"]
     page.open(trace, changed=changed)
     page("view.beginAnother()")
-    assert page("view.predicted") is None
+    assert page("view.unchanged") is None
 
 
 def check_compared_row(marks, facts, who, middle, x, align, colours):

@@ -280,6 +280,30 @@ def test_a_fork_is_simulated_and_compared(engine):
     wait_for(lambda: feed._fork_facts["changes"] == {"max_num_seqs": 3})
 
 
+@pytest.mark.parametrize("at_step", [0, 3])
+def test_a_run_that_has_not_ended_is_simulated_to_its_end_on_both_sides(engine, monkeypatch, at_step):
+    """What it has not come to yet is no effect of a setting."""
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    for start in range(3):
+        engine.add_request(list(range(5 + start, 25 + start)), max_tokens=9)
+    for _ in range(4):
+        engine.step()
+    seats = engine.config.max_num_seqs
+
+    def compared(**changes):
+        feed = Feed(engine)
+        feed.handle({"name": "fork", "args": {"at_step": at_step, "changes": changes}})
+        return decode_packet(feed.other_packet())[0]
+
+    header = compared(max_num_seqs=seats)
+    assert header["comparison"]["first_divergence"] is None
+    assert "nothing changes" in header["comparison"]["verdict"], header["comparison"]["verdict"]
+    assert header["num_steps"] > len(engine.trace)
+    header = compared(max_num_batched_tokens=2)
+    whole = engine.fork(at_step=at_step)
+    assert header["comparison"]["verdict"].startswith(f"steps {len(whole)} -> ")
+
+
 def test_a_recording_is_simulated_if_it_has_its_first_steps(monkeypatch):
     monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
     trace = simulate(workload())

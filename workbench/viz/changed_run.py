@@ -38,8 +38,8 @@ class Changed(NamedTuple):
         trace: The simulated run.
         facts: ``predicted``, sentences on how its times were found and how far they can be trusted; or ``no_times``,
             the reason for which there are none. Neither for a run that has none itself.
-        unchanged: The prediction of the run as it was, with which the other one is compared; None without times, where
-            the simulation repeats every step of the run.
+        unchanged: The run as it was, simulated too, with which the other one is compared: its prediction or, without
+            times, the run to its end; None if the run has ended, whose every step a simulation would repeat.
         caution: The way to read predictions that are only good for a comparison; "" for others.
         values: The predicted values by name of the run as it was and of the changed one, those of ``trace whatif``, and
             AT_WORK; None without times.
@@ -99,7 +99,12 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
             reason = problem.plain
         except (ValueError, TraceError) as problem:
             reason = str(problem)
-    return Changed(fork(at_step=at_step, **changes), {"no_times": reason} if timed else {})
+    has_open = sum(len(record.finished) + len(record.aborted) for record in trace) < len(trace.requests)
+    unchanged = fork(at_step=at_step) if has_open else None
+    changed_trace = fork(at_step=at_step, **changes)
+    if unchanged is not None and unchanged.requests.keys() != changed_trace.requests.keys():
+        unchanged = None  # a request has arrived in between
+    return Changed(changed_trace, {"no_times": reason} if timed else {}, unchanged)
 
 
 def values_with_work(prediction: Prediction) -> dict[str, float]:

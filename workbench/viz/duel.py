@@ -208,7 +208,7 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
     notes = []
     if unit == "s" and "no_times" in changed.facts:
         notes.append("The question was about seconds. Times vary too much by now, so this counts steps.")
-    elif unit == "s" and changed.unchanged is not None and is_time(measure):
+    elif unit == "s" and changed.values is not None and is_time(measure):
         trust = changed.caution or _error_of(changed, measure)
         notes.append(" ".join(filter(None, (BOTH, changed.limits, trust))))
     values = changed.values if unit == "s" else None

@@ -15,7 +15,8 @@ const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
 const READING = "Top: this run (A). Bottom: what if (B)";
 
-const PREDICTED = "Top: this run as it was, predicted (A). Bottom: what if, predicted (B)";
+/** The words for two simulated runs. */
+const bothAre = (how) => `Top: this run as it was, ${how} (A). Bottom: what if, ${how} (B)`;
 
 const SECOND = "Top: the run that was kept (A), outlined in the timeline. Bottom: the run that is drawn (B)";
 
@@ -57,14 +58,14 @@ export class ComparePanel extends CanvasPanel {
     return this.view.other;
   }
 
-  /** Runs a and b; a prediction b is beside the prediction of this run, with which it is compared. */
+  /** Runs a and b; with a simulated b, a is this run or, if it was simulated too, its simulation. */
   get stores() {
-    return this.view.drawsSecond ? [this.other, this.store] : [this.view.predicted ?? this.store, this.other];
+    return this.view.drawsSecond ? [this.other, this.store] : [this.view.unchanged ?? this.store, this.other];
   }
 
   /** The words for the two runs. */
   get reading() {
-    if (this.view.predicted) return PREDICTED;
+    if (this.view.unchanged) return bothAre(this.findings.fork?.predicted ? "predicted" : "simulated to its end");
     return this.findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: A. Bottom: B";
   }
 
@@ -279,7 +280,7 @@ export class ComparePanel extends CanvasPanel {
   /** Of the two requests of a row, that of the run which the other panels draw: its colour and number are theirs. */
   drawn(pair) {
     const request = pair[this.view.drawsSecond ? 1 : 0];
-    return this.view.predicted ? this.store.byId.get(request.id) ?? request : request;
+    return this.view.unchanged ? this.store.byId.get(request.id) ?? request : request;
   }
 
   drawChunks(context, [a, b], middle) {

@@ -85,7 +85,7 @@ class View {
       this.linkBox.element,
     ];
     this.awaited = null; // what the page says while the host makes something that it has asked for
-    this.predicted = null; // the prediction of the run as it was, with which a predicted other one is compared
+    this.unchanged = null; // the run as it was, simulated like the other one, which is compared with it
     this.otherCount = 0;
     this.build();
     this.show(this.whole ? this.firstView() : "all");
@@ -244,7 +244,7 @@ class View {
   /** Another run has taken the place of the one on display: nothing of that one is left. */
   beginAnother() {
     const { cursor, store } = this;
-    this.other = this.predicted = null;
+    this.other = this.unchanged = null;
     this.showComparison(false);
     cursor.hover = {};
     if (cursor.selected >= store.requests.length) cursor.selected = null;
@@ -274,17 +274,17 @@ class View {
     this.model.save_changes();
   }
 
-  /** Take the whole second run of a comparison; if it was predicted, the prediction of the first one follows it. */
+  /** Take the whole second run of a comparison; if both were simulated, the first one follows it. */
   receiveOther(packet) {
     if (!packet?.byteLength) return;
     const other = new Store();
     if (!other.append(packet)) return;
     this.other = other;
-    this.predicted = null;
+    this.unchanged = null;
     const { length } = decodePacket(packet);
     if (length < packet.byteLength) {
-      this.predicted = new Store();
-      this.predicted.append(new DataView(packet.buffer, packet.byteOffset + length, packet.byteLength - length));
+      this.unchanged = new Store();
+      this.unchanged.append(new DataView(packet.buffer, packet.byteOffset + length, packet.byteLength - length));
     }
     this.otherCount++;
     this.whatIf.update(this.comparison || {});

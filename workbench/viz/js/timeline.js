@@ -297,7 +297,7 @@ export class TimelinePanel extends StepPanel {
       { name: "max_num_seqs", mark: dashed(colours.muted, 12, [1, 3]) },
       ...(this.outlined(axis)
         ? [{
-          name: `run ${this.view.drawsSecond ? "A" : "B"}${this.view.predicted ? ", predicted" : ""}`,
+          name: `run ${this.view.drawsSecond ? "A" : "B"}${this.view.comparison?.fork?.predicted ? ", predicted" : ""}`,
           mark: frame(colours.cursor, 12, 8),
         }]
         : []),

@@ -166,7 +166,7 @@ export class WhatIf {
     setText(this.verdict, asked || this.duel.hidden ? "…" : "");
   }
 
-  /** The host may have refused what was asked: its reason is here, and an older simulation is not shown as the answer. */
+  /** The host may have refused what was asked: its reason is here, and no older simulation is shown as the answer. */
   follow({ not_simulated: refusal }) {
     const { asked } = this;
     if (!asked || !refusal || asked.step !== refusal.at_step) return;
@@ -195,11 +195,10 @@ export class WhatIf {
 /** Mean, P99 and throughput of both runs, a row each with the change as text. */
 export function fillMeasures(element, { measures = [], fork }, view) {
   element.hidden = !measures.length;
-  // With a fork, B is the simulated run; a saved page may draw either of two runs. Predictions are compared with each
-  // other.
-  const simulated = fork?.predicted
-    ? ["A: as it was, predicted", "B: changed, predicted"]
-    : ["A: this run", "B: simulated"];
+  // With a fork, B is the simulated run, and A is too where this run had not ended or times are predicted. A saved page
+  // may draw either of two runs.
+  const how = fork?.predicted ? "predicted" : "simulated";
+  const simulated = view.unchanged ? [`A: as it was, ${how}`, `B: changed, ${how}`] : ["A: this run", "B: simulated"];
   const sides = fork && !view.drawsSecond ? simulated : ["A", "B"];
   replace(element, table(["measure", ...sides, "change"], measures));
 }
