@@ -265,7 +265,7 @@ def engine_html(engine: Any) -> str:
     """An engine: facts about it, its last steps, and the requests with their texts so far."""
     facts, trace = engine.facts(), engine.trace
     rows = [(name.replace("_", " "), value) for name, value in facts.items()]
-    parts = [f"<h4>Engine: {escape(str(facts.get('model', 'model')))}</h4>", table(("", ""), rows)]
+    parts = [f"<h4>Engine: {escape(str(facts.get('model', 'model')))}</h4>", table(("fact", "value"), rows)]
     if len(trace):
         records = list(trace[-200:])
         parts.append(f"<h5>Tokens per step</h5>{image(svg.timeline(records, at=records[-1].step))}")
