@@ -527,13 +527,24 @@ def test_routers_that_are_no_duel_are_refused(lesson, routers, words):
     assert "teacher" in followers[0].status()["message"]
 
 
-def test_a_duel_that_cannot_be_simulated_leaves_the_bets_open(lesson):
-    _, (teacher, *followers) = lesson
-    bad = {"what": "bet", "changes": {"max_num_seqs": -1}, "measure": next(iter(MEASURES))}
-    put(teacher, bad)
+def test_a_duel_that_cannot_be_simulated_is_refused_or_called_off(lesson, monkeypatch):
+    """Before the class bets, as far as it can be known; later the bets stay open until the teacher ends them."""
+    engine, (teacher, *followers) = lesson
+    bet = {"what": "bet", "changes": {"max_num_seqs": -1}, "measure": next(iter(MEASURES))}
+    put(teacher, bet)
+    assert "max_num_seqs" in teacher.status()["message"]
+    assert followers[0].status()["class"]["question"] is None
+    put(teacher, bet | {"changes": {"max_num_seqs": 1}})
+    assert followers[0].status()["class"]["question"] is not None
+
+    def refuse(**_):
+        raise ValueError("a request that has come since needs more blocks")
+
+    monkeypatch.setattr(engine, "fork", refuse)
+    monkeypatch.setattr("workbench.analysis.predict.comparing", refuse)
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
-    assert "max_num_seqs" in teacher.status()["message"]
+    assert "needs more blocks" in teacher.status()["message"]
     assert followers[0].status()["class"]["question"] is not None
     teacher.handle({"name": "class", "args": {"what": "end"}})
     teacher.handle({"name": "settle", "args": {}})
