@@ -122,7 +122,7 @@ class Feed:
         self._handled = 0
         self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
-        self._unchanged: Trace | None = None  # the prediction that a predicted other trace is compared with
+        self._unchanged: Trace | None = None  # the run as it was, simulated like the other trace
         self._not_simulated: dict[str, Any] | None = None  # the newest change that was refused, and the reason
         self._explained: dict[str, Any] | None = None
         self._explanations: dict[str, dict[str, Any]] = {}  # the answers about requests that had ended, by their ids
