@@ -49,7 +49,11 @@ SHOWN: dict[str, tuple[str, Callable[[StepRecord], object], str]] = {
         lambda step: len(step.chunks) > 2,
         "The packed batch of a step, and the mask of its rows.",
     ),
-    "paged-kv": ("scheduler", lambda step: len(step.chunks) > 2, "Click a block of the pool to see what it holds."),
+    "paged-kv": (
+        "story",
+        lambda step: len(step.chunks) > 2,
+        "Click a block of the KV pool, below the chunks, to see what it holds.",
+    ),
     "chunked-prefill": (
         "story",
         lambda step: any(chunk.is_partial_prefill for chunk in step.chunks),

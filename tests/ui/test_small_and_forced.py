@@ -107,3 +107,21 @@ def test_forced_colours_show_phases_and_what_is_chosen(open_page, long_names):
     assert chosen.evaluate("(e) => getComputedStyle(e).backgroundColor") != other.evaluate(
         "(e) => getComputedStyle(e).backgroundColor"
     )
+
+
+def test_forced_colours_show_the_cursor_and_the_newest_token(open_page, long_names):
+    """A background and a shadow alone are taken away."""
+    page = open_page(long_names[0], width=1100)
+    page.page.emulate_media(forced_colors="active")
+    page.wait("view.store.numSteps > 20")
+    page.view("(view.show('story'), view.cursor.seek(8))")
+    page.frame()
+    background = page.root.evaluate("(e) => getComputedStyle(e.ownerDocument.body).backgroundColor")
+    style = "(e) => { const s = getComputedStyle(e); return [s.backgroundColor, s.borderColor, s.outlineStyle]; }"
+    marks = page.root.locator("[data-panel=timeline] .wb-cursor:not(.wb-cursor-hover)")
+    assert marks.count() == 1 and marks.first.is_visible()
+    fill, edge, _ = marks.first.evaluate(style)
+    frame = "wb-cursor-frame" in marks.first.get_attribute("class")
+    assert (edge if frame else fill) not in (background, "rgba(0, 0, 0, 0)")
+    newest = page.root.locator(".wb-output .wb-now").first
+    assert newest.evaluate(style)[2] == "solid"

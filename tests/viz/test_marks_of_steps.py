@@ -522,8 +522,10 @@ def check_computed_kv(over, facts, axis, rows, step, colours):
         ]
         for bar, (colour, left, wide) in zip(bars, expected):
             assert bar[0] == colour and close(bar[1:4:2], [left, wide])
-        assert len(bars) == 2 + is_now
-        assert not is_now or close(bars[2][1:4:2], [x + start * scale, max(2, last.num_tokens * scale)])
+        assert len(bars) == 2
+        framed = [frame for frame in over.frames(LIGHT.outline) if frame[2] == y + 0.5]
+        assert len(framed) == is_now
+        assert not is_now or close(framed[0][1:4:2], [x + start * scale + 0.5, max(2, last.num_tokens * scale) - 1])
         assert (x + 98, y + 4, grouped(start + last.num_tokens)) in over.texts()
 
 

@@ -1,7 +1,7 @@
 // Chunks of every request over the steps, and at the right its computed KV.
 
 import { counted, formatNumber, h, plain } from "./dom.js";
-import { dot, draftCells, eventMark, hatch, requestLabel, SMALL, text } from "./drawing.js";
+import { dot, draftCells, eventMark, requestLabel, SMALL, text } from "./drawing.js";
 import { drawRow, ROW } from "./gantt_row.js";
 import { box, hatched, layers, LegendLines, legendRow } from "./legend.js";
 import { isOver, nameOf } from "./request.js";
@@ -224,14 +224,15 @@ export class GanttPanel extends StepPanel {
         context.fillRect(x, y, computed * scale, height);
         context.fillStyle = colours.kv;
         context.fillRect(x, y, cached * scale, height);
-        if (chunk) {
-          hatch(context, x + chunk.start * scale, y, Math.max(2, chunk.n * scale), height, colours.background, 3);
-        }
         text(context, formatNumber(computed), x + KV_WIDTH + 6, y + height / 2, colours.muted, SMALL);
       }
       context.strokeStyle = colours.decode;
       context.lineWidth = 1;
       context.strokeRect(x + 0.5, y + 0.5, total * scale - 1, height - 1);
+      if (computed >= 0 && chunk) { // framed, as the pool's blocks of this step are
+        context.strokeStyle = colours.outline;
+        context.strokeRect(x + chunk.start * scale + 0.5, y + 0.5, Math.max(2, chunk.n * scale) - 1, height - 1);
+      }
     });
   }
 

@@ -18,8 +18,12 @@ export function popover(title, ...children) {
   return h("div", props, h("h3", {}, title), children);
 }
 
-/** Open a dialog below the button it belongs to and move the focus into it; closing it gives the focus back. */
+/**
+ * Open a dialog below the button it belongs to, in place of another one that is open, and move the focus into it;
+ * closing it gives the focus back.
+ */
 export function openBelow(element, button) {
+  element.closest(".wb-root")?.querySelectorAll(".wb-popover").forEach(close);
   element.hidden = false;
   element.opener = button;
   place(element);
