@@ -139,6 +139,7 @@ def test_a_target_that_the_recorded_setting_meets_too_is_no_reason_to_change_it(
         assert tuning.best.changes == {"max_num_seqs": 32} and tuning.verdict == "meets"
         also = "so does the setting of now" in repr(tuning)
         assert also == (tuning.current.prediction[name].high <= tuning.slo[name]) == (tuning is far)
+        assert tuning.words_of_best == ("best" if also else "take"), "nobody is told to take what is not needed"
 
 
 def test_whatif_runs_at_the_recorded_times(recording):
@@ -379,7 +380,7 @@ def test_a_search_that_is_ended_answers_with_the_best_so_far(recording):
     assert any("interrupted" in note for note in tuning.notes) and tuning.best.prediction.intervals
 
 
-@pytest.mark.parametrize(("slo", "words"), [("ttft_max=1ms", "closest"), ("ttft_p99=100s", "take")])
+@pytest.mark.parametrize(("slo", "words"), [("ttft_max=1ms", "closest"), ("ttft_p99=100s", "best")])
 def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, slo, words):
     tuning = recording.tune(slo)
     assert tuning.words_of_best == words and f"\n{words}: " in f"\n{tuning!r}"
@@ -429,7 +430,8 @@ def test_nobody_is_told_to_take_a_setting_that_is_worse_than_the_recorded_one(re
 def test_a_closest_setting_is_only_called_so_if_no_other_has_a_better_value(recording):
     tuning = recording.tune("ttft_p99=1ms", grid={"max_num_seqs": [8, 9, 10]}, num_draws=2)
     better = [other for other in tuning.runners_up if other.score < tuning.best.score]
-    words = "none is surely closer than this one" if better else "this one is the closest by ttft_p99"
+    nearest = "the worst value of this one, ttft_p99, is nearer to its limit than that of any other"
+    words = "none is surely closer than this one" if better else nearest
     assert tuning.verdict_sentence.endswith(words) and (tuning.words_of_best == "closest") == (not better)
     other = replace(tuning, runners_up=(replace(tuning.best, score=tuning.best.score * 0.9),))
     assert other.verdict_sentence.endswith("none is surely closer than this one") and other.words_of_best == "best"
@@ -446,7 +448,7 @@ def test_a_verdict_says_which_values_miss_and_by_how_much(recording, slo):
         told = f"{name} by {abs(shares[name] - 1):.0%} ({shown(name, values[name])}, limit {shown(name, limits[name])})"
         assert (told in said) == (name in missed), said
     worst = max(missed, key=lambda name: max(shares[name], 1 / shares[name]))
-    assert ("closest by" in said) <= said.endswith(f"closest by {worst}")
+    assert ("nearer to its limit" in said) <= (f"the worst value of this one, {worst}, is" in said)
 
 
 @pytest.mark.parametrize("slo", ["ttft_p99=900ms,itl_p99=100ms", "ttft_mean=1ms"])

@@ -203,7 +203,7 @@ def test_the_marks_of_a_tuning(is_best, slow):
     titles = {"tpot_p50": f"P50 time per output token ({unit})", "ttft_p99": f"P99 time to first token ({unit})"}
     assert [panel.titles for panel in marks.panels] == [("output tokens per second", titles[name]) for name in names]
     drawn = [each for each in (best, *(() if is_best else (current,)), *runners_up) if each.prediction.intervals]
-    words = ["take", *(() if is_best else ("now",)), "2.", "3."]
+    words = ["keep" if is_best else "best", *(() if is_best else ("now",)), "2.", "3."]
     for panel, name in zip(marks.panels, names):
         assert {(point.ring, point.x, point.y, point.number) for point in panel.points} == {
             (

@@ -149,7 +149,9 @@ def test_every_rate_of_an_answer_leaves_idle_time_out(pause, tmp_path, capsys):
     row = next(row for row in tuning.rows if row["max_num_seqs"] == 2)
     found += [row["output_throughput"], tuning.current.values["output_throughput"]]
     (panel,) = tuning_marks(tuning).panels
-    found += [point.x for point in panel.points if point.ring == ("now" if tuning.best.changes else "take")]
+    found += [
+        point.x for point in panel.points if point.ring == ("now" if tuning.best.changes else tuning.words_of_best)
+    ]
     summary = simulate_at_scale(*read_simulation(workload))
     found.append(summary.output_throughput)
     (swept,) = sweep(workload, {"max_num_seqs": [2]}, jobs=1)

@@ -527,6 +527,24 @@ def test_routers_that_are_no_duel_are_refused(lesson, routers, words):
     assert "teacher" in followers[0].status()["message"]
 
 
+def test_a_trend_of_the_run_begins_anew_on_each_side(monkeypatch):
+    """Two sides with one router are the same fleet, and one replica that serves all is the run as it is predicted."""
+    from workbench.analysis.predict import Predictor
+    from workbench.simulation.costs.drift import Drift
+
+    trace = run(5, True)
+    predictor = Predictor(trace, CostModel(fixed=0.01, per_row=1e-3), num_draws=0)
+    num_rows = sum(record.num_tokens for record in trace)
+    predictor._drift = Drift(change=-1.6, center=0.5, num_rows=num_rows)
+    monkeypatch.setattr("workbench.analysis.predict.comparing", lambda *_: predictor)
+    a, b, clock, _ = _sides(trace, {"a": "sticky", "b": "sticky", "replicas": 3}, "s")
+    assert clock == ""
+    lengths = [[metrics(each).summary.duration for each in side.traces if len(each)] for side in (a, b)]
+    assert lengths[0] == lengths[1]
+    one, *_ = _sides(trace, {"a": "sticky", "b": "sticky", "replicas": 1}, "s")
+    assert metrics(one.traces[0]).summary.ttft.mean == pytest.approx(metrics(predictor.simulate()).summary.ttft.mean)
+
+
 def test_a_duel_that_cannot_be_simulated_is_refused_or_called_off(lesson, monkeypatch):
     """Before the class bets, as far as it can be known; later the bets stay open until the teacher ends them."""
     engine, (teacher, *followers) = lesson

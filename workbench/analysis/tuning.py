@@ -185,12 +185,19 @@ class Tuning:
 
     @property
     def words_of_best(self) -> str:
-        """The advice: nobody is told to take a setting that misses the target, or whose seconds cannot be trusted."""
+        """The advice: "take" for a setting that meets a target which the recorded one may miss, "keep" for the latter.
+
+        Without advice it is "closest" or "best" by the target; "perhaps" where the limit lies inside the interval.
+        """
         if self.check.caution:
             return "best"
         if self.verdict == "misses":
             return "closest" if self.is_closest else "best"
-        return "take"
+        if self.verdict == "cannot tell":
+            return "perhaps"
+        if self.best is self.current:
+            return "keep"
+        return "best" if self.current_verdict == "meets" else "take"
 
     @property
     def named(self) -> list[tuple[str, Candidate]]:
@@ -279,7 +286,9 @@ class Tuning:
             values = self.best.values
             worst = max(self.misses, key=lambda name: _ratio(name, values.get(name, math.nan), self.slo[name]))
             closest = (
-                f"this one is the closest by {worst}" if self.is_closest else "none is surely closer than this one"
+                f"the worst value of this one, {worst}, is nearer to its limit than that of any other"
+                if self.is_closest
+                else "none is surely closer than this one"
             )
             return f"misses {self._misses_words}; no setting of the sweep meets the target, and {closest}"
         also = self.best is not self.current and self.verdict == self.current_verdict == "meets"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.field_checks import choice, integer
@@ -122,11 +122,11 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     if len(trace) and trace[0].step:
         raise ValueError(f"a duel of routers needs every step of the run, and this one has only {trace.steps_in_words}")
     config, replicas, clock, told = recorded_config(trace), routers["replicas"], "steps", "counted in steps."
-    costs: list[StepCost] = [CostModel(fixed=1.0)] * replicas
+    step_cost: Callable[[], StepCost] = partial(CostModel, fixed=1.0)
     if unit == metrics(trace).summary.unit == "s":
         try:
             predictor = comparing(trace, 0)  # both sides are simulated once, without noise
-            costs, clock = [predictor.step_cost() for _ in range(replicas)], ""
+            step_cost, clock = predictor.step_cost, ""
             at_work = metrics(predictor.simulate()).summary.clock.at_work
             errors = with_work(predictor.check.plain_errors, predictor, at_work)
             told = f"with times predicted from its own step costs. {trust_words(predictor, errors)}"
@@ -151,8 +151,11 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
             for info in trace.requests.values()
         ]
         sample_token = past.sample_token
+    # A trend follows the rows that all replicas of a side have computed together, as it did those of the run.
     a, b = (
-        run_fleet(arrivals, [config] * replicas, costs, router=routers[side], sample_token=sample_token)
+        run_fleet(
+            arrivals, [config] * replicas, [step_cost()] * replicas, router=routers[side], sample_token=sample_token
+        )
         for side in ("a", "b")
     )
     return a, b, clock, told

@@ -46,6 +46,8 @@ class Drift:
     Example:
         >>> Drift(change=0.2, center=0.5, num_rows=1000).factor(750)
         1.05
+        >>> print(Drift(change=-2.1, center=0.5))
+        steps took 90% less time at the end of the recording than at its start
     """
 
     change: float = 0.0
@@ -67,6 +69,12 @@ class Drift:
         """Duration of a step against the mean, when this many rows have been computed."""
         progress = min(1.0, rows / self.num_rows)
         return min(FASTEST, max(SLOWEST, 1 + self.change * (progress - self.center)))
+
+    def __str__(self) -> str:
+        """The trend: "steps took 30% less time at the end of the recording than at its start"."""
+        ratio = self.factor(self.num_rows) / self.factor(0)
+        more = "more" if ratio > 1 else "less"
+        return f"steps took {abs(ratio - 1):.0%} {more} time at the end of the recording than at its start"
 
     def factors(self, rows: Vector) -> list[float]:
         """The same of the steps of a recording.

@@ -182,10 +182,7 @@ class Fit:
         sizes = [int(max(column)) for column in zip(*steps.features)]
         notes = []
         if drift.change:
-            slower = "slower" if drift.change > 0 else "faster"
-            notes.append(
-                f"steps became {abs(drift.change):.0%} {slower} in the course of the recording, and so predicted"
-            )
+            notes.append(f"{drift}, and so predicted")
         if self._stalls:
             notes.append(
                 f"left out: {counted(len(self._stalls), 'stall')}, steps that took over {STALL_FACTOR:g} times as long "

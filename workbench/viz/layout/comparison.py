@@ -134,7 +134,7 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None, unchang
         fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs;
             and ``up_to``, the last step of ``a`` that it was simulated from. If times were predicted, ``means`` has
             the facts of a comparison that are means of several simulations and not of the two traces.
-        unchanged: ``a`` as it was, if it was simulated like ``b``: ``b`` is compared with this one, whose packet follows
+        unchanged: ``a`` as it was, if it was simulated like ``b``, which is compared with this one: its packet follows
             the other, so that pictures and numbers are of the same two runs.
     """
     comparison = comparison_facts(a if unchanged is None else unchanged, b)
