@@ -16,6 +16,7 @@ import msgspec
 from workbench.base.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.run_zero import run_zero
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
@@ -155,6 +156,8 @@ def _start(trace: Any) -> dict[str, Any] | None:
         "other_tables": others,
         "waiting": [rid for rid in waiting if rid not in tables],
         "over": over,
+        "num_outputs": outputs_before(trace),
+        "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
     }
 
 
