@@ -1,5 +1,7 @@
-"""The output tokens that requests had before a trace that begins in the middle of a run: a slice, or what is left of a
-run that forgets its oldest steps."""
+"""The output tokens that requests had before a trace begins.
+
+A trace begins in the middle of a run if it is a slice, or what is left of a run that forgets its oldest steps.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 def outputs_before(trace: Trace) -> dict[str, int | None]:
     """Number of output tokens of each request before the first step of a trace.
 
-    The first chunk that sampled a token tells it, because the token's position is the end of that chunk. Of a slice, the
-    steps before it tell the rest. ``js/store.js`` counts the same way while steps arrive.
+    The first chunk that sampled a token tells it, because the token's position is the end of that chunk. Of a slice,
+    the steps before it tell the rest. ``js/store.js`` counts the same way while steps arrive.
 
     Args:
         trace: A trace.

@@ -28,6 +28,7 @@ from workbench.viz.layout.columns import (
     PROMPT_PREVIEW,
     TraceColumns,
 )
+from workbench.viz.layout.pool_changes import PoolChanges
 
 PACKET_VERSION = 1
 
@@ -157,6 +158,7 @@ def _start(trace: Any) -> dict[str, Any] | None:
         "waiting": [rid for rid in waiting if rid not in tables],
         "over": over,
         "num_outputs": outputs_before(trace),
+        "num_pool": PoolChanges(trace).num_at_start,
         "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
     }
 
