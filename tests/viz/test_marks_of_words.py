@@ -395,9 +395,13 @@ def contents(facts, step, block):
     if text:
         texts = [tokens[at - info.num_prompt_tokens].text for at in places if at - info.num_prompt_tokens < len(tokens)]
         shown = text if len(text) <= 80 else text[:79] + "…"
-        found["text"] = f'"{shown}"' if any(texts) else shown
-    elif last > first:
-        found["text"] = "part of the prompt"
+        of_prompt = info.num_prompt_tokens - first
+        before = f"{counted(of_prompt, 'prompt token')}, then " if of_prompt > 0 else ""
+        found["text"] = before + (f'"{shown}"' if any(texts) else shown)
+    elif last > first and first < info.num_prompt_tokens:
+        of_prompt = info.num_prompt_tokens - first
+        drafts = last > info.num_prompt_tokens  # of which none has a place among the tokens
+        found["text"] = counted(of_prompt, "prompt token") if drafts else "part of the prompt"
     return found
 
 
@@ -425,7 +429,8 @@ def test_a_text_that_was_not_recorded_is_not_in_quotes(deno_page):
     assert len(said) > 8 and set(said) == {"⟨not recorded⟩"}
     blocks = {block for moment in facts.moments for block in moment.holders}
     texts = [dict(drawer(deno_page, kind="block", block=block)[1]).get("text") for block in sorted(blocks)]
-    assert {text for text in texts if text} <= {"not recorded", "part of the prompt"}
+    rest = {text.split(", then ")[-1] for text in texts if text and not text.endswith("prompt tokens")}
+    assert rest <= {"not recorded", "part of the prompt", "1 prompt token"}
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -23,6 +23,7 @@ from workbench.trace.readings.metrics import (
 )
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import end_words, shown
+from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
 from workbench.viz import svg
@@ -144,7 +145,8 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
     present = trace.present
     infos = {request_id: info for request_id, info in trace.requests.items() if request_id in present}
     texts: dict[str, list[str]] = {request_id: [] for request_id in infos}
-    counts = dict.fromkeys(texts, 0)
+    before = {request_id: number or 0 for request_id, number in outputs_before(trace).items()}
+    counts = {request_id: before.get(request_id, 0) for request_id in infos}
     for record in trace:
         for chunk in record.chunks:
             if chunk.accepted:
@@ -158,7 +160,8 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
             info.num_prompt_tokens,
             counts[request_id],
             _trimmed(prompt, 80),
-            _trimmed("".join(texts[request_id]), TEXT_LIMIT),
+            ("… " if before.get(request_id) and texts[request_id] else "")
+            + _trimmed("".join(texts[request_id]), TEXT_LIMIT),
         )
         for (request_id, info), prompt in zip(last, prompts)
     ]

@@ -26,12 +26,13 @@ function requestAt(store, step, request) {
   const state = store.stateOf(request, step),
     chunk = store.chunkIn(request, step),
     last = store.lastChunk(request, step);
-  const isKept = last >= 0 && state !== "preempted", waits = state === "waiting" || state === "preempted";
+  const isKept = (last >= 0 || request.computedBefore > 0) && state !== "preempted";
+  const waits = state === "waiting" || state === "preempted";
   return {
     request,
     state,
     chunk,
-    computed: isKept ? store.chunk(request.chunks[last]).end : -1,
+    computed: isKept ? store.numComputed(request, step) : -1,
     cached: isKept ? cachedTokens(store, request, last) : 0,
     total: totalOf(store, request),
     why: chunk ? limitOf(chunk) : waits ? store.whyNot(request, step) : isOver(state) ? store.finishWords(request) : "",

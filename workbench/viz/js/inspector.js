@@ -135,10 +135,11 @@ export class Inspector {
     const { store, cursor } = this.view, { step } = cursor, request = store.requests[index];
     const state = store.stateOf(request, step),
       chunk = store.chunkIn(request, step),
-      count = store.numOutput(request, step);
+      count = store.numHere(request, step);
     const rows = [["state", STATE_NAMES[state] ?? state]];
     const prompt = counted(request.num_prompt_tokens, "prompt token");
-    rows.push(["size", `${prompt}, ${formatNumber(count)} of up to ${counted(request.max_tokens, "output token")}`]);
+    const output = store.numOutput(request, step), of = output === null ? "" : `${formatNumber(output)} of `;
+    rows.push(["size", `${prompt}, ${of}up to ${counted(request.max_tokens, "output token")}`]);
     if (request.adapter) rows.push(["adapter", plain(request.adapter)]);
     if (chunk) {
       rows.push(["this step", `${roleOf(chunk)}: ${counted(chunk.n, "token")}, ${kvOf(chunk)}`]);
@@ -158,7 +159,7 @@ export class Inspector {
     if (steps.length) {
       rows.push(["scheduled in", [
         counted(steps.length, "step"),
-        ": from ",
+        store.isPart ? " of this part: from " : ": from ",
         this.toStep(steps[0]),
         " to ",
         this.toStep(steps.at(-1)),
@@ -189,41 +190,54 @@ export class Inspector {
 
   /** The positions of a block, the step that wrote them, and the output tokens among them. */
   contents(rows, owner, logical, size, step) {
-    const { store } = this.view, from = logical * size, last = store.lastChunk(owner, step);
-    const computed = last >= 0 ? store.chunk(owner.chunks[last]).end : 0, to = Math.min(from + size, computed);
+    const { store } = this.view, from = logical * size, to = Math.min(from + size, store.numComputed(owner, step));
     rows.push([
       "KV positions",
       `${formatRange(from, from + size)}, ${formatNumber(Math.max(0, to - from))} of ${size} filled`,
     ]);
     const found = store.stepThatComputed(owner, from, step);
-    if (found) {
+    // A later step computed it again, after a preemption: what is here now was written before the steps that are here.
+    if (found && (found.step <= step || !store.isPart)) {
       const words = found.cached ? "found in the prefix cache in " : "written from ";
       rows.push(["contents", [words, this.toStep(found.step)]]);
     }
-    const output = [];
-    let hasText = false;
-    for (let at = Math.max(from, owner.num_prompt_tokens); at < to; at++) {
-      const number = at - owner.num_prompt_tokens;
-      if (number >= owner.tokens.length) continue;
-      output.push(store.tokenText(owner, number));
-      hasText ||= Boolean(owner.tokens[number].text);
+    const text = this.textOf(owner, from, to);
+    if (text) rows.push(["text", text]);
+  }
+
+  /** The text of the positions [from, to) of a request: prompt tokens, then output tokens, of which some may be gone. */
+  textOf(owner, from, to) {
+    const { store } = this.view, begin = Math.max(from, owner.num_prompt_tokens);
+    if (begin >= to) return to > from ? "part of the prompt" : "";
+    const parts = begin > from ? [counted(begin - from, "prompt token")] : [], output = [];
+    let hasText = false, gone = 0;
+    for (let at = begin; at < to; at++) {
+      const index = store.tokenAt(owner, at);
+      if (index < 0) gone++;
+      else if (index < owner.tokens.length) {
+        output.push(store.tokenText(owner, index));
+        hasText ||= Boolean(owner.tokens[index].text);
+      }
     }
+    if (gone) parts.push(`${counted(gone, "output token")} of earlier steps`);
     const text = plain(hasText || store.tokensKnown ? output.join("") : "not recorded", 80);
-    if (output.length) rows.push(["text", hasText ? JSON.stringify(text) : text]);
-    else if (to > from) rows.push(["text", "part of the prompt"]);
+    if (output.length) parts.push(hasText ? JSON.stringify(text) : text);
+    return parts.join(", then ");
   }
 
   token({ request: index, number }) {
     const { store } = this.view, request = store.requests[index], token = request.tokens[number];
     if (!token) return { title: "This token is no longer here.", rows: [] };
-    const position = request.num_prompt_tokens + number, chunk = store.chunk(token.chunk);
+    const position = store.tokenPosition(request, number), chunk = store.chunk(token.chunk);
     /** @type {any[][]} */
     const rows = [
       ["of", this.toRequest(request)],
       ["sampled in", this.toStep(token.step)],
       [
         "place",
-        `output token ${formatNumber(number + 1)}, position ${formatNumber(position)}, ${store.idWords(token.id)}`,
+        `output token ${formatNumber(store.tokenNumber(request, number))}, position ${formatNumber(position)}, ${
+          store.idWords(token.id)
+        }`,
       ],
       ["by", `${roleOf(chunk)}, ${kvOf(chunk)}`],
     ];

@@ -18,10 +18,12 @@ export class PoolHistory {
     this.column = null;
     this.bounds = [0];
     this.used = 0; // the highest block that any step has changed
+    this.numAtStart = 0; // entries of the first step that say what was there before it
   }
 
-  resize(size) {
+  resize(size, numAtStart = 0) {
     this.size = size;
+    this.numAtStart = numAtStart;
     this.newest = emptyPool(size);
     this.newestStep = -1;
     this.used = 0;
@@ -34,7 +36,7 @@ export class PoolHistory {
     const blocks = column("pool.block");
     for (let i = begin; i < end; i++) if (blocks[i] > this.used) this.used = blocks[i];
     if (step % KEYFRAME_STEPS === 0) this.keyframes.push(copyPool(this.newest));
-    apply(this.newest, column, begin, end, step);
+    this.apply(this.newest, begin, end, step);
     this.newestStep = step;
   }
 
@@ -49,8 +51,15 @@ export class PoolHistory {
       pool = copyPool(this.keyframes[frame]);
       pool.step = frame * KEYFRAME_STEPS - 1;
     }
-    for (let s = pool.step + 1; s <= target; s++) apply(pool, this.column, this.bounds[s], this.bounds[s + 1], s);
+    for (let s = pool.step + 1; s <= target; s++) this.apply(pool, this.bounds[s], this.bounds[s + 1], s);
     return (this.current = pool);
+  }
+
+  /** Enter the changes of a step; when a block that was there before the first one last changed is not known. */
+  apply(pool, begin, end, step) {
+    const changed = Math.max(begin, Math.min(end, this.numAtStart));
+    apply(pool, this.column, begin, changed, -1);
+    apply(pool, this.column, changed, end, step);
   }
 }
 

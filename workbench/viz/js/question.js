@@ -73,13 +73,14 @@ export class Question {
   show(request) {
     const { store, cursor } = this.view, state = store.stateOf(request, cursor.last);
     const words = { finished: store.finishWords(request), preempted: "preempted, waiting to be recomputed" };
-    const busy = state === "running" && (request.tokens.length ? "decoding" : "prefilling");
+    const busy = state === "running" && (store.numOutput(request, cursor.last) ? "decoding" : "prefilling");
     setText(this.state, plain(words[state] || busy || state));
     // The reply is followed while it grows; then all of it is there to be read from its beginning.
     const over = state === "finished" || state === "aborted", ended = over && this.readable !== request.id;
     this.reply.dataset.over = String(over);
     const atEnd = this.reply.scrollTop + this.reply.clientHeight >= this.reply.scrollHeight - 4;
-    setText(this.reply, request.tokens.map(({ text }) => text).join("").trimStart());
+    const reply = request.tokens.map(({ text }) => text).join("").trimStart();
+    setText(this.reply, request.numBefore ? `… ${reply}` : reply);
     if (ended) this.reply.scrollTop = 0;
     else if (atEnd && !over) this.reply.scrollTop = this.reply.scrollHeight;
     this.readable = over ? request.id : null;

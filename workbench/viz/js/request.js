@@ -47,7 +47,9 @@ export function newRequest(info, index, start) {
     own: false, // asked for in this view
     chunks: [], // indices into the chunk columns
     chunkSteps: [], // the step of each of them
-    tokens: [], // { step, text, id, chunk }
+    tokens: [], // those of the steps that are here: { step, text, id, chunk }
+    numBefore: 0, // number of output tokens before the first step that is here; null if it is not known (yet)
+    computedBefore: 0, // number of KV positions that were computed before that step
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
     changes: [], // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"
@@ -74,11 +76,15 @@ export function waitsOf(store, { changes }) {
 }
 
 function placeAtStart(request, start) {
-  const table = Object.hasOwn(start.tables, request.id) && start.tables[request.id];
+  const has = (table) => Object.hasOwn(table, request.id);
+  if (has(start.num_outputs)) request.numBefore = start.num_outputs[request.id];
+  if (has(start.num_computed)) request.computedBefore = start.num_computed[request.id];
+  const table = has(start.tables) && start.tables[request.id];
   if (table) {
-    const others = Object.hasOwn(start.other_tables, request.id) ? start.other_tables[request.id] : [];
+    const others = has(start.other_tables) ? start.other_tables[request.id] : [];
     request.tables.push({ step: 0, groups: [table, ...others].map((ids) => newTable(ids)) });
     request.changes.push({ step: 0, state: "running" });
-  } else if (start.waiting.includes(request.id)) request.changes.push({ step: 0, state: "waiting" });
-  else if (start.over.includes(request.id)) request.changes.push({ step: -1, state: "finished" });
+  } else if (start.waiting.includes(request.id)) {
+    request.changes.push({ step: 0, state: request.numBefore ? "preempted" : "waiting" });
+  } else if (start.over.includes(request.id)) request.changes.push({ step: -1, state: "finished" });
 }

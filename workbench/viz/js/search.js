@@ -88,6 +88,8 @@ function positionAnswer(view, request, position) {
   const { store, cursor } = view, size = store.facts.block_size, logical = Math.floor(position / size);
   const token = `Token ${formatNumber(position)} of ${nameOf(request)}`;
   const found = store.stepThatComputed(request, position, cursor.step);
+  const isEarlier = !found && store.isPart && position < store.numComputed(request, cursor.step);
+  if (isEarlier) return { words: `${token} was computed before step ${formatNumber(store.label(0))}.` };
   if (!found || !size) return { words: `${token} is in no KV block: it has never been computed.` };
   const held = store.blockTable(request, cursor.step)[logical], now = held !== undefined && found.step <= cursor.step;
   const step = now ? cursor.step : found.step, block = store.blockTable(request, step)[logical];

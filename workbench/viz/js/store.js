@@ -3,6 +3,7 @@
 // block ids, never pixels.
 
 import { Column, decodePacket } from "./packet.js";
+import { formatNumber } from "./dom.js";
 import { PoolHistory } from "./pool_history.js";
 import { labelOf, nameOf, newRequest, newTable, sharedStem } from "./request.js";
 import { lastAtOrBefore, upperBound } from "./sorted.js";
@@ -78,7 +79,7 @@ export class Store {
       if (this.numSteps && (first_step !== this.facts.first_step || isOther)) this.reset(zero);
       this.facts = header.facts;
       this.comparison = header.comparison;
-      if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
+      if (!this.pool.size) this.pool.resize(header.facts.num_blocks, header.facts.start?.num_pool);
     }
     if (this.misses(header)) return false;
     this.addRequests(header);
@@ -178,6 +179,7 @@ export class Store {
     const request = this.requests[this.column("chunk.request")[c]];
     request.chunks.push(c);
     request.chunkSteps.push(step);
+    if (request.numBefore === null) this.countBefore(request, this.chunk(c));
     this.indexTables(request, step, c, next);
     // The text of a chunk belongs to all of its tokens; the first of them carries it.
     let text = "";
@@ -190,6 +192,16 @@ export class Store {
     }
     if (this.column("chunk.num_drafts")[c]) this.hasDrafts = true;
     if (id >= 0) request.tokens.push({ step, chunk: c, id, text });
+  }
+
+  /**
+   * Count the output tokens before the steps that are here, if a chunk tells it: the first token that it sampled is at
+   * the position after its last row (workbench/trace/readings/outputs_before.py).
+   */
+  countBefore(request, chunk) {
+    const first = chunk.end - chunk.drafts;
+    if (chunk.sampled >= 0) request.numBefore = first - request.num_prompt_tokens;
+    else if (chunk.partial && !chunk.recomputed && first <= request.num_prompt_tokens) request.numBefore = 0;
   }
 
   /** Enter the changes that a chunk made to the block tables of its request, one per KV cache group. */
@@ -216,6 +228,9 @@ export class Store {
     for (let e = from; e < to; e++) {
       const kind = codes.events[this.column("event.kind")[e]];
       const request = this.requests[this.column("event.request")[e]];
+      // Of a request that waits in the first step that is here, only its return tells that it was preempted before.
+      if (kind === "resume" && request.changes.length) request.changes.at(-1).state = "preempted";
+      if (kind === "admit") request.numBefore ??= 0;
       request.changes.push({ step, state: STATE_AFTER[kind] });
       if (kind === "admit" || kind === "resume") request.startsTable = step;
       if (kind === "preempt" && request.tables.length) request.tables.at(-1).closed = step;
@@ -389,9 +404,41 @@ export class Store {
     return last >= 0 && request.chunkSteps[last] === step ? this.chunk(request.chunks[last]) : null;
   }
 
-  /** Number of output tokens of a request up to a step. */
-  numOutput(request, step) {
+  /** Number of output tokens of a request that the steps up to one gave, of those that are here. */
+  numHere(request, step) {
     return upperBound(request.tokens, step, (token) => token.step);
+  }
+
+  /** Number of output tokens of a request up to a step, with those before the steps that are here; null if unknown. */
+  numOutput(request, step) {
+    return request.numBefore === null ? null : request.numBefore + this.numHere(request, step);
+  }
+
+  /** Number of output tokens of a request up to a step and the most that it may have: "8 of 40", or "up to 40". */
+  outputOf(request, step) {
+    const count = this.numOutput(request, step), most = formatNumber(request.max_tokens);
+    return count === null ? `up to ${most}` : `${formatNumber(count)} of ${most}`;
+  }
+
+  /** The number of an output token as a reader counts, from 1; `index` is its place in `request.tokens`. */
+  tokenNumber(request, index) {
+    return request.numBefore + index + 1;
+  }
+
+  /** The KV position of an output token. */
+  tokenPosition(request, index) {
+    return request.num_prompt_tokens + request.numBefore + index;
+  }
+
+  /** The place in `request.tokens` of the token at a KV position; negative for one before the steps that are here. */
+  tokenAt(request, position) {
+    return position - request.num_prompt_tokens - (request.numBefore ?? Infinity);
+  }
+
+  /** Number of computed KV positions of a request after a step. */
+  numComputed(request, step) {
+    const last = this.lastChunk(request, step);
+    return last >= 0 ? this.chunk(request.chunks[last]).end : request.computedBefore;
   }
 
   /** The most likely tokens beside an output token, if they were recorded. */
@@ -426,7 +473,7 @@ export class Store {
 
   /** The reason for which a request finished, as words. */
   finishWords(request) {
-    return endOf(request.finishReason);
+    return endOf(request.finishReason) || (request.changes[0]?.step < 0 ? "ended before these steps" : "");
   }
 
   /**
@@ -450,6 +497,7 @@ export class Store {
   latencySteps(request, number) {
     const { step } = request.tokens[number];
     if (number > 0) return step - request.tokens[number - 1].step;
+    if (request.numBefore) return NaN; // the token before is not here
     return this.label(step) + 1 - request.arrival_step;
   }
 

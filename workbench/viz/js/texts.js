@@ -78,7 +78,9 @@ export class TextsPanel extends Panel {
     const step = Number(target.dataset.step);
     this.cursor.setHover({ request, step });
     const lines = [
-      `token ${Number(number) + 1} (${this.store.idWords(id)})`,
+      `token ${formatNumber(this.store.tokenNumber(this.store.requests[request], Number(number)))} (${
+        this.store.idWords(id)
+      })`,
       `sampled in step ${this.store.label(step)}`,
     ];
     const { tokens } = this.store.requests[request];
@@ -91,9 +93,9 @@ export class TextsPanel extends Panel {
     this.view.tooltip.show({ clientX, clientY, target, buttons }, lines, top ? candidateBars(top) : []);
   }
 
-  /** Number of tokens of a request at the cursor. */
-  numTokens(request) {
-    return this.store.numOutput(request, this.cursor.step);
+  /** Number of tokens of a request at the cursor, of those that are here. */
+  numHere(request) {
+    return this.store.numHere(request, this.cursor.step);
   }
 
   render() {
@@ -177,6 +179,7 @@ export class TextsPanel extends Panel {
       output,
       first: 0,
       count: 0,
+      isCut: false,
       byToken: false,
       marked: null,
     };
@@ -204,10 +207,9 @@ export class TextsPanel extends Panel {
   }
 
   fill(card, request) {
-    const { store, cursor, theme } = this, state = store.stateOf(request, cursor.step), count = this.numTokens(request);
-    const tokens = `${formatNumber(count)} of ${formatNumber(request.max_tokens)} tokens`;
+    const { store, cursor, theme } = this, state = store.stateOf(request, cursor.step), count = this.numHere(request);
     setText(card.name, nameOf(request));
-    setText(card.state, `${this.progress(request, state, count)} · ${tokens}`);
+    setText(card.state, `${this.progress(request, state)} · ${store.outputOf(request, cursor.step)} tokens`);
     // At the newest step, not at the cursor: a request that has ended cannot be aborted any more.
     const newest = store.stateOf(request, cursor.last);
     card.abort.hidden = !this.view.may("control") || newest === "finished" || newest === "aborted";
@@ -225,14 +227,13 @@ export class TextsPanel extends Panel {
     if (card.marked) card.marked.className = "wb-now";
   }
 
-  progress(request, state, count) {
-    const { store } = this;
+  progress(request, state) {
+    const { store, cursor } = this;
     if (state === "waiting" || state === "aborted") return state;
     if (state === "preempted") return "preempted, waiting to be recomputed";
     if (state === "finished") return plain(store.finishWords(request));
-    if (count) return "decoding";
-    const { cursor } = this, last = store.lastChunk(request, cursor.step);
-    const computed = last >= 0 ? store.chunk(request.chunks[last]).end : 0;
+    if (store.numOutput(request, cursor.step)) return "decoding";
+    const computed = store.numComputed(request, cursor.step);
     return `prefilling ${formatNumber(computed)} of ${formatNumber(request.num_prompt_tokens)}`;
   }
 
@@ -242,19 +243,21 @@ export class TextsPanel extends Panel {
    * be told from other tokens.
    */
   fillOutput(card, request, count) {
-    const first = Math.max(0, count - MOST_TOKENS), again = first !== card.first || count < card.count;
+    const first = Math.max(0, count - MOST_TOKENS),
+      isCut = first > 0 || request.numBefore > 0,
+      again = first !== card.first || count < card.count || isCut !== card.isCut;
     const byToken = card === this.pointed || this.store.hasDrafts || (card.byToken && !again);
-    if (count === card.count && byToken === card.byToken) return;
+    if (!again && count === card.count && byToken === card.byToken) return;
     if (again || !byToken || !card.byToken) {
       card.count = byToken ? first : Math.max(first, count - 1);
-      replace(card.output, (first > 0 ? "… " : "") + this.words(request, first, card.count) || null);
+      replace(card.output, (isCut ? "… " : "") + this.words(request, first, card.count) || null);
     }
     for (; card.count < count; card.count++) {
       const { step, id, drafted } = request.tokens[card.count], number = card.count;
       const props = { "data-step": step, "data-number": number, "data-id": id, "data-drafted": drafted && "true" };
       card.output.append(h("span", props, this.words(request, number, number + 1)));
     }
-    Object.assign(card, { first, byToken });
+    Object.assign(card, { first, byToken, isCut });
   }
 
   /**
@@ -273,8 +276,9 @@ export class TextsPanel extends Panel {
   tableData() {
     const { store, cursor } = this;
     const cells = (request) => {
-      const count = this.numTokens(request), state = store.stateOf(request, cursor.step);
-      return [nameOf(request), state, count, this.words(request, 0, count)];
+      const count = store.numOutput(request, cursor.step) ?? "–", state = store.stateOf(request, cursor.step);
+      const text = this.words(request, 0, this.numHere(request));
+      return [nameOf(request), state, count, request.numBefore ? `… ${text}` : text];
     };
     return {
       caption: `Texts at step ${store.label(cursor.step)}`,

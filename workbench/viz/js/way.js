@@ -14,9 +14,13 @@ const MOST = 3;
 export function wayOf(view, request) {
   const { store } = view, isOver = request.chunks.length > 0;
   // A wait that is over stays as it is, and may be of thousands of steps.
-  const wait = request.wait ?? waitOf(view, request), facts = [[isOver ? "waited" : "waits", wait]];
-  if (isOver) request.wait = wait;
-  if (isOver) facts.push(["prompt", promptOf(view, request)]);
+  const facts = [], hasBegun = isOver && request.numBefore !== 0; // its wait and its prompt are of steps before these
+  if (!hasBegun) {
+    const wait = request.wait ?? waitOf(view, request);
+    facts.push([isOver ? "waited" : "waits", wait]);
+    if (isOver) request.wait = wait;
+    if (isOver) facts.push(["prompt", promptOf(view, request)]);
+  }
   for (const { step, kind, reason } of preemptions(store, request)) {
     facts.push([kind === "preempt" ? "preempted" : kind, [
       "in ",
@@ -25,7 +29,8 @@ export function wayOf(view, request) {
     ]]);
   }
   if (request.tokens.length) {
-    facts.push(["first token", firstTokenOf(view, request)], ["reply", [replyOf(store, request)]]);
+    if (!hasBegun) facts.push(["first token", firstTokenOf(view, request)]);
+    facts.push(["reply", [replyOf(store, request)]]);
   }
   return facts;
 }
@@ -127,6 +132,6 @@ function replyOf(store, request) {
   for (const { chunk } of tokens.slice(1)) if (latency[chunk] > 0) gaps.push(latency[chunk]);
   gaps.sort((a, b) => a - b);
   const pace = store.timed() && gaps.length ? `, one every ${formatSeconds(median(gaps))} (median)` : "";
-  return `${counted(tokens.length, "token")}${finishReason ? "" : " so far"}${pace}` +
+  return `${counted(request.numBefore + tokens.length, "token")}${finishReason ? "" : " so far"}${pace}` +
     (finishReason ? `; ${store.finishWords(request)}` : "");
 }

@@ -16,6 +16,7 @@ import msgspec
 from workbench.base.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.run_zero import run_zero
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
@@ -27,6 +28,7 @@ from workbench.viz.layout.columns import (
     PROMPT_PREVIEW,
     TraceColumns,
 )
+from workbench.viz.layout.pool_changes import PoolChanges
 
 PACKET_VERSION = 1
 
@@ -155,6 +157,9 @@ def _start(trace: Any) -> dict[str, Any] | None:
         "other_tables": others,
         "waiting": [rid for rid in waiting if rid not in tables],
         "over": over,
+        "num_outputs": outputs_before(trace),
+        "num_pool": PoolChanges(trace).num_at_start,
+        "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
     }
 
 

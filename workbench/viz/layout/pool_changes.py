@@ -34,20 +34,33 @@ class PoolChanges:
     Attributes:
         num_cached: Number of free blocks whose content is in the prefix cache, after the last step's scheduling.
         num_unused_slots: Number of KV slots in block tables that hold no token (internal fragmentation).
+        num_at_start: Number of blocks that are cached or in use before the first step.
     """
 
     def __init__(self, trace: Trace) -> None:
         self._blocks = BlockReplay.at_start_of(trace)
         self._seen: dict[int, BlockChange] = {}
-        self._touched = self._blocks.touched = dict.fromkeys([*self._blocks.cached, *self._blocks.holders])
+        at_start = dict.fromkeys([*self._blocks.cached, *self._blocks.holders])
+        self._touched = self._blocks.touched = at_start
+        self.num_at_start = len(at_start)
         self.num_cached = self._blocks.num_cached_free
         self.num_unused_slots = self._blocks.num_unused_slots
 
     def advance(self, record: StepRecord) -> list[BlockChange]:
-        """Apply a step and return the changed blocks; freed blocks stand in the order in which they were freed."""
+        """Apply a step and return the changed blocks; freed blocks stand in the order in which they were freed.
+
+        Before the changes of the first step stand the ``num_at_start`` blocks as they were before it.
+        """
+        at_start = self._changes() if self.num_at_start and not self._seen else []
         self._blocks.schedule(record)
         self.num_cached = self._blocks.num_cached_free
         self.num_unused_slots = self._blocks.num_unused_slots
+        changes = self._changes()
+        self._blocks.finish(record)
+        return at_start + changes
+
+    def _changes(self) -> list[BlockChange]:
+        """The blocks that have changed since the last call."""
         changes, seen, all_holders, cached = [], self._seen, self._blocks.holders, self._blocks.cached
         for block in self._touched:
             if holders := all_holders.get(block):
@@ -59,5 +72,4 @@ class PoolChanges:
                 seen[block] = change
                 changes.append(change)
         self._touched.clear()
-        self._blocks.finish(record)
         return changes

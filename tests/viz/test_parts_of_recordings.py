@@ -1,0 +1,146 @@
+"""Pages of a part of a recording: every number, text and block is what the page of the whole shows in the same step."""
+
+import random
+import re
+
+import pytest
+from runs_to_draw import dressed, run
+
+from workbench.trace import Trace
+from workbench.trace.readings.outputs_before import outputs_before
+
+SHOWN = """(() => {
+  const { store, inspector, cursor } = view, texts = view.panel("texts"), requests = {}, blocks = {};
+  texts.changed?.("step"), texts.render();
+  const words = (parts) => [parts].flat().map((part) => String(part?.words ?? part)).join("");
+  const facts = ({ rows }) => Object.fromEntries(rows.map(([name, parts]) => [name, words(parts)]));
+  const first = store.label(0), labels = (step) => store.label(step);
+  for (const request of store.requests) {
+    const { index } = request, card = texts.cards.get(request), count = store.numHere(request, cursor.step);
+    requests[request.id] = {
+      state: card?.state.textContent ?? null,
+      output: card?.output.textContent ?? null,
+      card: facts(inspector.request({ request: index })),
+      row: texts.tableData().rows.find(([id]) => id === request.id) ?? null,
+      tokens: request.tokens.slice(0, count).map((token, number) => [
+        labels(token.step),
+        facts(inspector.token({ request: index, number })),
+      ]),
+    };
+  }
+  for (let block = 1; block < store.pool.size; block++) blocks[block] = facts(inspector.block({ block }));
+  const scheduled = store.requests.filter((request) => store.lastChunk(request, cursor.step) >= 0).map(({ id }) => id);
+  return { requests, blocks, first, scheduled };
+})()"""
+
+RUNS = (
+    "plain 1", "plain 4", "timed 3", "timed 4", "async 24", "spec 16", "async_spec 41", "async_spec 16",
+    "spec_hybrid 51", "hybrid_window_prefix 36",
+)  # fmt: skip
+
+
+def shown(page, trace, steps):
+    """What a page of a trace says of requests, tokens and blocks in some of the run's steps."""
+    page.open(trace)
+    found = []
+    for step in steps:
+        page.seek(step - trace[0].step)
+        page("page.frame()")
+        found.append(page(SHOWN))
+    return found
+
+
+def cuts(trace, rng):
+    """A part from a step on, that part from a file, and what a run that forgets its beginning keeps."""
+    at = rng.randrange(1, len(trace) - 2)
+    part = trace[at:]
+    return at, {"slice": part, "forgotten": forgotten(trace, at)}
+
+
+def forgotten(trace, at):
+    """The same run, which has forgotten the steps before one."""
+    run = Trace(trace.meta)
+    infos = sorted(trace.requests.values(), key=lambda info: info.arrival_step)
+    for record in trace:
+        while infos and infos[0].arrival_step <= record.step:
+            run.add_request(infos.pop(0))
+        run.append(record)
+    kept = run.continued_from(trace[at:].keyframe)
+    kept.end = trace.end
+    return kept
+
+
+def is_as_in(part, whole, is_known, *, state):
+    """Whether a page of a part says of a request what the page of the whole says."""
+    if not is_known:
+        assert "up to" in part["state"] and "up to" in part["card"]["size"]
+        return
+    assert part["state"].split(" · ")[1] == whole["state"].split(" · ")[1]
+    assert part["card"]["size"] == whole["card"]["size"]
+    if state:
+        assert part["state"] == whole["state"] and part["card"]["state"] == whole["card"]["state"]
+        assert part["row"][1] == whole["row"][1]
+    assert part["row"][2] == whole["row"][2]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_part_counts_as_the_whole(deno_page, name):
+    trace, rng = run(name)[0], random.Random(name)
+    if not trace[0].chunks or not any(chunk.text for record in trace for chunk in record.chunks):
+        trace = dressed(trace, 1)
+    is_ahead = any(chunk.ahead for record in trace for chunk in record.chunks)
+    for _ in range(3):
+        at, parts = cuts(trace, rng)
+        steps = sorted({at, rng.randrange(at, len(trace)), len(trace) - 1})
+        on_whole = shown(deno_page, trace, steps)
+        taken = {block for chunk in trace[at].chunks for block in chunk.new_block_ids}
+        taken |= {block for chunk in trace[at].chunks for other in chunk.other_groups for block in other.new_block_ids}
+        for kind, part in parts.items():
+            number = outputs_before(part)
+            assert kind == "forgotten" or None not in number.values()
+            for whole, here in zip(on_whole, shown(deno_page, part, steps)):
+                assert here["first"] == at
+                for who, said in here["requests"].items():
+                    expected = whole["requests"][who]
+                    is_over = said["state"] and "ended before" in said["state"]
+                    if said["state"] is None:
+                        assert expected["state"] is None
+                        continue
+                    is_as_in(said, expected, number.get(who, 0) is not None, state=kind == "slice" and not is_over)
+                    rest = expected["tokens"][number.get(who) or 0 :] if number.get(who, 0) is not None else []
+                    assert said["tokens"] == rest
+                    assert said["output"].startswith("… ") == bool(number.get(who))
+                    assert expected["output"].strip().endswith(said["output"].removeprefix("… ").strip())
+                for block, facts in here["blocks"].items():
+                    written = whole["blocks"][block]
+                    if is_ahead and facts.get("owner") not in here["scheduled"]:
+                        continue  # what the scheduler knew of its KV counts drafts that are not verified yet
+                    for row in ("state", "owner", "KV positions"):
+                        assert facts.get(row) == written.get(row), (row, block)
+                    if number.get(facts.get("owner"), 0) is None:
+                        continue  # the page cannot tell an output token from a draft
+                    assert ("text" in facts) == ("text" in written)
+                    # What the end of the step before gave back is free when the part begins. The whole counts that with
+                    # the step after, in which a request may have taken the block again.
+                    came_back = int(block) in taken
+                    if "last change" in facts and not (came_back and facts["last change"] == f"step {at}"):
+                        assert facts["last change"] == written["last change"]
+                    elif "last change" in written and not came_back:
+                        assert int(written["last change"].removeprefix("step ")) <= at
+                    assert "contents" not in facts or facts["contents"] == written["contents"]
+                    text = facts.get("text", "")
+                    if "of earlier steps" not in text:
+                        assert text == written.get("text", "")
+                    elif '"' in text and "…" not in text + written["text"]:
+                        assert written["text"].endswith(text.split('"', 1)[1])
+
+
+@pytest.mark.parametrize("name", ["timed 3", "spec 16"])
+def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
+    trace = run(name)[0]
+    for at in range(1, len(trace) - 1, 5):
+        tables = [
+            {row[0]: row[1:3] for row in re.findall("<tr><td.*?>(.*?)</td><td.*?>(.*?)</td><td.*?>(.*?)</td>", html)}
+            for html in (trace._repr_html_(), trace[at:]._repr_html_())
+        ]
+        assert tables[1] and tables[1].items() <= tables[0].items()
