@@ -159,9 +159,9 @@ class SimulationSummary:
         num_cached_tokens: Tokens found in the prefix cache.
         num_loaded_tokens: Those of them that came from the second tier.
         num_preemptions: Number of preemptions.
-        duration: Duration of the run in seconds, with idle time.
+        duration: Seconds from the start of the first step to the end of the last, with idle time.
         idle: Seconds of idle time (`workbench.trace.readings.run_clock`).
-        at_work: Seconds from the first step to the end of the last, without idle time.
+        at_work: ``duration`` without idle time.
         ttft: Time to first token.
         itl: Time between consecutive tokens of a request.
         e2e: Time from arrival to the end.
@@ -353,7 +353,7 @@ class SummedRun:
             self._add(batch)
         summary = self.summary
         clock = self._clock.clock()
-        summary.duration, summary.idle, summary.at_work = self._run.now, clock.idle, clock.at_work
+        summary.duration, summary.idle, summary.at_work = clock.duration, clock.idle, clock.at_work
         summary.num_output_tokens = summary.ttft.count + summary.itl.count
 
     def _add(self, batch: ScheduledBatch) -> None:

@@ -387,7 +387,7 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
         rates = [each / clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens)]
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
-        f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
+        f"{summary.num_finished:,} of {counted(summary.num_requests, 'request')} ended "
         f"in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
