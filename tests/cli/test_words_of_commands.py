@@ -9,6 +9,8 @@ import pytest
 from workbench import simulate
 from workbench.apps.cli import build_parser, main
 
+RECORDING = str(Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz")
+
 OTHER_FILES = {"--plot", "--rows", "--build"}
 """Options for a second file beside the one that ``--out`` names, or for one that the command reads again."""
 
@@ -64,6 +66,26 @@ def test_a_wrong_word_gets_a_suggestion(words, meant, capsys):
         main(words)
     said = capsys.readouterr().err
     assert stop.value.code == 2 and meant in said and "\n" not in said.partition("error: ")[2].strip()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trace", "tune", RECORDING, "--slo", "tft_p99=5s"],
+        ["simulat", "x"],
+        ["simulate", "x", "--" + "y" * 9 + " " + "z " * 60],
+    ],
+)
+def test_errors_are_as_wide_as_the_terminal(words, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("x").write_text("{}")
+    monkeypatch.setenv("COLUMNS", "80")
+    try:
+        status = main(words)
+    except SystemExit as stop:  # of argparse
+        status = stop.code
+    said = capsys.readouterr().err.splitlines()
+    assert status == 2 and len(said) > 1 and max(map(len, said)) <= 80, said
 
 
 def test_a_word_like_no_command_gets_none(capsys):

@@ -120,7 +120,7 @@ def test_the_command_line(tmp_path, capsys):
     assert re.search(r"round_robin meets? ttft_p99 <= 500 ms\n", capsys.readouterr().out)
     out = tmp_path / "fleet"
     assert main(["fleet", "run", str(path), "--router", "prefix", "--out", str(out), "--plot", str(out) + ".svg"]) == 0
-    assert "FleetRun(prefix, 2 replicas" in capsys.readouterr().out and len(list(out.iterdir())) == 2
+    assert "\nprefix, 2 replicas: 150 of 150 requests" in capsys.readouterr().out and len(list(out.iterdir())) == 2
     assert main(["fleet", "size", str(path), "--slo", "ttft_p99=1us", "--max-replicas", "2"]) == 1
     assert "no layout meets" in capsys.readouterr().out
     plot, rows = tmp_path / "front.svg", tmp_path / "rows.jsonl"
@@ -139,6 +139,27 @@ def test_the_command_line(tmp_path, capsys):
     path.write_text(json.dumps({"requests": [{"id": "a", "prompt": {"len": 4}}]}))
     assert main(["fleet", "compare", str(path)]) == 2
     assert "nothing says how long a step takes" in capsys.readouterr().err
+
+
+def test_routers_that_read_caches_are_left_out_where_there_are_none(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "workload.json"
+    path.write_text(json.dumps(WORKLOAD))
+    command = ["fleet", "compare", str(path), "--jobs", "1", "--set", "enable_prefix_caching=false"]
+    assert main(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for name in ("prefix", "score"):
+        assert f"left out: router {name} reads prefix caches" in said and f" {name} 2 " not in said
+    assert "goodput" not in said, "it has no meaning without a target"
+    monkeypatch.setattr(Demand, "run", lambda *given: pytest.fail("nothing may be simulated before"))
+    for words in (["compare", "--routers", "random,score"], ["run", "--router", "score"]):
+        assert main(["fleet", words[0], *command[2:3], *words[1:], *command[-2:]]) == 2
+        reason = " ".join(capsys.readouterr().err.split())
+        assert "router score reads prefix caches" in reason and "--set enable_prefix_caching=true" in reason
+    with pytest.raises(ValueError, match="router score reads"):
+        compare(Demand.read(WORKLOAD, config={"enable_prefix_caching": False}), [1], ["random", "score"], jobs=1)
+    assert main(["fleet", "compare", str(path), "--routers", "cache"]) == 2
+    reason = " ".join(capsys.readouterr().err.split())
+    assert "did you mean cache_aware?" in reason and "a Router" not in reason
 
 
 def test_a_comparison_continues_from_its_rows(tmp_path, monkeypatch):

@@ -69,6 +69,29 @@ def test_the_bar_of_a_run_ends_with_the_state_after_its_last_step(monkeypatch, o
     assert shown[-1] == (num_tokens, num_tokens, "0 running, 0 waiting", None), "tqdm divides by the time of the run"
 
 
+def test_the_bar_of_a_run_in_a_notebook_is_full_when_a_request_ends_early(monkeypatch):
+    """The width of a bar there is the widget's maximum, not the total in its words."""
+    tqdm = pytest.importorskip("tqdm.notebook").tqdm
+    pytest.importorskip("ipywidgets")
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, **options):
+            super().__init__(display=False, **options)
+            bars.append(self)
+
+    monkeypatch.setattr("workbench.base.progress._tqdm", lambda: Bar)
+    with Engine(make_tiny_llama(), EngineConfig(num_blocks=64)) as engine:
+        name = engine.add_request("w5 w6 w7", SamplingParams(max_tokens=200, ignore_eos=True))
+        engine.on_step(lambda record: record.step == 4 and engine.abort(name))
+        engine.run()
+        num_tokens = sum(chunk.num_tokens for step in engine.trace for chunk in step.chunks)
+    (bar,) = bars
+    _, widget, words = bar.container.children
+    assert widget.value == widget.max == bar.total == num_tokens < 20
+    assert "in+out tok/s" in words.value.replace("\u2007", " ")
+
+
 def test_a_line_that_changes(errors):
     line = StatusLine()
     with contextlib.redirect_stderr(errors):

@@ -89,7 +89,8 @@ def test_the_folder_of_a_finding(tmp_path, capsys):
     finding = json.loads((folder / "finding.json").read_text())
     assert finding["law"] == "limits" and finding["scheduler"] == "planted:generous"
     assert len(json.loads((folder / "workload.json").read_text())["requests"]) == finding["num_requests"]
-    assert len(Trace.load(folder / "trace.jsonl.gz")) >= finding["step"]
+    trace = Trace.load(folder / "trace.jsonl.gz")
+    assert len(trace) >= finding["step"] and trace.end == "cut", "the law was broken; the run itself is not stuck"
     assert "breaks the law of limits" in (folder / "page.html").read_text()
 
 

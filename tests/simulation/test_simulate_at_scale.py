@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from workbench import EngineConfig
+from workbench.base.text import duration as words
 from workbench.simulation.arrivals import read_generated, timed_arrival
 from workbench.simulation.at_scale import BIN_WIDTH, MAX_WINDOWS, LatencyHistogram, simulate_at_scale
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.simulate import simulate_requests
 from workbench.trace import Trace
+from workbench.trace.readings.run_clock import IDLE_SECONDS
 
 MODEL = CostModel(fixed=0.004, per_sequence=2e-5, per_prefill_token=5e-5, per_kv_token=2e-8)
 CONFIG = EngineConfig(max_num_batched_tokens=512, max_num_seqs=24, num_blocks=220)
@@ -78,7 +80,7 @@ def test_the_summary_is_that_of_the_full_trace(arrivals):
     assert summary.num_preemptions == expected.num_preemptions
     assert summary.num_recomputed_tokens == expected.num_recomputed_tokens
     assert summary.num_cached_tokens == expected.num_cached_tokens
-    assert summary.duration == pytest.approx(full[-1].end)
+    assert summary.duration == pytest.approx(full[-1].end - full[0].time)
     for name, by_definition in latencies(full).items():
         ours, theirs = getattr(summary, name).distribution(), getattr(expected, name)
         assert (ours.count, ours.mean) == (len(by_definition), pytest.approx(np.mean(by_definition)))
@@ -87,6 +89,23 @@ def test_the_summary_is_that_of_the_full_trace(arrivals):
         assert ours.p50 == pytest.approx(theirs.p50, rel=0.03)
         # The two of 300 events around this percentile lie far apart: one side interpolates, the other counts.
         assert ours.p99 == pytest.approx(theirs.p99, rel=0.06)
+
+
+def test_the_length_of_a_run_begins_with_its_first_step_as_that_of_its_trace_does():
+    arrivals = [replace(a, arrives_at=a.arrives_at + 3, arrival_time=a.arrival_time + 3) for a in requests(1200)]
+    metrics = simulate_requests(CONFIG, iter(arrivals), lambda request: 0, cost_model=MODEL).metrics()
+    summary = simulate_at_scale(CONFIG, iter(arrivals), MODEL)
+    assert summary.duration == pytest.approx(metrics.summary.duration)
+    said, of_trace = str(summary).splitlines()[0], str(metrics).splitlines()[0]
+    assert said == of_trace and said.startswith("1,200 of 1,200 requests ended in ")
+
+
+def test_a_run_with_pauses_says_which_of_them_are_idle_time():
+    arrivals = list(requests(20, rate=0.5))
+    summary = simulate_at_scale(CONFIG, iter(arrivals), MODEL)
+    metrics = simulate_requests(CONFIG, iter(arrivals), lambda request: 0, cost_model=MODEL).metrics()
+    said = f" with {words(summary.idle)} idle (pauses over {IDLE_SECONDS} s)"
+    assert summary.idle > 1 and said in str(summary) and said in " ".join(str(metrics).split())
 
 
 @pytest.mark.parametrize("feature", [{"async_scheduling": True}, {"num_speculative_tokens": 3}], ids=str)

@@ -87,13 +87,21 @@ def test_only_a_cell_with_a_long_word_may_be_broken_inside_it():
 
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM<|im_end|>\n<|im_start|>user\n"
+COUNT = "one two three four five six seven "
 
 
 @pytest.mark.parametrize(
     ("prompts", "shown"),
     [
-        ([f"{SYSTEM}Why is the sky blue?", f"{SYSTEM}Why not?"], ["… is the sky blue?", "… not?"]),
+        ([f"{SYSTEM}Why is the sky blue?", f"{SYSTEM}Why not?"], ["… Why is the sky blue?", "… Why not?"]),
         ([f"{SYSTEM}Name one.", f"{SYSTEM}What is 2 + 2?", ""], ["… Name one.", "… What is 2 + 2?", ""]),
+        (
+            ["The capital of France is", "The capital of France is a"],
+            ["The capital of France is", "The capital of France is a"],
+        ),
+        ([COUNT * times for times in (1, 2)], [COUNT, COUNT * 2]),
+        ([COUNT * times for times in (4, 10)], ["… five six seven ", f"… five six seven {COUNT * 2}"[:79] + "…"]),
+        ([f"{COUNT * 3}and {word}" for word in ("eight", "ten")], ["… six seven and eight", "… six seven and ten"]),
         (["Once upon a time", "Once upon a hill"], ["Once upon a time", "Once upon a hill"]),
         ([f"{SYSTEM}Hello", f"{SYSTEM}Hello"], [f"{SYSTEM}Hello"[:79].replace("\n", " ") + "…"] * 2),
     ],

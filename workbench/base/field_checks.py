@@ -123,11 +123,19 @@ def json_object(name: str, value: Any, fields: Collection[str] | None = None) ->
     return value
 
 
+MIN_BEGINNING = 3
+"""Letters from which on the beginning of a word stands for it in a suggestion."""
+
+
 def suggestion(value: object, known: Iterable[str]) -> str:
     """The end of a message on a word that is not known: the one that was probably meant; "" if none is similar."""
     if not isinstance(value, str) or len(value) > MAX_SHOWN:
         return ""
-    similar = get_close_matches(value, list(known), n=1, cutoff=0.7)  # two letters of a short word swapped
+    names = list(known)
+    similar = get_close_matches(value, names, n=1, cutoff=0.7)  # two letters of a short word swapped
+    if not similar and len(value) >= MIN_BEGINNING:
+        begun = [name for name in names if name.startswith(value)]
+        similar = begun if len(begun) == 1 else []
     return f" (did you mean {similar[0]}?)" if similar else ""
 
 

@@ -96,7 +96,7 @@ class RowCheck:
         if self._ignored:
             for key in row:
                 self._unused.pop(key.strip().lower(), None)
-            row = {key: value for key, value in row.items() if key.strip().lower() not in self._ignored}
+            row = self.kept(row)
         keys = tuple(key for key, value in row.items() if value not in NO_VALUE)
         if (known := (id(rules), *keys)) not in self._known:
             for key in keys:
@@ -104,6 +104,10 @@ class RowCheck:
                 judge(place, {self._name_of(key): row[key]}, rules, advice=advice)
             self._known.add(known)
         return row
+
+    def kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The row without the keys that are left out, whatever the others are."""
+        return {key: value for key, value in row.items() if key.strip().lower() not in self._ignored}
 
     def finish(self, path: Any) -> None:
         """Refuse names to leave out that no row has.

@@ -14,6 +14,7 @@ class _NoBar:
     """A progress bar that is not shown."""
 
     n = total = 0
+    disable = True
 
     def __enter__(self) -> _NoBar:
         return self
@@ -65,6 +66,20 @@ def progress_bar(total: int | None, title: str, unit: str, *, shown: bool, **opt
     """
     bar = _tqdm() if shown else None
     return bar(total=total, desc=title, unit=unit, **options) if bar else _NoBar()
+
+
+def end_bar(bar: Any, left: int) -> None:
+    """Show a bar as it ended: full if nothing is ``left``. Its total was an estimate, and work may end early.
+
+    The width in a notebook follows from ``reset`` alone, which would begin the time again.
+    """
+    if bar.disable:
+        return
+    done, began = bar.n, bar.start_t
+    bar.reset(done + left)
+    bar.start_t = began
+    bar.update(done)
+    bar.refresh()
 
 
 def with_progress(items: Iterable[T], title: str, unit: str, *, shown: bool, total: int | None = None) -> Iterable[T]:

@@ -8,14 +8,19 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
+from typing import TextIO
 
 
-def terminal_width() -> int | None:
-    """Columns that a line may have: the variable COLUMNS, else those of the terminal; None for a file or a pipe."""
+def terminal_width(stream: TextIO | None = None) -> int | None:
+    """Columns that a line may have: the variable COLUMNS, else those of the terminal; None for a file or a pipe.
+
+    Args:
+        stream: What the line is written to; None for standard output.
+    """
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
 
 
 def wrapped(line: str, width: int | None, indent: int = 2) -> list[str]:

@@ -21,7 +21,7 @@ from workbench.base.installed import installed_version
 from workbench.base.keyword_fields import ConfigChanges, ConfigFields, PolicyName, SamplingFields
 from workbench.base.named_fields import show_fields
 from workbench.base.on_demand import find, picture, with_attached_methods
-from workbench.base.progress import progress_bar
+from workbench.base.progress import end_bar, progress_bar
 from workbench.config import EngineConfig, SamplingParams
 from workbench.engine.compiling import MAX_COMPARED_ROWS, Compiling, start, taken_over, why_wait
 from workbench.engine.failed_steps import FailedSteps
@@ -690,7 +690,7 @@ class Engine(Shortcuts):
         Ctrl-C stops after the current step, and says which one that was; run() continues from there.
 
         Args:
-            progress: Show a progress bar of the tokens still to compute.
+            progress: Show a progress bar of the tokens still to compute, of prompts and outputs ("in+out").
 
         Returns:
             The outputs of the requests that ended and were not returned by an earlier run(), in order of arrival: a
@@ -701,7 +701,8 @@ class Engine(Shortcuts):
             [('r0', 'length')]
         """
         # Without smoothing the rate is that of the whole run.
-        with progress_bar(self._outputs.num_tokens_left(), self.name, "tok", shown=progress, smoothing=0) as bar:
+        left = self._outputs.num_tokens_left
+        with progress_bar(left(), self.name, " in+out tok", shown=progress, smoothing=0) as bar:
 
             def show_state() -> None:
                 state = f"{self.scheduler.num_running} running, {self.scheduler.num_waiting} waiting"
@@ -717,9 +718,8 @@ class Engine(Shortcuts):
                 step = self.trace[-1].step if len(self.trace) else "none"
                 raise KeyboardInterrupt(f"stopped after step {step}: run() continues from there") from None
             # Requests that stop early or are computed twice make the estimate wrong: end the bar where the run ends.
-            bar.total = bar.n + self._outputs.num_tokens_left()
             show_state()
-            bar.refresh()
+            end_bar(bar, left())
         self._idle_since = self.scheduler.step
         return Outputs(self._outputs.take_ended(), self.trace)
 

@@ -33,6 +33,7 @@ from workbench.simulation.log_tables import (
     TOTAL,
     column_check,
     find_columns,
+    is_refused,
 )
 from workbench.simulation.log_units import (
     Hashed,
@@ -283,7 +284,10 @@ def _checked(path: str | os.PathLike[str], rows: Rows, ignored: Collection[str])
     """The rows without the columns that are left out; any other is known."""
     columns, rules = column_check(ignored), None
     for place, row in rows:
-        rules = rules or (CONVERSATION_RULES if "conversations" in row else RULES)
+        if rules is None:
+            rules = CONVERSATION_RULES if "conversations" in row else RULES
+            if rules is RULES and not is_refused(row):
+                find_columns(path, columns.kept(row))  # one that is missing comes before one too many
         yield place, columns.check(place.removesuffix(":"), row, rules)
     columns.finish(path)
 

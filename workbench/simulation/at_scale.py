@@ -16,7 +16,7 @@ import msgspec
 
 from workbench.base.progress import progress_bar
 from workbench.base.tables import terminal_width, wrapped_text
-from workbench.base.text import counted, duration
+from workbench.base.text import counted
 from workbench.config import EngineConfig
 from workbench.scheduler.batch import ScheduledBatch
 from workbench.scheduler.policy import SchedulingPolicy, described
@@ -27,7 +27,7 @@ from workbench.simulation.run import SimulatedRun
 from workbench.trace import RequestInfo, Trace, TraceMeta
 from workbench.trace.readings.latency import LatencyAccumulator
 from workbench.trace.readings.metrics import Distribution, latency_lines, number, run_length
-from workbench.trace.readings.run_clock import GrowingClock
+from workbench.trace.readings.run_clock import GrowingClock, idle_words
 
 MAX_WINDOWS = 512
 """Maximum number of windows in a time line; beyond it, neighbours are joined and windows get twice as long."""
@@ -159,9 +159,9 @@ class SimulationSummary:
         num_cached_tokens: Tokens found in the prefix cache.
         num_loaded_tokens: Those of them that came from the second tier.
         num_preemptions: Number of preemptions.
-        duration: Duration of the run in seconds, with idle time.
+        duration: Seconds from the start of the first step to the end of the last, with idle time.
         idle: Seconds of idle time (`workbench.trace.readings.run_clock`).
-        at_work: Seconds from the first step to the end of the last, without idle time.
+        at_work: ``duration`` without idle time.
         ttft: Time to first token.
         itl: Time between consecutive tokens of a request.
         e2e: Time from arrival to the end.
@@ -214,16 +214,16 @@ class SimulationSummary:
         rate = (
             f"{number(self.output_throughput)} output and {number(self.total_throughput)} scheduled tokens per second"
         )
-        idle = (f" with {duration(self.idle)} idle", " without idle time") if self.idle else ("", "")
+        without = " without idle time" if self.idle else ""
         width = terminal_width()
         heading = [
             f"{self.num_finished:,} of {counted(self.num_requests, 'request')} ended in "
-            f"{counted(self.num_steps, 'step')}, {run_length(self.duration)}{idle[0]}",
+            f"{counted(self.num_steps, 'step')}, {run_length(self.duration)}{idle_words(self.idle)}",
             *([] if self.end == "done" else [f"ended: {self.end}"]),
             f"tokens: {self.num_tokens:,} scheduled, {self.num_output_tokens:,} sampled, {self.num_cached_tokens:,} "
             f"found in the prefix cache, {self.num_recomputed_tokens:,} recomputed "
             f"({counted(self.num_preemptions, 'preemption')})",
-            f"throughput: {rate}{idle[1]}",
+            f"throughput: {rate}{without}",
         ]
         found = {name: getattr(self, name).distribution() for name in ("ttft", "itl", "e2e")}
         return "\n".join([wrapped_text("\n".join(heading), width), "", *latency_lines(found, "s", width)])
@@ -353,7 +353,7 @@ class SummedRun:
             self._add(batch)
         summary = self.summary
         clock = self._clock.clock()
-        summary.duration, summary.idle, summary.at_work = self._run.now, clock.idle, clock.at_work
+        summary.duration, summary.idle, summary.at_work = clock.duration, clock.idle, clock.at_work
         summary.num_output_tokens = summary.ttft.count + summary.itl.count
 
     def _add(self, batch: ScheduledBatch) -> None:

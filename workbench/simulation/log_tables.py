@@ -101,6 +101,12 @@ def column_check(ignored: Collection[str] = ()) -> RowCheck:
     return RowCheck(ignored, lambda column: split_unit(column)[0])
 
 
+def is_refused(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a column that is refused for a reason of its own, and not because nobody knows it."""
+    keys = [split_unit(str(name))[0] for name in row]
+    return any(rule.verdict == "refused" and rule.holds(key, row) for rule in RULES for key in keys)
+
+
 def find_columns(place: Any, row: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
     """The name of each column that is needed, and the unit that the name of the times says.
 
@@ -117,8 +123,8 @@ def find_columns(place: Any, row: Mapping[str, Any]) -> tuple[dict[str, str], st
         found = [name for name, (plain, _) in known.items() if plain in known_names]
         if not found:
             raise ValueError(
-                f"{place} has no column with the {what}: name it one of {', '.join(known_names)}; it has "
-                f"{', '.join(map(str, row))}"
+                f"{place} has no column with the {what}: name it one of {', '.join(known_names)}; "
+                f"{'it has ' + ', '.join(map(str, row)) if row else 'no column is left'}"
             )
         if len(found) > 1:
             options = " or ".join(f"--ignore-columns {shlex.quote(name)}" for name in found)

@@ -5,6 +5,7 @@ The functions for objects of ``workbench.trace`` are attached to them by the tab
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,7 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
             svg.shorten(request_id, 40),
             info.num_prompt_tokens,
             counts[request_id],
-            _trimmed(prompt, 80),
+            _trimmed(prompt, PROMPT_LIMIT),
             ("… " if before.get(request_id) and texts[request_id] else "")
             + _trimmed("".join(texts[request_id]), TEXT_LIMIT),
         )
@@ -192,7 +193,7 @@ def outputs_html(outputs: Any) -> str:
         rows.append(
             (
                 svg.shorten(output.request_id, 40),
-                _trimmed(prompt, 80) or counted(len(output.prompt_token_ids), "token"),
+                _trimmed(prompt, PROMPT_LIMIT) or counted(len(output.prompt_token_ids), "token"),
                 _trimmed(output.text, TEXT_LIMIT),
                 len(output.token_ids),
                 end_words(output.finish_reason, output.error),
@@ -206,22 +207,24 @@ def outputs_html(outputs: Any) -> str:
     return fragment(table(headings, rows), note)
 
 
-MIN_SHARED = 20
-"""Characters from which on the beginning that all prompts of a table have is left out."""
+PROMPT_LIMIT = 80
+"""Characters of a prompt in a table."""
+KEPT = 3
+"""Words before the first difference of prompts that stay, unless a line or a part of a template begins there."""
 
 
 def _apart(prompts: Sequence[str]) -> list[str]:
-    """The prompts of a table without the words that all of them begin with, such as a template and a system prompt."""
+    """The prompts of a table, without the words that all of them begin with if they do not fit it otherwise."""
     known = {prompt for prompt in prompts if prompt}
-    if len(known) < 2:
+    if len(known) < 2 or all(len(prompt.strip()) <= PROMPT_LIMIT for prompt in known):
         return list(prompts)
     first, last = min(known), max(known)  # all others are between them, and begin as both do
     length = next((place for place, (one, other) in enumerate(zip(first, last)) if one != other), len(first))
     shared = first[:length]
-    shared = shared[: max(shared.rfind(space) for space in " \n>") + 1]  # whole words, and whole marks of a template
-    if len(shared) < MIN_SHARED:
-        return list(prompts)
-    return [f"… {prompt[len(shared) :].lstrip()}" if prompt else "" for prompt in prompts]
+    words = [found.end() for found in re.finditer(r"[ \n>]+", shared)][-KEPT - 1 :]  # where the last words begin
+    begins = (at for at in reversed(words) if shared[at - 1] != " " and all(each[at:].strip() for each in known))
+    cut = next(begins, words[0] if len(words) > KEPT else 0)
+    return [f"… {prompt[cut:].lstrip()}" if prompt else "" for prompt in prompts] if cut else list(prompts)
 
 
 def _trimmed(text: str, limit: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.analysis.fleet.replica import PromptHashes, Replica
 from workbench.analysis.fleet.router import Router
-from workbench.analysis.fleet.routers import make_router
+from workbench.analysis.fleet.routers import check_serves, make_router
 from workbench.analysis.fleet.simulate import route
 from workbench.base.field_checks import integer
 from workbench.base.keyword_fields import RouterName
@@ -118,6 +118,7 @@ def simulate_fleet_at_scale(
     integer("replicas", replicas, 1)
     integer("parts", parts, 1)
     chosen = make_router(router)
+    check_serves(chosen, config)
     given = [f"http://replica-{index}:8000" for index in range(replicas)] if names is None else list(names)
     simulate_part = partial(_simulate_part, arrivals, config, cost_model, given, chosen, seed)
     if executor is None:

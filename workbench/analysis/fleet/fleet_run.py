@@ -19,6 +19,7 @@ from workbench.base.text import counted, shown
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import TraceMetrics, amount, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.trace.readings.run_clock import idle_words
 
 _COLUMNS = ("", "requests", "steps", "cached", "preempted", "TTFT mean", "p99", "ITL mean", "peak KV")
 
@@ -166,10 +167,10 @@ class FleetRun:
 
     def __str__(self) -> str:
         whole = self.metrics().summary
-        idle = f" with {amount(whole.clock.idle, 's')} of idle time" if whole.clock.idle else ""
         heading = (
-            f"{self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished} of "
-            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)}{idle}"
+            f"{self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished:,} of "
+            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)}"
+            f"{idle_words(whole.clock.idle)}"
         )
         rows = [list(_COLUMNS)]
         names = [*map(str, range(len(self.traces))), "all"]

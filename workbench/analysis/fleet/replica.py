@@ -64,11 +64,6 @@ class Replica:
         max_steps: int | None = None,
         publishes: PromptHashes | None = None,
     ) -> None:
-        if publishes is not None and (len(config.cache_groups) > 1 or not config.enable_prefix_caching):
-            raise ValueError(
-                "this router reads prefix caches, so enable_prefix_caching must be True and there must be one KV cache "
-                f"group; replica {index} has {config.enable_prefix_caching} and {len(config.cache_groups)} groups"
-            )
         self.index = index
         self.name = name
         self.config = config

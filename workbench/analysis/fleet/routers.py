@@ -21,7 +21,8 @@ from workbench.analysis.fleet.hashing import session_hashes
 from workbench.analysis.fleet.prefix_tree import PrefixTree
 from workbench.analysis.fleet.router import Decision, ReplicaView, Router
 from workbench.base.field_checks import number, suggestion
-from workbench.base.text import shown
+from workbench.base.text import counted, shown
+from workbench.config import EngineConfig
 from workbench.simulation.arrivals import Arrival
 
 
@@ -361,6 +362,29 @@ def make_router(router: str | Router) -> Router:
     if isinstance(router, Router):
         return router
     if not isinstance(router, str) or router not in ROUTERS:
-        hint = suggestion(router, ROUTERS)
-        raise ValueError(f"router must be one of {', '.join(ROUTERS)}, or a Router, got {shown(router)}{hint}")
+        hint = suggestion(router, ROUTERS) if isinstance(router, str) else "; or give a Router"
+        raise ValueError(f"router must be one of {', '.join(ROUTERS)}, got {shown(router)}{hint}")
     return ROUTERS[router]()
+
+
+def why_not(router: str | Router, config: EngineConfig) -> str:
+    """Why a router cannot serve replicas of a configuration; "" if it can."""
+    chosen = make_router(router)
+    if not chosen.reads_prefixes:
+        return ""
+    if not config.enable_prefix_caching:
+        return f"router {chosen.name} reads prefix caches, so enable_prefix_caching must be true"
+    if len(config.cache_groups) > 1:
+        groups = counted(len(config.cache_groups), "KV cache group")
+        return f"router {chosen.name} reads prefix caches of one KV cache group, and the replicas have {groups}"
+    return ""
+
+
+def check_serves(router: str | Router, config: EngineConfig) -> None:
+    """Refuse a router that cannot serve replicas of a configuration.
+
+    Raises:
+        ValueError: It reads prefix caches, and they have none, or several KV cache groups.
+    """
+    if problem := why_not(router, config):
+        raise ValueError(problem)

@@ -11,7 +11,7 @@ from workbench.analysis.fleet.events import Change, EventLoop, Routed
 from workbench.analysis.fleet.fleet_run import Choice, FleetRun
 from workbench.analysis.fleet.replica import PromptHashes, Replica
 from workbench.analysis.fleet.router import Router
-from workbench.analysis.fleet.routers import make_router
+from workbench.analysis.fleet.routers import check_serves, make_router
 from workbench.analysis.fleet.sessions import Sessions
 from workbench.analysis.fleet.split import Split
 from workbench.base.field_checks import integer
@@ -177,6 +177,7 @@ def run_fleet(
         return run_fleet(everyone, configs, models, router=change(chosen), **same, **others)  # type: ignore[arg-type]
 
     for config in {id(config): config for config in configs}.values():
+        check_serves(chosen, config)
         for arrival in everyone:
             arrival.check_servable(config, sample_token)
     traces = [

@@ -16,6 +16,7 @@ from workbench.analysis.check import Check, shown
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.fleet_row import FleetRow
 from workbench.analysis.fleet.router import Router
+from workbench.analysis.fleet.routers import check_serves
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import mark_pareto
 from workbench.analysis.tuning import read_slo
@@ -88,12 +89,12 @@ class FleetTable:
             width: Columns of the terminal; None for any number. A layout becomes a block of lines if they are too few.
         """
         names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
-        head = ["", "router", "replicas", *names, "goodput", "hit rate", "busiest", "tokens/s"]
+        head = ["", "router", "replicas", *names, *self._goodput, "hit rate", "busiest", "tokens/s"]
         head += ["cost of 1M", ""] if self.price is not None else [""]
         table = [head]
         for plain, row in zip(self.pareto(), self.rows):
             marks = "*" if plain["pareto"] else "", "<" if row is self.best else ""
-            table.append([marks[0], *_cells(row, names, self.price), marks[1]])
+            table.append([marks[0], *_cells(row, names, bool(self._goodput), self.price), marks[1]])
         lines = table_lines(table, width=width, title=(0, 1, len(head) - 1))
         lines.append("* no other layout has fewer replicas and lower mean TTFT and ITL")
         if self.best is not None:
@@ -113,6 +114,11 @@ class FleetTable:
         lines += check_lines(self.check, names)
         lines.append(f"steps are simulated; their durations come from {self.source}")
         return wrapped_text("\n".join(lines), width)
+
+    @property
+    def _goodput(self) -> list[str]:
+        """The head of the column of goodput, which only a target has."""
+        return ["goodput"] if self.slo else []
 
     def _answer(self) -> str:
         limits = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
@@ -208,6 +214,8 @@ def compare(
         ValueError: An argument is malformed, or a request cannot be served.
     """
     limits = read_slo(slo) if slo else {}
+    for router in routers:
+        check_serves(router, demand.config)
     layouts = list(product([integer("replicas", count, 1) for count in replicas], routers))
     names = " ".join(each.name for each in fields(FleetRow))  # other versions have rows with other numbers
     known = _Known(out, f"{demand.fingerprint()} {sorted(limits.items())} {names}") if out is not None else None
@@ -372,12 +380,12 @@ def _highest(demand: Demand, limits: Mapping[str, float], answer: FleetRow) -> F
     return found
 
 
-def _cells(row: FleetRow, names: Sequence[str], price: float | None) -> list[str]:
+def _cells(row: FleetRow, names: Sequence[str], has_goodput: bool, price: float | None) -> list[str]:
     return [
         row.router,
         str(row.replicas),
         *(row.shown(name) for name in names),
-        percent(row.goodput),
+        *([percent(row.goodput)] if has_goodput else []),
         percent(row.hit_rate),
         percent(row.largest_share),
         number(row.values["output_throughput"]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 IDLE_STEPS = 3
@@ -174,7 +174,7 @@ class Run:
         if hasattr(scheduler, "foresee"):
             scheduler.foresee(made)
 
-    def drive(self, max_steps: int) -> str:
+    def drive(self, max_steps: int) -> Literal["done", "stuck", "max_steps"]:
         """Run to the end: "done"; "stuck" if requests wait forever; "max_steps"."""
         while self._pending or self.requests or any(plan.chunks for plan in self.in_flight):
             if self.step == max_steps:

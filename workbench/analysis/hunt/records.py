@@ -24,8 +24,9 @@ def record_run(target: Target, workload: dict[str, Any], laws: Collection[str] |
     trace = Trace(TraceMeta(source=source, config=config, versions={target.name.partition(":")[0]: target.version}))
     keeper = _Keeper(trace, Watch(scheduler, workload["config"], laws=laws, allow_exceptions=target.allows))
     run = Run(scheduler, workload, keeper)
+    trace.end = "cut"  # unless it comes to its own end
     with contextlib.suppress(Exception):  # the law was broken, or the scheduler crashed: the finding says so
-        run.drive(MAX_STEPS)
+        trace.end = run.drive(MAX_STEPS)
     keeper.finish()
     if hasattr(scheduler, "close"):
         scheduler.close()
@@ -34,7 +35,6 @@ def record_run(target: Target, workload: dict[str, Any], laws: Collection[str] |
         trace.add_request(_info(next(info for info in infos if info.request_id == name)))
     for record in keeper.records:
         trace.append(record)
-    trace.end = "stuck" if run.requests else "done"
     return trace
 
 

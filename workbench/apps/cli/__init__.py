@@ -14,6 +14,7 @@ from importlib import import_module
 
 import workbench
 from workbench.apps.cli.options import Parser
+from workbench.apps.cli.say import say_error
 from workbench.base.on_demand import missing_extra
 from workbench.base.text import printable
 
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         missing = missing_extra(options.full_name, problem, options.extra)
         if missing is problem:
             raise
-        print(missing, file=sys.stderr)
+        say_error(missing)
         return 2
     except (ValueError, OSError) as problem:
         if isinstance(problem, BrokenPipeError) and not _is_read():
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         reason = str(problem)
         if isinstance(problem, OSError) and problem.filename:
             reason = f"{problem.filename}: {problem.strerror}"
-        print(f"{options.full_name}: {printable(reason)[:MAX_REASON]}", file=sys.stderr)
+        say_error(f"{options.full_name}: {printable(reason)[:MAX_REASON]}")
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -174,12 +175,29 @@ def _check_routers(*names: str) -> None:
         make_router(name)
 
 
+def _serving(demand: Demand, names: Sequence[str], asked: bool = True) -> list[str]:
+    """The routers that can serve replicas like these, before anything is simulated.
+
+    One that cannot is refused if it was ``asked`` for, or else left out with a line that says why.
+    """
+    from workbench.analysis.fleet.routers import why_not
+
+    problems = {name: problem for name in names if (problem := why_not(name, demand.config))}
+    remedy = "" if demand.config.enable_prefix_caching else " (--set enable_prefix_caching=true)"
+    for problem in problems.values():
+        if asked:
+            raise ValueError(problem + remedy)
+        say(f"left out: {problem}{remedy}")
+    return [name for name in names if name not in problems]
+
+
 def _run(options: argparse.Namespace) -> int:
     check_suffix("--plot", options.plot, ".svg")
     check_folder("--out", options.out)
     _check_routers(options.router)
     replicas = integer("--replicas", options.replicas, 1)
     demand = _demand(options, *_loads(options.load, several=False))
+    _serving(demand, [options.router])
     from workbench.analysis.hit_rates import hit_rates
 
     run = demand.run(replicas, options.router, options.seed)
@@ -203,10 +221,13 @@ def _size(options: argparse.Namespace) -> int:
     loads, jobs, price = _loads(options.load, several=True), _jobs(options), _price(options)
     layout = {"router": options.router, "max_replicas": options.max_replicas}
     if len(loads) > 1:
-        curve = load_curve(_demand(options), loads, options.slo, **layout)
+        demand = _demand(options)
+        _serving(demand, [options.router])
+        curve = load_curve(demand, loads, options.slo, **layout)
         say_text(curve.text(terminal_width()))
         return 0 if all(point.row is not None for point in curve.points) else 1
     demand = _demand(options, *loads)
+    _serving(demand, [options.router])
     table = size(demand, options.slo, **layout, repeats=options.repeats, jobs=jobs, highest=True, price=price)
     say_text(table.text(terminal_width()))
     return 0 if table.best is not None else 1
@@ -222,6 +243,7 @@ def _compare(options: argparse.Namespace) -> int:
     _check_routers(*routers)
     slo, jobs, price = options.slo or "", _jobs(options), _price(options)
     demand = _demand(options, *_loads(options.load, several=False))
+    routers = _serving(demand, routers, asked=bool(options.routers))
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
     say_text(table.text(terminal_width()))
     if options.rows:

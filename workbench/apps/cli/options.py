@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from workbench.apps.cli.say import say
+from workbench.apps.cli.say import say, say_error
 from workbench.base.field_checks import integer
 from workbench.base.served_names import ServedNames
 from workbench.base.tables import folded_command, wrapped
@@ -52,12 +52,16 @@ class Parser(argparse.ArgumentParser):
             message = "; ".join([*([self._not_known(unknown)] if unknown else []), message])
         if is_missing and re.search(r"required: (COMMAND|ACTION)$", message):
             self.print_help(sys.stderr)
-            self.exit(2, f"{self.prog}: error: {self._not_known(unknown)}\n" if unknown else None)
+            if unknown:
+                say_error(f"{self.prog}: error: {self._not_known(unknown)}")
+            self.exit(2)
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.S):
             similar = get_close_matches(choice[1], re.findall(r"[^\s',]+", choice[2]), n=1)
             message = message[: choice.start(2) - len("choose from ")]
             message += f"{f'did you mean {similar[0]}? ' if similar else ''}choose from {choice[2]})"
-        super().error(message)
+        self.print_usage(sys.stderr)
+        say_error(f"{self.prog}: error: {message}")
+        self.exit(2)
 
     def _is_known(self, word: str) -> bool:
         name = word.partition("=")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from workbench.base.tables import terminal_width, wrapped_text
 from workbench.base.text import printable
 
@@ -11,6 +13,11 @@ def say(*sentences: object) -> None:
     width = terminal_width()
     for sentence in sentences:
         print(wrapped_text(printable(str(sentence)), width), flush=True)
+
+
+def say_error(text: object) -> None:
+    """Print lines on standard error, as wide as its terminal; characters that steer a terminal must be gone."""
+    print(wrapped_text(str(text), terminal_width(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def say_text(text: object) -> None:

@@ -25,7 +25,7 @@ from workbench.base.text import counted, duration, printable
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.pauses import pauses_of
-from workbench.trace.readings.run_clock import RunClock
+from workbench.trace.readings.run_clock import RunClock, idle_words
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
         rates = [each / clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens)]
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
-        f"{summary.num_finished} of {counted(summary.num_requests, 'request')} ended "
+        f"{summary.num_finished:,} of {counted(summary.num_requests, 'request')} ended "
         f"in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
@@ -434,9 +434,9 @@ def run_length(seconds: float) -> str:
 def _clock_words(clock: RunClock) -> str:
     """The length of a run, the idle time in it, and the wait before it."""
     length, since_arrival = run_length(clock.duration), run_length(clock.since_arrival)
-    idle = f" with {amount(clock.idle, 's')} idle" if clock.idle else ""
     has_waited = clock.before > WORTH_SAYING * clock.duration
-    return f", {length}{idle}" + (f"; {since_arrival} from the first arrival on" if has_waited else "")
+    wait = f"; {since_arrival} from the first arrival on" if has_waited else ""
+    return f", {length}{idle_words(clock.idle)}{wait}"
 
 
 def open_note(summary: Summary) -> str:

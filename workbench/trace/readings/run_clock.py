@@ -9,11 +9,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from workbench.base.text import duration
+
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 IDLE_SECONDS = 0.5
-"""A longer time between two steps is idle time: the engine had nothing to do, or was paused."""
+"""A longer time between two steps is idle time: the engine had nothing to do, or was paused.
+
+A shorter one counts as work.
+"""
+
+
+def idle_words(idle: float) -> str:
+    """Idle time beside a duration, with what counts as such, as " with 12 s idle (pauses over 0.5 s)"; "" for none."""
+    return f" with {duration(idle)} idle (pauses over {IDLE_SECONDS:g} s)" if idle else ""
 
 
 @dataclass(frozen=True)
