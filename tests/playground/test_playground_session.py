@@ -135,18 +135,22 @@ def test_a_duel_is_settled_by_the_measured_runs():
     assert "measure" in ask(session, "settle", measure="luck")[0]["error"]
 
 
+@pytest.mark.parametrize("changed", ["max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold"])
 @pytest.mark.parametrize("unit", ["s", "steps"])
-def test_a_duel_names_its_unit_with_the_question(unit):
+def test_a_duel_names_its_unit_with_the_question(unit, changed):
     session, workload = Session(), dict(PRESETS["chunked"].workload)
     if unit == "steps":
         del workload["cost_model"]
     ask(session, "run", workload=json.dumps(workload), config={}, policy="")
     pinned = ask(session, "pin")[0]
-    assert pinned["unit"] == unit and pinned["budget"] == simulate(workload).config["max_num_batched_tokens"]
-    ask(session, "run", workload=json.dumps(workload), config={"max_num_seqs": 2}, policy="")
+    assert pinned["unit"] == unit and pinned["bounds"] == {
+        name: simulate(workload).config[name]
+        for name in ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+    }
+    ask(session, "run", workload=json.dumps(workload), config={"num_blocks": 4096}, policy="")
     told = ask(session, "settle", measure="mean time to first token")[0]["told"]
     assert ("steps" in told) == (unit == "steps"), told
-    ask(session, "run", workload=json.dumps(workload), config={"max_num_batched_tokens": 16}, policy="")
+    ask(session, "run", workload=json.dumps(workload), config={changed: 1 if "seqs" in changed else 16}, policy="")
     answer = ask(session, "settle", measure="mean time to first token")[0]
     assert ("do not last equally long" in answer.get("error", "")) == (unit == "steps"), answer
     settled = {name for name, _ in pinned["measures"] if "error" not in ask(session, "settle", measure=name)[0]}
@@ -394,7 +398,7 @@ def test_the_numbers_of_two_runs_have_one_unit():
     session = Session()
     facts, _ = ask(session, "open", recording.read_bytes(), name=recording.name)
     assert ask(session, "numbers")[0]["summary"]["unit"] == "s"
-    facts, _ = run(session, config={**facts["config"], "max_num_seqs": 16})
+    facts, _ = run(session, config={**facts["config"], "num_blocks": 64})
     assert facts["summary"]["unit"] == facts["other"]["unit"] == "steps"
     trace = Trace.load(recording)
     first = {}
@@ -412,7 +416,11 @@ def test_latencies_in_steps_of_two_budgets_are_not_set_beside_each_other():
     recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"
     session = Session()
     before = ask(session, "open", recording.read_bytes(), name=recording.name)[0]["config"]
-    for change, unit in (({"max_num_batched_tokens": 512}, ""), ({"max_num_seqs": 16}, "steps")):
+    for change, unit in (
+        ({"max_num_batched_tokens": 512}, ""),
+        ({"max_num_seqs": 2}, ""),
+        ({"num_blocks": 64}, "steps"),
+    ):
         facts, answer = run(session, config={**before, **change})
         assert facts["summary"]["unit"] == facts["other"]["unit"] == unit
         compared = decode_packet(answer.other)[0]["comparison"]

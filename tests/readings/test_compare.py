@@ -100,7 +100,7 @@ def test_fields_that_only_one_configuration_has_are_counted_and_few_are_named():
 
 def test_the_largest_change_comes_first():
     workload = {**WORKLOAD, "requests": WORKLOAD["requests"][::-1]}
-    result = compare(simulate(workload), simulate(workload, config={"long_prefill_token_threshold": 16}))
+    result = compare(simulate(workload), simulate(workload, config={"num_blocks": 30}))
     changes = [abs(request.ttft_delta) for request in result.requests]
     assert changes == sorted(changes, reverse=True)
     assert changes[0] > 0
@@ -129,7 +129,7 @@ def test_each_measure_has_both_sides_and_the_change_in_words(timed):
     np = pytest.importorskip("numpy")
     runs = [requests_in_time(budget) for budget in (64, 128)] if timed else [simulate(WORKLOAD), simulate(WORKLOAD)]
     if not timed:
-        runs[1] = simulate(WORKLOAD, config={"long_prefill_token_threshold": 16})
+        runs[1] = simulate(WORKLOAD, config={"num_blocks": 30})
     found = compare(*runs)
     sides = []
     for run in runs:
@@ -180,7 +180,9 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
         "cached tokens": cached,
         "recomputed tokens": again,
     }
-    assert found.notes[0].startswith("steps of two token budgets do not last equally long")
+    assert found.notes[0].startswith(
+        "steps of two token budgets, numbers of seats or chunk caps do not last equally long"
+    )
     for said in (repr(found), found._repr_html_()):
         assert "recomputed A" in said and "TTFT" not in said and "ITL" not in said
     waste = [abs(each.waste_delta) for each in found.requests]
@@ -188,8 +190,16 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
     facts = comparison_facts(a, b)
     assert all(row[1:5] == [None] * 4 for row in facts["rows"]) and facts["mean"][:4] == [None] * 4
     assert "first token" not in facts["verdict"] and f"steps {len(a)} -> {len(b)}" in facts["verdict"]
-    same = comparison_facts(a, simulate(work, config={"max_num_seqs": 2}))
-    assert same["measures"][0][0] == "mean TTFT" and all(None not in row[1:3] for row in same["rows"])
+    for changes, counts_only in [
+        ({"max_num_seqs": 2}, True),
+        ({"long_prefill_token_threshold": 8}, True),
+        ({"max_num_seqs": 900}, False),  # no step reaches it
+        ({"num_blocks": 20}, False),
+        ({"policy": "priority"}, False),
+    ]:
+        same = comparison_facts(a, simulate(work, config=changes))
+        assert same["counts_only"] is counts_only and (same["measures"][0][0] == "mean TTFT") is not counts_only
+        assert all((None in row[1:3]) is counts_only for row in same["rows"])
     other = {**work, "config": {"num_blocks": 40}}
     timed = comparison_facts(*(simulate(each, cost_model=COST) for each in (work, other)))
     assert timed["measures"][0][0] == "mean TTFT", "times are those of a clock"
@@ -294,7 +304,8 @@ def test_other_arrivals_are_noted():
     )
     assert found.notes[0].startswith("late arrives in different steps: ") and "1 requests" not in str(found)
     two = {"requests": WORKLOAD["requests"][:2]}
-    slower = compare(simulate(two), simulate(two, config={"max_num_seqs": 1}))
+    config = {**WORKLOAD["config"], "max_num_batched_tokens": 200}
+    slower = compare(*(simulate(two, config=config | {"num_blocks": blocks}) for blocks in (60, 27)))
     assert "; 0 requests gain, 1 pays" in str(slower)
 
 
@@ -403,7 +414,7 @@ def two_runs():
         {"id": f"q{i}", "prompt": {"len": 30 + 7 * (i % 3)}, "max_tokens": 4, "arrival_step": i} for i in range(6)
     ]
     work = {"config": {"max_num_batched_tokens": 64}, "requests": requests}
-    return simulate(work), simulate(work, config={"long_prefill_token_threshold": 16})
+    return simulate(work), simulate(work, config={"num_blocks": 6})
 
 
 def test_runs_of_vllm_are_matched_without_the_random_end_of_their_ids():

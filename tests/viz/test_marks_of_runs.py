@@ -60,7 +60,7 @@ def pair(name):
     given = workload(int(seed), num_requests=10, num_blocks=70)
     costs = {"cost_model": COSTS} if kind == "timed" else {}
     half = given["config"]["max_num_batched_tokens"] // 2
-    change = {"max_num_batched_tokens" if costs else "long_prefill_token_threshold": half, "max_num_seqs": 2}
+    change = {"max_num_batched_tokens": half, "max_num_seqs": 2} if costs else {"num_blocks": 50}
     first, second = (simulate({**given, **costs}, config=config, max_steps=400) for config in ({}, change))
     second = other_tokens(second, int(seed))
     if kind == "timed":

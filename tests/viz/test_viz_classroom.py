@@ -86,6 +86,49 @@ def test_a_page_that_is_loaded_again_is_the_same_person(room):
         room.take(other, "join", role="follower", visitor_id="x" * 65)
 
 
+def test_a_person_who_leaves_a_role_keeps_it_in_no_page_from_before_a_reload(room):
+    before, follower = enter(room, "teacher", room.key, visitor_id="t"), enter(room, "follower")
+    after = enter(room, "teacher", room.key, visitor_id="t")
+    beside = enter(room, "follower", visitor_id="t")
+    assert room.teaches(before) and room.teaches(after), "a tab beside it that follows ends no class"
+    room.take(after, "join", role="visitor", visitor_id="t")
+    assert not room.teaches(before) and room.belongs(beside)
+    assert room.facts(after) == room.facts(before) == {"role": "visitor", "taught": False}
+    assert not room.facts(follower)["taught"]
+    room.take(after, "join", role="teacher", key=room.key, visitor_id="t")
+    assert room.facts(follower)["taught"]
+
+
+@pytest.mark.parametrize("by", ["role", "closing the page"])
+def test_the_last_teacher_who_leaves_ends_the_question_and_the_score(room, by):
+    first, second = enter(room, "teacher", room.key, visitor_id="a"), enter(room, "teacher", room.key, visitor_id="b")
+    follower = enter(room, "follower")
+    room.take(first, "questions", allowed=True)
+    room.take(first, "ask", text="Which?", choices="x, y")
+
+    def leave(page, visitor_id):
+        room.leave(page) if by != "role" else room.take(page, "join", role="visitor", visitor_id=visitor_id)
+
+    leave(first, "a")
+    assert room.facts(follower)["question"] is not None, "one teacher is left"
+    room.take(second, "end")
+    assert room.facts(follower)["score"] is not None
+    room.take(second, "ask", text="Which?", choices="x, y")
+    room.comparison = object()
+    leave(second, "b")
+    facts = room.facts(follower)
+    assert (facts["taught"], facts["question"], facts["score"], facts["lead"]) == (False, None, None, {})
+    assert room.comparison is None and room.refusal(follower, "add_request") and not room.refusal(follower, "fork")
+
+
+def test_equal_choices_are_one(room):
+    teacher = enter(room, "teacher", room.key)
+    room.take(teacher, "ask", text="Which?", choices="a, a, b")
+    assert room.facts(teacher)["question"]["choices"] == ["a", "b"]
+    with pytest.raises(ValueError, match="different"):
+        room.take(teacher, "ask", text="Which?", choices="a, a")
+
+
 def test_the_teacher_alone_shows_the_code_of_the_followers_link(room):
     teacher, follower = enter(room, "teacher", room.key), enter(room, "follower")
     assert room.facts(teacher)["code"] == []

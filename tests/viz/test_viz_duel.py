@@ -39,8 +39,8 @@ def run(seed, timed, budget=64):
     ]
     costs = {"cost_model": COSTS} if timed else {}
     config = {"max_num_batched_tokens": budget, "num_blocks": 200}
-    if not timed:  # steps of two budgets are not compared: a cap on prompt chunks takes more of them as well
-        config |= {"max_num_batched_tokens": 64, "long_prefill_token_threshold": budget if budget < 64 else 0}
+    if not timed:  # steps of two budgets are not compared: a small pool takes more of them as well
+        config |= {"max_num_batched_tokens": 64, "num_blocks": budget if budget < 64 else 200}
     return simulate({"config": config, "requests": requests, **costs})
 
 
@@ -256,7 +256,7 @@ def test_a_duel_is_settled_in_the_unit_that_it_was_asked_in(monkeypatch, times):
     for feed, role in ((teacher, "teacher"), (follower, "follower"), (visitor, "visitor")):
         feed.confirm()
         feed.handle({"name": "class", "args": {"what": "join", "role": role, "key": room.key}})
-    bet = {"what": "bet", "changes": {"max_num_seqs": 2}}
+    bet = {"what": "bet", "changes": {"num_blocks": 16}}
     for measure in ("time until all are finished", "mean time to first token", "hit rate of prompt tokens"):
         put(teacher, bet | {"measure": measure})
         text = follower.status()["class"]["question"]["text"]
@@ -277,7 +277,7 @@ def test_a_duel_is_settled_in_the_unit_that_it_was_asked_in(monkeypatch, times):
         feed.update(View())
         feed.handle({"name": "resend", "args": {}})
         assert feed.other_packet() is None, "closed with the score"
-    teacher.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_seqs": 4}}})
+    teacher.handle({"name": "fork", "args": {"at_step": 0, "changes": {"num_blocks": 20}}})
     teacher.update(view := View())
     assert view.other is not None and view.other != views[0].other, "a later question of the teacher's is shown"
 
@@ -322,18 +322,21 @@ def teaching(monkeypatch):
 
 
 @pytest.mark.parametrize("times", ["none", "wild"])
-def test_a_duel_of_two_budgets_that_can_only_count_steps_is_refused_before_the_bets(teaching, times):
+@pytest.mark.parametrize(
+    "changes", [{"max_num_batched_tokens": 32}, {"max_num_seqs": 2}, {"long_prefill_token_threshold": 8}]
+)
+def test_a_duel_of_two_sizes_of_steps_that_can_only_count_steps_is_refused_before_the_bets(teaching, times, changes):
     run_ = run(3, False) if times == "none" else noisy(1, 4.0)
     teacher, follower = teaching(run_)
-    bet = {"what": "bet", "changes": {"max_num_batched_tokens": 32}, "measure": "mean time to first token"}
+    bet = {"what": "bet", "changes": changes, "measure": "mean time to first token"}
     put(teacher, bet)
     said = teacher.status()["message"]
-    assert "steps of two token budgets do not last equally long" in said and "choose the hit rate" in said
+    assert "numbers of seats or chunk caps do not last equally long" in said and "choose the hit rate" in said
     assert follower.status()["class"]["question"] is None
     put(teacher, bet | {"measure": "hit rate of prompt tokens"})
     assert follower.status()["class"]["question"] is not None and not teacher.status()["message"]
     with pytest.raises(ValueError, match="do not last equally long"):
-        outcome([run_], [fork(run_, 0, max_num_batched_tokens=32)], "mean time to first token")
+        outcome([run_], [fork(run_, 0, **changes)], "mean time to first token")
 
 
 @pytest.mark.parametrize("sigma", [0.15, 1.0])
@@ -370,7 +373,7 @@ def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predi
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
     monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "steps")
-    put(teacher, {"what": "bet", "changes": {"max_num_seqs": 2}, "measure": "time until all are finished"})
+    put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     assert f"A {len(engine.trace)} steps, B " in teacher.status()["class"]["score"]["sentence"]
@@ -388,7 +391,7 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     monkeypatch.setattr(
         "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: Changed(trace, {"no_times": "wild"})
     )
-    put(teacher, {"what": "bet", "changes": {"max_num_seqs": 3}, "measure": "time until all are finished"})
+    put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     assert "this counts steps" in teacher.status()["class"]["score"]["notes"][0]
@@ -396,10 +399,10 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
 
 def test_the_class_bets_and_the_score_is_told_to_all(lesson):
     engine, (teacher, *followers) = lesson
-    measure, changes = "time until all are finished", {"long_prefill_token_threshold": 16}
+    measure, changes = "time until all are finished", {"num_blocks": 20}
     put(teacher, {"what": "bet", "changes": changes, "measure": measure})
     asked = followers[0].status()["class"]["question"]
-    assert asked["choices"] == list(SIDES) and "long_prefill_token_threshold 16" in asked["text"]
+    assert asked["choices"] == list(SIDES) and "num_blocks 20" in asked["text"]
     for follower, bet in zip(followers, ["A", "A", "B"], strict=False):
         follower.handle({"name": "class", "args": {"what": "answer", "number": asked["number"], "value": bet}})
     assert teacher.status()["class"]["spread"] == [("A", 2), ("B", 1), ("neither", 0)]
@@ -552,7 +555,7 @@ def test_a_duel_that_cannot_be_simulated_is_refused_or_called_off(lesson, monkey
     put(teacher, bet)
     assert "max_num_seqs" in teacher.status()["message"]
     assert followers[0].status()["class"]["question"] is None
-    put(teacher, bet | {"changes": {"max_num_seqs": 1}})
+    put(teacher, bet | {"changes": {"num_blocks": 40}})
     assert followers[0].status()["class"]["question"] is not None
 
     def refuse(**_):

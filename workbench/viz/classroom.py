@@ -134,11 +134,6 @@ class Classroom:
     def leave(self, page: Any) -> None:
         """A page closes."""
         self._visitors.pop(page, None)
-        was_taught = bool(self._teachers)
-        self._count()
-        if was_taught and not self._teachers:
-            self._question, self._score, self._lead, self._may_ask = None, None, {}, False
-            self.comparison = None
         self._tell()
 
     def refusal(self, page: Any, command: str) -> str:
@@ -212,9 +207,12 @@ class Classroom:
             raise ValueError(f"visitor_id must have at most {MAX_VISITOR} characters, got {shown(visitor_id)}")
         if role == "teacher" and not hmac.compare_digest(str(key).encode(), self.key.encode()):
             raise ValueError("this is not the teacher's link of this server: take the one that it printed at its start")
-        visitor.role = role
+        left, visitor.role = visitor.role, role
         if visitor_id:
             visitor.person = self._people.setdefault(visitor_id, visitor.person)
+        for each in self._visitors.values():  # a page before a reload keeps no role that its person leaves
+            if each.person is visitor.person and each.role == left != role:
+                each.role = "visitor"
 
     def _lead_on(
         self, visitor: Visitor, view: str = "story", step: int | None = None, follow: bool = False, request: Any = None
@@ -243,11 +241,15 @@ class Classroom:
     def _ask(self, visitor: Visitor, text: str, choices: str = "") -> None:
         """Ask for a prediction: one of the choices, which commas separate, or a number if there are none."""
         self._teacher(visitor)
-        options = [option.strip()[:MAX_CHOICE] for option in str(choices).split(",") if option.strip()]
+        options = list(
+            dict.fromkeys(option.strip()[:MAX_CHOICE] for option in str(choices).split(",") if option.strip())
+        )
         if not 1 <= len(str(text).strip()) <= MAX_TEXT:
             raise ValueError(f"the question must have from 1 to {MAX_TEXT} characters")
         if len(options) == 1 or len(options) > MAX_CHOICES:
-            raise ValueError(f"choices must be from 2 to {MAX_CHOICES}, with commas between them, or none for a number")
+            raise ValueError(
+                f"choices must be from 2 to {MAX_CHOICES} different ones, with commas between them, or none for a number"
+            )
         self._put({"text": str(text).strip(), "choices": options})
 
     def _bet(
@@ -364,12 +366,15 @@ class Classroom:
         return _histogram(numbers)
 
     def _count(self) -> None:
-        """Count people, not pages: in each role, in the order in which they came."""
-        visitors = list(self._visitors.values())
+        """Count people, not pages: in each role, in the order in which they came; without a teacher, a class ends."""
+        visitors, was_taught = list(self._visitors.values()), bool(self._teachers)
         self._followers, self._teachers = (
             list(dict.fromkeys(visitor.person for visitor in visitors if visitor.role == role))
             for role in ("follower", "teacher")
         )
+        if was_taught and not self._teachers:
+            self._question, self._score, self._lead, self._may_ask = None, None, {}, False
+            self.comparison = None
 
     def _tell(self) -> None:
         self._count()

@@ -15,7 +15,7 @@ from workbench.trace.readings.metrics import Distribution, RequestMetrics, amoun
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
-from workbench.trace.readings.two_sides import has_unequal_steps
+from workbench.trace.readings.two_sides import BOUNDS, UNEQUAL, has_unequal_steps
 from workbench.trace.trace import Trace
 from workbench.viz.changed_run import AT_WORK, BOTH, LITTLE
 from workbench.viz.layout.comparison import change_words
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 SIDES = ("A", "B", "neither")
 """The bets: this run, the other one, or both within TIE of each other."""
 
-UNEQUAL = (
-    "steps of two token budgets do not last equally long, so they cannot settle this duel: choose the hit rate as the "
-    "measure, change another setting, or give both runs times: a workload by a cost model, a recording by a longer run "
-    "with less else running"
+REFUSED = (
+    f"{UNEQUAL}, so they cannot settle this duel: choose the hit rate as the measure, change another setting, or give "
+    "both runs times: a workload by a cost model, a recording by a longer run with less else running"
 )
-"""Why steps do not settle a duel between two values of ``max_num_batched_tokens``."""
+"""Why steps do not settle a duel between two values of a setting that bounds what a step holds."""
 
 TIE = 0.01
 """Relative difference up to which neither side wins."""
@@ -126,7 +125,7 @@ def measure_words(num_replicas: int = 1) -> list[tuple[str, str]]:
 
 
 def counts_alone(num_replicas: int = 1) -> list[tuple[str, str]]:
-    """The same without times and rates: what settles a duel in steps of two token budgets."""
+    """The same without times and rates: what settles a duel in steps that do not last equally long."""
     return [(name, words) for name, words in measure_words(num_replicas) if not is_time(name)]
 
 
@@ -168,8 +167,8 @@ def question(
         ValueError: There is no change, no such measure, or the duel cannot be settled.
     """
     choice("measure", measure, tuple(MEASURES))
-    if unit == "steps" and "max_num_batched_tokens" in changes and is_time(measure):
-        raise ValueError(f"the times of this run cannot be predicted, and {UNEQUAL}")
+    if unit == "steps" and BOUNDS & changes.keys() and is_time(measure):
+        raise ValueError(f"the times of this run cannot be predicted, and {REFUSED}")
     which = f"Which has the {MEASURES[measure].better} {measure}?"
     if unit == "steps" and is_time(measure):
         which += " Steps count, not seconds."
@@ -243,14 +242,14 @@ def outcome(
         predicted: The predicted values of both sides by name, which count instead of those of the traces.
 
     Raises:
-        ValueError: There is no such measure, the sides have different requests, steps of two token budgets would be
-            compared, or a run lacks the measure, such as a time to first token before any token.
+        ValueError: There is no such measure, the sides have different requests, times in steps that do not last
+            equally long would be compared, or a run lacks the measure, such as a time to first token before any token.
     """
     better, value, words, name = MEASURES[choice("measure", measure, tuple(MEASURES))]
     known = unit_of(a, b)
     unit = "steps" if unit == "steps" else known
     if unit == "steps" and is_time(measure) and are_unequal(a, b):
-        raise ValueError(UNEQUAL)
+        raise ValueError(REFUSED)
     of_a, of_b = value(a, unit), value(b, unit)
     if predicted is not None and all(name in values for values in predicted):
         of_a, of_b = (values[name] for values in predicted)

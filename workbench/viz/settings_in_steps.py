@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.trace.readings.metrics import number
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.two_sides import most_blocks
+from workbench.trace.readings.two_sides import UNEQUAL, most_blocks
 from workbench.trace.trace import Trace
 
 MAX_SHOWN = 5
@@ -17,7 +16,8 @@ MAX_SHOWN = 5
 ALWAYS = ("steps", "most KV blocks")
 """Counts that are shown even if they are 0 for every setting."""
 
-NOTE = "Steps of two token budgets do not last equally long, so a setting with another budget has counts alone."
+NOTE = f"{UNEQUAL[0].upper()}{UNEQUAL[1:]}, so there are counts, and no latencies in steps."
+"""The settings that `tune` varies are those that bound what a step holds."""
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,13 @@ class _Counted:
 
     Attributes:
         changes: The fields that differ from the recorded setting.
-        latencies: Latencies in steps by name.
-        counts: Other numbers by name.
+        counts: Numbers of steps, KV blocks and tokens by name.
         schedule: The chunks of all steps: equal ones show that the changes do nothing here.
     """
 
     changes: dict[str, Any]
-    latencies: dict[str, float]
     counts: dict[str, int]
     schedule: list[tuple[tuple[str, int, int], ...]]
-
-    @property
-    def has_other_budget(self) -> bool:
-        """Whether its steps are of another token budget than the recorded ones."""
-        return "max_num_batched_tokens" in self.changes
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Sorts settings: those with the budget of the run first, by their latencies."""
-        latencies = [] if self.has_other_budget else [self.latencies["P99 TTFT"], self.latencies["mean TTFT"]]
-        return (self.has_other_budget, *latencies, self.counts["steps"])
 
     @property
     def words(self) -> str:
@@ -53,12 +40,8 @@ class _Counted:
         return ", ".join(f"{name}={value}" for name, value in self.changes.items())
 
     def values(self, counts: Iterable[str]) -> dict[str, str]:
-        """Its numbers as texts, by column; without latencies if they are in steps of another budget."""
-        latencies = {} if self.has_other_budget else self.latencies
-        return {
-            **{f"{name} (steps)": number(value) for name, value in latencies.items()},
-            **{name: f"{self.counts[name]:,}" for name in counts if name in self.counts},
-        }
+        """Its numbers as texts, by column."""
+        return {name: f"{self.counts[name]:,}" for name in counts if name in self.counts}
 
 
 def settings_in_steps(
@@ -90,14 +73,16 @@ def settings_in_steps(
     if not found or found[0].changes:
         raise ValueError("no request of this run has a token yet: let the engine run on")
     now = found[0]
-    others = sorted((each for each in found[1:] if each.schedule != now.schedule), key=lambda each: each.order)
+    others = sorted(
+        (each for each in found[1:] if each.schedule != now.schedule), key=lambda each: each.counts["steps"]
+    )
     alike = [each.words for each in found[1:] if each.schedule == now.schedule]
     server = Server.of(trace)
     named = [("now", now), *((f"{place}.", each) for place, each in enumerate(others[:MAX_SHOWN], 1))]
     shown = [each for _, each in named]
     columns = [name for name in now.counts if name in ALWAYS or any(each.counts[name] for each in shown)]
     counts = "this counts steps and KV blocks, and cannot say which setting meets a target in seconds"
-    notes = [NOTE] if any(each.has_other_budget for each in shown) else []
+    notes = [NOTE] if shown[1:] else []
     notes += [f"Every step stays as it is with {' or '.join(alike)}."] if alike else []
     return {
         "verdict": f"{reason}: {counts}.",
@@ -128,15 +113,12 @@ def _settings(trace: Trace) -> Iterator[dict[str, Any]]:
 
 def _count(simulated: Trace, changes: dict[str, Any]) -> _Counted | None:
     """The values of a simulated run; None for one in which no request gets a token."""
-    found = metrics(simulated)
-    firsts, summary = found.summary.ttft, found.summary
-    if firsts.mean is None or firsts.p99 is None:
+    summary = metrics(simulated).summary
+    if summary.ttft.mean is None:
         return None
-    longest = max((gap for request in found.requests.values() for gap in request.gaps("steps")), default=0.0)
     blocks = most_blocks(simulated)
     return _Counted(
         changes,
-        {"mean TTFT": firsts.mean, "P99 TTFT": firsts.p99, "longest pause": float(longest)},
         {
             "steps": summary.num_steps,
             **({"most KV blocks": blocks} if blocks is not None else {}),

@@ -33,6 +33,7 @@ from workbench.simulation.workload import read_simulation
 from workbench.trace import Trace
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics, summary_in_steps
+from workbench.trace.readings.two_sides import BOUNDS
 from workbench.trace.run_zero import clock_starts
 from workbench.viz.duel import are_unequal, busiest, changes_of_fleets, counts_alone, measure_words, outcome, unit_of
 from workbench.viz.layout.columns import columns_of
@@ -181,14 +182,14 @@ class Session:
     def _do_pin(self) -> Answer:
         """Keep the newest run: later ones are compared with it.
 
-        The answer has the ``measures`` of a duel; ``counts``, those for a B with another ``budget`` if the ``unit`` of
-        times is a step.
+        The answer has the ``measures`` of a duel; ``counts``, those for a B with other ``bounds`` of a step if the
+        ``unit`` of times is a step.
         """
         self._pinned = self._newest
         sides = self._pinned.traces if self._pinned else ()
         offered = {"measures": measure_words(len(sides) or 1), "counts": counts_alone(len(sides) or 1)}
-        budget = sides[0].config.get("max_num_batched_tokens") if sides else None
-        return self._answer(**offered, unit=unit_of(sides, sides), budget=budget)
+        bounds = {name: sides[0].config.get(name) for name in BOUNDS} if sides else {}
+        return self._answer(**offered, unit=unit_of(sides, sides), bounds=bounds)
 
     def _do_put_away(self) -> Answer:
         """Show the pinned run alone until the next one has run."""
@@ -219,7 +220,7 @@ class Session:
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs.
 
-        The ``unit`` of times is "" for two runs without common times whose steps are of two token budgets: only their
+        The ``unit`` of times is "" for two runs without common times whose steps do not last equally long: only their
         counts are compared, as in *Compare*.
         """
         first, other = self._on_display()

@@ -127,7 +127,7 @@ class Comparison:
 
     @property
     def counts_only(self) -> bool:
-        """Whether the runs have no times and different token budgets: a latency in steps of one is another time."""
+        """Whether the runs have no times, and a latency in steps of one is another time in the other."""
         return self.unit == "steps" and has_unequal_steps(self.a, self.b)
 
     @cached_property

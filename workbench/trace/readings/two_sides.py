@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from workbench.trace.readings.metrics import RequestMetrics
     from workbench.trace.trace import Trace
 
-UNEQUAL_STEPS = (
-    "steps of two token budgets do not last equally long, so this compares counts, and no latencies in steps"
-)
-"""The note of a comparison without times of runs with different ``max_num_batched_tokens``."""
+BOUNDS = frozenset({"max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold"})
+"""The settings that bound what a step holds: the token budget, the number of seats and the chunk cap."""
+
+UNEQUAL = "steps of two token budgets, numbers of seats or chunk caps do not last equally long"
+"""Why latencies in steps are not compared between two values of one of BOUNDS."""
+
+UNEQUAL_STEPS = f"{UNEQUAL}, so this compares counts, and no latencies in steps"
+"""The note of a comparison without times of such runs."""
 
 ROUNDING = 1e-9
 """A change by this share of the values is rounding: two sums of the same durations differ by less."""
@@ -156,9 +160,15 @@ class RequestComparison:
 
 
 def has_unequal_steps(a: Trace, b: Trace) -> bool:
-    """Whether two runs have different token budgets, so that a number of steps in one is another time in the other."""
-    budgets = [run.config.get("max_num_batched_tokens") for run in (a, b)]
-    return None not in budgets and budgets[0] != budgets[1]
+    """Whether a number of steps of one run is another time in the other.
+
+    So it is if they differ in one of BOUNDS, and in what a step holds: a bound that no step reaches changes nothing.
+    """
+    bounds = [(a.config.get(name), b.config.get(name)) for name in BOUNDS]
+    if not any(None not in both and both[0] != both[1] for both in bounds):
+        return False
+    held = [[(len(record.chunks), record.num_tokens) for record in run] for run in (a, b)]
+    return held[0] != held[1]
 
 
 def most_blocks(run: Trace) -> int | None:
@@ -186,7 +196,7 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
 
     All gaps of all requests count alike, as in the summary of a run: a request with many tokens has many of them.
 
-    Without times, runs with different token budgets have counts alone: see `UNEQUAL_STEPS`.
+    Without times, runs whose steps do not last equally long have counts alone: see `has_unequal_steps`.
 
     The seconds are those of both runs without idle time if one of them has any, and the name of the measure says so.
 

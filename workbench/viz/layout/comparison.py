@@ -62,7 +62,7 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
 
 
 def _latencies(found: Comparison, request: RequestComparison) -> list[float | None]:
-    """TTFT and ITL of both runs, each None if the runs have no times and their steps are of two budgets."""
+    """TTFT and ITL of both runs, each None if the runs have no times and no equal steps."""
     if found.counts_only:
         return [None] * 4
     return [request.ttft_a, request.ttft_b, request.itl_a, request.itl_b]

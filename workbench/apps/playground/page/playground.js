@@ -264,16 +264,18 @@ class Playground {
     this.say(BET_FIRST);
   }
 
-  /** Offer what can settle a duel of A and the settings of B: steps of two token budgets do not measure time. */
+  /** Offer what can settle a duel of A and the settings of B: steps that may hold more or less measure no time. */
   offerMeasures() {
-    const { measures, counts, unit, budget } = this.duel;
-    const unequal = unit === "steps" && this.settings.value("max_num_batched_tokens") !== budget;
+    const { measures, counts, unit, bounds } = this.duel;
+    const differs = ([name, value]) => value !== null && this.settings.value(name) !== value;
+    const unequal = unit === "steps" && Object.entries(bounds).some(differs);
     const offered = unequal ? counts : measures, before = at("measure").value;
     options(at("measure"), offered);
     if (offered.some(([name]) => name === before)) at("measure").value = before;
     at("in-steps").hidden = unit === "s";
     at("in-steps").textContent = unequal
-      ? "Steps of two token budgets do not last equally long: give the workload a cost model to bet on times."
+      ? "Steps of two token budgets, numbers of seats or chunk caps do not last equally long: " +
+        "give the workload a cost model to bet on times."
       : "Steps count, not seconds: the workload has no cost model.";
   }
 
