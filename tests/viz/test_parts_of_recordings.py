@@ -1,13 +1,20 @@
 """Pages of a part of a recording: every number, text and block is what the page of the whole shows in the same step."""
 
+import gzip
+import json
 import random
 import re
+from base64 import b64decode
 
 import pytest
+from msgspec.structs import replace
 from runs_to_draw import dressed, run
 
+from workbench.apps.cli import main
 from workbench.trace import Trace
+from workbench.trace.clock import time_of_day
 from workbench.trace.readings.outputs_before import outputs_before
+from workbench.trace.window import window
 
 SHOWN = """(() => {
   const { store, inspector, cursor } = view, texts = view.panel("texts"), requests = {}, blocks = {};
@@ -144,3 +151,51 @@ def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
             for html in (trace._repr_html_(), trace[at:]._repr_html_())
         ]
         assert tables[1] and tables[1].items() <= tables[0].items()
+
+
+def page_around(trace, around, path):
+    """The place at which the page of a part opens that `workbench trace html --around` writes."""
+    trace.save(path / "run.jsonl.gz")
+    assert main(["trace", "html", str(path / "run.jsonl.gz"), str(path / "run.html"), "--around", around]) == 0
+    data = re.search('id="place">(.*?)<', (path / "run.html").read_text())[1]
+    return json.loads(gzip.decompress(b64decode(data)))
+
+
+def test_a_page_around_a_request_opens_at_it(deno_page, tmp_path):
+    trace = run("timed 3")[0]
+    who = next(c.request_id for r in trace for c in r.chunks if r.step > len(trace) // 2)
+    first = next(r.step for r in trace if any(c.request_id == who for c in r.chunks))
+    place = page_around(trace, who, tmp_path)
+    assert place == {"view": None, "step": first, "request": who, "card": True}
+    deno_page.open(window(trace, around=who), cursor={**place, "follow": False})
+    deno_page("page.frame()")
+    assert deno_page("view.store.label(view.cursor.step)") == first
+    assert deno_page("view.store.requests[view.inspector.pinned.request].id") == who
+
+
+def test_a_page_around_a_time_opens_at_it(tmp_path):
+    trace = run("timed 3")[0]
+    dated = Trace(replace(trace.meta, created=1_000_000_000.25))
+    for info in trace.requests.values():
+        dated.add_request(info)
+    for record in trace:
+        dated.append(record)
+    middle = trace[len(trace) // 2]
+    place = page_around(dated, time_of_day(dated.meta.created, int(middle.time + 0.5)), tmp_path)
+    assert place["request"] is None and not place["card"]
+    assert abs(trace[place["step"]].time - middle.time) < 2
+
+
+def test_a_part_without_arrivals_has_its_requests(deno_page):
+    """Its first line counts them, and no head of a table stands above nothing."""
+    trace = run("timed 3")[0]
+    at = 1 + max(info.arrival_step for info in trace.requests.values())
+    at = max(at, 1 + max(r.step for r in trace if any(c.start == 0 for c in r.chunks)))
+    part = trace[max(at, len(trace) - 3) :]
+    deno_page.open(part)
+    deno_page("page.frame()")
+    words = deno_page("(view.panel('incident').layout(), view.panel('incident').words())")
+    number = len({chunk.request_id for record in part for chunk in record.chunks})
+    assert re.match(rf"{number} requests? in .*, none arrived here;", words), words
+    deno_page("view.panel('incident').showSlow()")
+    assert deno_page("view.panel('incident').slow.querySelectorAll('thead').length") == 0

@@ -142,6 +142,29 @@ def windows(
     return {name: _with_its_requests(part, traces[name]) for name, part in parts.items() if len(part)}
 
 
+def step_around(part: Trace, around: str) -> tuple[int, str | None]:
+    """The step that `window` was asked to look around, and the request.
+
+    Args:
+        part: The window, a slice of a trace.
+        around: As for `window`, or a time of day.
+
+    Returns:
+        The number of the step at that time, and None; or that of the first step that ran the request, and its id.
+
+    Raises:
+        ValueError: The time of day is not in the run.
+        TraceError: There is no such request.
+    """
+    if is_time_of_day(around):
+        whole = {"": part.whole}
+        moment = read_moment("--around", around, whole) - clock_starts(whole)[""]
+        return next((record for record in part if record.end > moment), part[-1]).step, None
+    request_id = find_request(list(part.whole.requests), around)
+    ran = (record for record in part if any(chunk.request_id == request_id for chunk in record.chunks))
+    return next(ran, part[0]).step, request_id
+
+
 def _between(trace: Trace, begin: float, end: float) -> Trace:
     first = bisect_right(trace, begin, key=attrgetter("end"))
     return trace[first : max(first, bisect_left(trace, end, key=attrgetter("time")))]

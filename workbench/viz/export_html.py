@@ -62,7 +62,7 @@ values.packet = await unpack("packet");
 if (has("other")) values.other = await unpack("other");
 if (has("place")) {{
   const {{ view, ...place }} = JSON.parse(new TextDecoder().decode(await unpack("place")));
-  values.options.view = view;
+  if (view) values.options.view = view;
   values.cursor = {{ ...place, follow: false }};
 }}
 const model = {{ get: (name) => values[name], set() {{}}, save_changes() {{}}, on() {{}}, off() {{}} }};
@@ -78,14 +78,16 @@ class PagePlace(msgspec.Struct, frozen=True):
     """The place at which a page opens.
 
     Attributes:
-        view: The view that it shows first, such as "scheduler".
+        view: The view that it shows first, such as "scheduler"; None for the one that suits the trace.
         step: The number of the step at the cursor.
         request: The request that is chosen; None for none.
+        card: Whether the card of that request is open.
     """
 
-    view: str
+    view: str | None
     step: int
     request: str | None = None
+    card: bool = False
 
 
 def html_page(
@@ -150,7 +152,9 @@ def _answers(trace: Trace) -> dict[str, Any]:
     return answers | {"incident": incident_facts(trace)} if trace.meta.is_of_server else answers
 
 
-def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None) -> None:
+def to_html(
+    trace: Trace, path: str | os.PathLike[str], *, other: Trace | None = None, opens_at: PagePlace | None = None
+) -> None:
     """Write a page that shows the trace step by step, in one file that needs no network.
 
     The file is written under a temporary name first, so it appears complete or not at all.
@@ -159,11 +163,12 @@ def to_html(trace: Trace, path: str | os.PathLike[str], *, other: Trace | None =
         trace: The trace to show.
         path: The HTML file; replaced if it exists.
         other: A second trace of the same workload to compare it with.
+        opens_at: The place at which the page opens, as for `html_page`.
 
     Raises:
         OSError: The file cannot be written; an earlier file of that name is left unchanged.
     """
-    replace_text(Path(path), html_page(trace, other=other))
+    replace_text(Path(path), html_page(trace, other=other, opens_at=opens_at))
 
 
 def _packet_element(name: str, packet: bytes) -> str:

@@ -231,7 +231,8 @@ def _narrate(options: argparse.Namespace) -> int:
 
 
 def _html(options: argparse.Namespace) -> int:
-    from workbench.viz.export_html import to_html
+    from workbench.trace.window import step_around
+    from workbench.viz.export_html import PagePlace, to_html
 
     if options.trace.is_dir():
         raise ValueError(
@@ -239,7 +240,11 @@ def _html(options: argparse.Namespace) -> int:
             f"workbench trace watch {options.trace}"
         )
     out = options.out or _beside(options.trace, ".html")
-    to_html(load_trace(options.trace, options), out)
+    trace, opens_at = load_trace(options.trace, options), None
+    if options.around is not None:
+        step, request_id = step_around(trace, options.around)
+        opens_at = PagePlace(None, step, request_id, card=request_id is not None)
+    to_html(trace, out, opens_at=opens_at)
     say_written(out)
     return 0
 

@@ -334,7 +334,7 @@ export class IncidentPanel extends CanvasPanel {
     const waits = this.withoutToken(from, to).filter(({ at }) => at === to).map(({ ttft }) => ttft);
     const stalls = this.view.stalls.filter(({ time }) => time >= from && time <= to).length;
     return [
-      `${counted(whole.arrivals, "request")} in ${this.lengthWords(from, to)}`,
+      this.requestWords(whole.arrivals, from, to),
       latency("first token", whole.first),
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
@@ -344,6 +344,17 @@ export class IncidentPanel extends CanvasPanel {
       `up to ${formatNumber(whole.waiting)} waiting`,
       counted(stalls, "stall"),
     ].filter(Boolean).join("; ");
+  }
+
+  /** The number of requests of the visible part; those that only arrived before it are there as well. */
+  requestWords(arrivals, from, to) {
+    const { store } = this, length = this.lengthWords(from, to);
+    if (arrivals) return `${counted(arrivals, "request")} in ${length}`;
+    const has = (step) => store.value("end", step) > from && store.value("time", step) < to;
+    const here = store.requests.filter(({ chunkSteps }) => chunkSteps.some(has)).length;
+    return here
+      ? `${counted(here, "request")} in ${length}, none arrived here`
+      : `${counted(0, "request")} in ${length}`;
   }
 
   /** The length of the visible part; of one that begins with the first arrival also that from step 0 on. */
@@ -367,7 +378,8 @@ export class IncidentPanel extends CanvasPanel {
       return { request, cells: [name, `${open ? "≥ " : ""}${formatSeconds(ttft)}`, words || "–"] };
     });
     const onclick = ({ request }) => this.view.inspector.pin({ kind: "request", request: request.index });
-    const caption = rows.length ? "Slowest first tokens" : "No request got its first token here";
+    if (!rows.length) return replace(this.slow, h("p", { class: "wb-note" }, "No request got its first token here."));
+    const caption = "Slowest first tokens";
     replace(this.slow, table(["request", "first token", "biggest part"], rows, { caption, onclick }));
   }
 

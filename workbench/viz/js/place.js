@@ -71,6 +71,7 @@ export class Place {
       cursor.selected = request;
       this.view.changed("select");
     }
+    if (place.card && request !== null) this.view.inspector.pin({ kind: "request", request });
     if (place.step !== null) cursor.seek(place.step - store.label(0), { stay: true });
     else if (place.follow && !cursor.follow) cursor.toLive();
     this.settle();
