@@ -27,14 +27,21 @@ from workbench.base.field_checks import (
     json_object,
     number,
 )
-from workbench.base.keyword_fields import BackendName, CacheType, ConfigChanges, PolicyName, SamplingFields
+from workbench.base.keyword_fields import (
+    BackendName,
+    CacheType,
+    ConfigChanges,
+    EvictionName,
+    PolicyName,
+    SamplingFields,
+)
 from workbench.base.named_fields import show_fields
 from workbench.base.text import shown
 from workbench.speculation import Speculation
 from workbench.trace.fields import MAX_BLOCKS, MAX_TOKENS
 from workbench.trace.kv_groups import KVCacheGroup, read_groups
 
-EVICTIONS = ("lru", "lfu", "ttl", "two_zones", "session", "s3fifo", "belady")
+EVICTIONS: tuple[EvictionName, ...] = get_args(EvictionName)
 """Words for the rule by which cached blocks are evicted."""
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -195,7 +202,7 @@ class EngineConfig(_Frozen):
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
-    eviction: Any = "lru"
+    eviction: EvictionName | Any = "lru"
     second_tier: Mapping[str, Any] | None = None
     policy: PolicyName = "fcfs"
     watermark: float = 0.0

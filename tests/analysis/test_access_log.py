@@ -97,10 +97,10 @@ def test_a_decision_from_a_log_takes_its_costs_from_a_recording(tmp_path, capsys
 def test_a_column_that_is_missing_comes_before_those_that_nobody_knows(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,3,4\n")
-    with pytest.raises(ValueError, match="no column with the arrival: .*arrival_time.*; it has arrived_at, num_pre"):
+    with pytest.raises(ValueError, match=r"no column with the arrival: .*arrival_time.*; it has arrived_at, num_pre"):
         read_access_log(path)
     every = ["arrived_at", "num_prefill_tokens", "num_decode_tokens"]
-    with pytest.raises(ValueError, match="no column with the arrival: .*; no column is left$"):
+    with pytest.raises(ValueError, match=r"no column with the arrival: .*; no column is left$"):
         read_access_log(path, ignore_columns=every)
     path.write_text("delay,input_length,output_length\n0,3,4\n")
     with pytest.raises(ValueError, match="delay"):

@@ -316,11 +316,12 @@ def test_own_addresses_are_those_of_other_machines(monkeypatch):
     assert "10.42.0.1" in own_addresses() and "127.0.0.1" not in own_addresses(), "a hotspot's, which has no name"
 
 
-def test_output_that_nobody_reads_ends_the_command_without_a_message():
+@pytest.mark.parametrize("words", ["trace narrate examples/vllm_preemption.jsonl.gz", "simulate x --set help"])
+def test_output_that_nobody_reads_ends_the_command_without_a_message(words):
     """As behind ``head``, which has read enough."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [*COMMAND, "trace", "narrate", "examples/vllm_preemption.jsonl.gz"]
+    command = [*COMMAND, *words.split()]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, env=ENVIRONMENT)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

@@ -4,7 +4,7 @@ import pytest
 
 from workbench import Engine, EngineConfig, load_model, simulate
 from workbench.base.ipython import complete_in, members_after, texts_for
-from workbench.config import field_names
+from workbench.config import EVICTIONS, field_names
 
 WORKLOAD = {"requests": [{"id": "first", "prompt": {"len": 9}, "max_tokens": 3}]}
 
@@ -125,6 +125,9 @@ def test_an_error_in_a_magic_names_the_cell(run, engine, shell):
         ("%step -e eng", ["engine"]),
         ("%step -e rec", []),
         ("%%ask -e ", ["engine"]),
+        ("%watch chunks --h", ["--height"]),
+        ("%step -", ["--engine", "-e"]),
+        ("%%ask --max", ["--max-tokens"]),
     ],
 )
 def test_arguments_of_a_magic_are_completed(run, engine, shell, text, found):
@@ -132,7 +135,7 @@ def test_arguments_of_a_magic_are_completed(run, engine, shell, text, found):
     engine.step()
     shell.user_ns["recorded"] = simulate(WORKLOAD)
     _, matches = shell.complete(text.split(" ")[-1], text, len(text))
-    assert matches == found or (not found and "recorded" not in matches)
+    assert sorted(matches) == found or (not found and "recorded" not in matches)
 
 
 @pytest.mark.parametrize("jedi", [True, False])
@@ -272,6 +275,23 @@ def test_no_field_is_offered_inside_a_text(shell, engine, text):
     with provisionalcompleter():
         texts = [completion.text for completion in shell.Completer.completions(text, len(text))]
     assert not [text for text in texts if text.endswith("=")]
+
+
+def test_the_words_of_a_field_are_completed_and_a_config_has_no_sampling_fields(shell):
+    from IPython.core.completer import provisionalcompleter
+
+    shell.user_ns |= {"trace": simulate(WORKLOAD), "EngineConfig": EngineConfig, "simulate": simulate}
+    complete_in(shell, field_names)
+
+    def found(text):
+        with provisionalcompleter():
+            return {completion.text for completion in shell.Completer.completions(text, len(text))}
+
+    for text in ('EngineConfig(eviction="', 'trace.whatif(eviction="', 'trace.fork(2, eviction="'):
+        assert found(text) == set(EVICTIONS), text
+    assert texts_for(EngineConfig, "", "no_field") == []
+    fields = found('simulate({}, config={"max_')
+    assert "max_model_len" in fields and "max_tokens" not in fields
 
 
 def test_objects_of_others_are_not_asked_for_texts():

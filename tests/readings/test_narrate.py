@@ -39,7 +39,7 @@ def test_prompts_and_replies_share_a_pass_and_a_waiting_request_says_why():
     [
         ((), "nothing is computed"),
         ((chunk("a", 0, 5, "new_final"),), "all 5 prompt tokens of a take one pass"),
-        ((chunk("a", 0, 1, "new_final"),), "all 1 prompt token of a takes one pass"),
+        ((chunk("a", 0, 1, "new_final"),), "the only prompt token of a takes one pass"),
         ((chunk("a", 0, 5, "intermediate"),), "the first 5 prompt tokens of a take one pass"),
         ((chunk("a", 5, 5, "intermediate"),), "5 more prompt tokens of a take one pass"),
         ((chunk("a", 5, 2000, "cached_final"),), "the last 2,000 prompt tokens of a take one pass"),

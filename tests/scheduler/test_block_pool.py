@@ -115,7 +115,7 @@ def test_a_copy_is_independent():
     ("tables", "message"),
     [
         ([[1]], "2 are free and 1 held of 4"),
-        ([[1, 2], [2]], "block 2 counts 1 references, 2 tables hold it"),
+        ([[1, 2], [2]], "block 2 counts 1 reference, held by 2 tables"),
         ([[0, 1, 2]], "block 0 is handed out"),
         ([[1, 2, 3]], "2 are free and 3 held of 4"),
     ],

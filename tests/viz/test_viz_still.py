@@ -1,5 +1,8 @@
 """The picture that stays of a view in a saved notebook: when it is drawn again, and a view that is frozen."""
 
+import base64
+import gzip
+import json
 import re
 from html import unescape
 
@@ -90,6 +93,19 @@ def test_a_frozen_view_is_the_offline_page(displays, controller, shown):
     assert "height:300px" in html and 'sandbox="allow-scripts allow-downloads"' in html
     page = unescape(re.search(r'srcdoc="([^"]*)"', html)[1])
     assert page.startswith("<!doctype html>") and "default-src 'none'" in page and page.count("</script>") >= 2
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_a_frozen_view_stays_at_its_step(displays, controller, step):
+    view = watch(controller)
+    while controller.step():
+        pass
+    view.shared_cursor.step = step
+    view.freeze()
+    page = unescape(re.search(r'srcdoc="([^"]*)"', displays[-1].bundle["text/html"])[1])
+    found = re.search(r'id="place">([^<]*)<', page)
+    place = found and json.loads(gzip.decompress(base64.b64decode(found[1])))
+    assert place == (step and {"view": "story", "step": step, "request": None})
 
 
 @pytest.mark.parametrize("height", [199, 10_001, "tall", True])

@@ -43,11 +43,17 @@ def _matcher(shell: Any) -> Any:
         if not (found := _IN_LINE.search(context.text_until_cursor)):
             return {"completions": []}
         magic, before, begin = found.groups()
-        texts = [text for text in _arguments(shell, magic, before.split()) if text.startswith(begin)]
+        options = _options(magic) if begin.startswith("-") else []
+        texts = [text for text in options or _arguments(shell, magic, before.split()) if text.startswith(begin)]
         completions = list(map(SimpleCompletion, texts))
         return {"completions": completions, "matched_fragment": begin, "suppress": bool(texts)}
 
     return arguments_of_magic
+
+
+def _options(magic: str) -> list[str]:
+    """The options of a magic."""
+    return list(getattr(WorkbenchMagics, magic.lstrip("%")).parser._option_string_actions)
 
 
 def _arguments(shell: Any, magic: str, before: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from types import FunctionType, MethodType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -55,7 +55,8 @@ def complete_in(shell: Any, field_names: Callable[[], frozenset[str]]) -> None:
         before = completer.text_until_cursor
         if _IN_DICT.search(before):
             end = "" if before.removesuffix(text)[-1:] in ("'", '"') else "="
-            return sorted(name + end for name in field_names() if name.startswith(text.lstrip("'\"")))
+            fields = get_type_hints(keyword_fields.ConfigChanges)
+            return sorted(name + end for name in fields if name.startswith(text.lstrip("'\"")))
         if _OPEN_TEXT.search(before):
             return []
         return [name for name in completer.python_func_kw_matches(text) if name.removesuffix("=") in field_names()]
@@ -111,8 +112,10 @@ def texts_for(source: Any, method: str, argument: str | None = None, begin: str 
         return []
     parameters = list(signature(function).parameters.values())[1 if method else 0 :]
     wanted = next((each for each in parameters if argument in (None, each.name)), None)
-    if wanted is None:
-        return []
+    if wanted is None:  # one of **changes, perhaps
+        takes_fields = parameters and parameters[-1].kind is Parameter.VAR_KEYWORD
+        kind = get_type_hints(keyword_fields.ConfigChanges).get(argument or "") if takes_fields else None
+        return _literals(kind)
     if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
     if wanted.name in _MODELS:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 PolicyName = Literal["fcfs", "priority"]
+EvictionName = Literal["lru", "lfu", "ttl", "two_zones", "session", "s3fifo", "belady"]
 BackendName = Literal["auto", "metal", "cuda", "cpu", "gather", "dense", "msl"]
 RouterName = Literal[
     "round_robin",
@@ -39,7 +40,7 @@ class ConfigFields(TypedDict, total=False):
     gpu_memory_utilization: float | None
     max_model_len: int | None
     enable_prefix_caching: bool
-    eviction: Any
+    eviction: EvictionName | Any
     second_tier: Mapping[str, Any] | None
     watermark: float
     scheduler_reserve_full_isl: bool

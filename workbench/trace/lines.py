@@ -164,7 +164,8 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
 
 TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
 """The end of a trace: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
-scheduled, "max_steps" when the steps asked for were taken, "cut" when its file ends too early, or its run with a fault."""
+scheduled, "max_steps" when the steps asked for were taken,
+"cut" when its file ends too early, or its run with a fault."""
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakSet
 
-from workbench.viz.export_html import html_page
+from workbench.viz.export_html import PagePlace, html_page
 from workbench.viz.reprs import trace_html
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class Still:
             self._drawn = self._state()
             self._replace(self._bundle(self._draw()))
 
-    def freeze(self, trace: Trace, height: int | None) -> None:
-        """Put the offline page of a run in the place of the widget and of its picture, for good."""
+    def freeze(self, trace: Trace, height: int | None, opens_at: PagePlace | None = None) -> None:
+        """Put the offline page of a run, opened at a place, where the widget and its picture are, for good."""
         from IPython.display import display
 
-        page = escape(html_page(trace), quote=True)
+        page = escape(html_page(trace, opens_at=opens_at), quote=True)
         frame = (
             f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="{escape(repr(trace))}" '
             f'style="width:100%;height:{height or FRAME_PIXELS}px;border:0"></iframe>'

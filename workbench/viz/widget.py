@@ -17,6 +17,7 @@ from workbench.trace.trace import Trace
 from workbench.viz.background import HAS_THREADS, in_background
 from workbench.viz.bundle import bundle
 from workbench.viz.cursor import cursor_of
+from workbench.viz.export_html import PagePlace
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
 from workbench.viz.panel_names import PanelName, panel_ids
@@ -131,7 +132,9 @@ class TraceView(anywidget.AnyWidget):
         size to the notebook's file, from half a megabyte.
         """
         self.refresh()
-        self._still.freeze(self._feed.trace, self.options.get("height"))
+        step, request = self.shared_cursor.step, self.shared_cursor.request
+        place = PagePlace(self.options.get("view", "story"), step, request) if step is not None else None
+        self._still.freeze(self._feed.trace, self.options.get("height"), place)
         self.close()
 
 

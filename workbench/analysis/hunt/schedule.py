@@ -102,7 +102,7 @@ def schedule_of(
     run = Run(scheduler, workload, kept)
     try:
         with time_limit():
-            end = run.drive(MAX_STEPS)
+            end: str = run.drive(MAX_STEPS)
     except Exception as problem:
         if isinstance(problem, ValueError) and run.in_add:
             return kept.steps, f"refused: {problem}"

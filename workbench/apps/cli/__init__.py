@@ -41,6 +41,10 @@ MAX_REASON = 2000
 """Maximum number of characters of an error message; files and options appear in it."""
 
 
+UNREAD = 128 + 13
+"""Exit status if nobody reads the output: that of a program that SIGPIPE ends."""
+
+
 def build_parser(command: str = "") -> argparse.ArgumentParser:
     """All commands and their options, or one command alone: a command reads no other one's module."""
     parser = Parser(prog="workbench", description="An LLM engine you can look inside.")
@@ -56,7 +60,12 @@ def main(arguments: list[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import_module(f"{__name__}.completion").answer(build_parser)
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = build_parser(*arguments[:1]).parse_args(arguments)
+    try:
+        options = _parsed(arguments)
+    except BrokenPipeError:
+        if _is_read():
+            raise
+        return UNREAD
     thresholds = gc.get_threshold()
     try:
         status: int = options.run(options)
@@ -70,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except (ValueError, OSError) as problem:
         if isinstance(problem, BrokenPipeError) and not _is_read():
-            return 128 + 13  # as a program that SIGPIPE ends
+            return UNREAD
         reason = str(problem)
         if isinstance(problem, OSError) and problem.filename:
             reason = f"{problem.filename}: {problem.strerror}"
@@ -82,6 +91,14 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options; a help or a list of fields is written whole before the program ends."""
+    try:
+        return build_parser(*arguments[:1]).parse_args(arguments)
+    finally:
+        sys.stdout.flush()
 
 
 def _is_read() -> bool:

@@ -149,4 +149,4 @@ def _sizes(requests: Sequence[BenchRequest]) -> str:
     for lengths in ([len(request.prompt) for request in requests], [request.output_len for request in requests]):
         low, high = min(lengths), max(lengths)
         spans.append(f"{low}" if low == high else f"{low} to {high}")
-    return f"{len(requests)} requests of {' + '.join(spans)} tokens"
+    return f"{counted(len(requests), 'request')} of {' + '.join(spans)} tokens"

@@ -280,7 +280,7 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     elif options.hit_rate is not None:
         raise ValueError(f"--hit-rate is for a log without contents; {options.trace} says which prompts begin alike")
     trace = simulate_log(log, recorded_config(costs), CostModel.fit(costs)[0])
-    say(f"{len(trace.requests)} requests of {options.trace} under the configuration of {options.cost_from}")
+    say(f"{counted(len(trace.requests), 'request')} of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]
 
 

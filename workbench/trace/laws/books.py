@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from workbench.base.text import counted
 from workbench.trace.laws.history import History
 from workbench.trace.laws.known import Known
 from workbench.trace.laws.state import RequestState, SchedulerState, Step
@@ -94,7 +95,7 @@ def _compare_pool(history: History, state: SchedulerState, *, everything: bool) 
     for block in _to_recount(state, held) if everything else history.tables.touched:
         count = held.get(block, 0)
         if counts and counts[block] != count:
-            what = f"block {block} counts {counts[block]} references, {count} tables hold it"
+            what = f"block {block} counts {counted(counts[block], 'reference')}, held by {counted(count, 'table')}"
         elif count > 1 and cached is not None and block not in cached:
             what = f"block {block} is shared and is not in the prefix cache"
         else:

@@ -119,6 +119,9 @@ def _part_of_prompt(chunk: Chunk) -> str:
     if chunk.num_cached_tokens:
         rest = f"{number} {noun} of {name}"
         return f"{rest} (the prefix cache has {counted(chunk.num_cached_tokens, 'token')})"
+    if chunk.num_tokens == 1 and (chunk.start == 0 or last):
+        place = "only" if chunk.start == 0 and last else "last" if last else "first"
+        return f"the {place} {noun} of {name}"
     if chunk.start == 0:
         return f"all {number} {noun} of {name}" if last else f"the first {number} {noun} of {name}"
     return f"the last {number} {noun} of {name}" if last else f"{number} more {noun} of {name}"
