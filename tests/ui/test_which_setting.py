@@ -54,7 +54,7 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
         page.page.set_viewport_size({"width": width, "height": 900})
         page.frame()
         target.press("Enter")
-        page.wait("view.status.handled === view.commandCount")
+        page.wait("view.status.handled === view.commandCount && view.status.tuned?.candidates.length > 2")
         page.frame()
         box = dialog.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 900, width
