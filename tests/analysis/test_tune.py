@@ -164,13 +164,17 @@ def test_a_trace_without_a_clock_is_refused():
 @pytest.mark.parametrize(
     ("slo", "message"),
     [
-        ("", "slo is empty"),
+        ("", "there is no target"),
         ("ttft_p99", "must be NAME=TIME"),
         ("ttft_p99=fast", "must be NAME=TIME"),
         ("ttft_p99=1s,ttft_p99=2s", "once each"),
-        ("speed=1s", "slo names 'speed'; the names are ttft_mean"),
+        ("speed=1s", "no target is known for 'speed'; the names are ttft, "),
+        ("ttft=1s", "'ttft' .did you mean ttft_p99"),
+        ("TTFT_P50=1s", "did you mean ttft_p50"),
+        ("p95 itl=1s", "did you mean itl_p95"),
+        ("throughput=9", "did you mean output_throughput"),
         (1, "slo must be a text such as 'ttft_p99=1s,itl_p99=100ms' or a mapping, got 1"),
-        ({"ttft_p99": 0}, "slo ttft_p99 must be > 0"),
+        ({"ttft_p99": 0}, "target ttft_p99 must be > 0"),
     ],
 )
 def test_invalid_targets(slo, message):
@@ -338,7 +342,7 @@ def test_commands(recording, tmp_path, capsys):
         "--max-num-seqs 32" in said and plot.read_text().startswith("<svg") and len(table.read_text().split("\n")) == 4
     )
     assert main(["trace", "tune", str(path), "--slo", "speed=1s"]) == 2
-    assert "slo names 'speed'" in capsys.readouterr().err
+    assert "no target is known for 'speed'" in capsys.readouterr().err
 
 
 def test_an_asynchronous_run_is_predicted_with_its_step_of_lag():

@@ -60,7 +60,7 @@ def nothing_runs(monkeypatch):
         (["fleet", "compare", "WORKLOAD", "--routers", "sticky,x"], "router must be one of .* got 'x'"),
         ([*SIZE, "ttft_p99=1s", "--load", "1x,x"], "--load must be a multiple > 0 .* got '1x,x'"),
         ([*SIZE, "ttft_p99=1s", "--load", "1x,0x"], "--load must be a multiple > 0 .* got '1x,0x'"),
-        ([*SIZE, "ttft_p99=1s,speed=1s"], "slo names 'speed'; the names are"),
+        ([*SIZE, "ttft_p99=1s,speed=1s"], "no target is known for 'speed'; the names are"),
         ([*SPLIT, "100,x"], "--lengths must be numbers >= 1 .* got '100,x'"),
         ([*SPLIT, "100,99999"], "num_blocks=.* is too small for the longest of lengths: 99,999 prompt tokens"),
         ([*SPLIT, "100,0"], "--lengths must be numbers >= 1 .* got '100,0'"),

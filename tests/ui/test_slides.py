@@ -66,6 +66,31 @@ def test_slides_are_turned_with_keys_and_need_no_network(lecture, browser):
     context.close()
 
 
+def test_a_long_table_continues_on_the_next_screens_under_its_head(tmp_path, browser):
+    rows = "\n".join(f"| row {i} | {i * i} |" for i in range(40))
+    table = f"# Sizes\n\n| name | square |\n|---|---|\n{rows}"
+    file = notebook(tmp_path / "09_table.ipynb", ("slide", "text", table), ("slide", "text", "# Next"))
+    assert main(["course", "slides", str(file)]) == 0
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(file.with_suffix(".html").as_uri())
+    for height in (720, 500, 3000, 720):
+        page.set_viewport_size({"width": 1280, "height": height})
+        page.keyboard.press("Home")
+        seen, screens = [], 0
+        while page.locator("footer").text_content() == "1 of 2":
+            assert page.locator("th:visible").all_inner_texts() == ["name", "square"]
+            shown = page.locator("tbody tr:visible")
+            boxes = [shown.nth(i).bounding_box() for i in (0, shown.count() - 1)]
+            assert boxes[0]["y"] >= 0 and boxes[1]["y"] + boxes[1]["height"] <= height
+            seen += shown.locator("td:first-child").all_inner_texts()
+            screens += 1
+            assert screens < 40
+            page.keyboard.press("ArrowRight")
+        assert seen == [f"row {i}" for i in range(40)]
+        assert (screens == 1) == (height == 3000)
+    page.close()
+
+
 def test_a_key_opens_what_a_slide_hides_before_it_turns(tmp_path, browser):
     answer = "<details><summary>{}</summary>\n\n{}\n\n</details>"
     made = notebook(

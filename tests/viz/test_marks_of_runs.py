@@ -308,6 +308,10 @@ def compared(facts, who):
 
 
 def check_compare_words(page, facts, order, end, timed):
+    differs = any(first_difference(*(each[-1].tokens[who] for each in facts)) >= 0 for who in order)
+    hint = page("view.panel('compare').hintElement.textContent")
+    assert ("marks the first different token" in hint) == differs
+
     def write(value):
         return "–" if value is None else seconds(value) if facts[0].timed else digits(value)
 

@@ -222,7 +222,8 @@ def test_the_limits_of_a_fit(median, total, holds, compares):
 )
 def test_a_change_that_changes_nothing_says_so(changes, why):
     changed = changed_run(recording(0.05), None, 0, changes)
-    assert changed.facts["means"]["verdict"] == f"{why}nothing changes, every step is as before"
+    pool = "; another pool: the same blocks are another share of it" if "num_blocks" in changes else ""
+    assert changed.facts["means"]["verdict"] == f"{why}nothing changes, every step is as before{pool}"
     trace = recording(0.05)
     in_steps = comparison_facts(trace, fork(trace, **changes))
     assert in_steps["unit"] == "steps" and in_steps["verdict"] == "nothing changes, every step is as before"

@@ -68,9 +68,16 @@ def test_a_run_whose_times_vary_is_answered_in_steps_with_one_plain_sentence():
     steps = [int(candidate["values"]["steps"].replace(",", "")) for candidate in others]
     assert steps == sorted(steps)
     feed._ends_tuning = False
-    feed._tell_tuning = lambda *numbers: (_ for _ in ()).throw(KeyboardInterrupt)
+    left = []
+
+    def cancel(*numbers):
+        left.append(feed.status()["tuned"])
+        raise KeyboardInterrupt
+
+    feed._tell_tuning = cancel
     feed.handle({"id": 2, "name": "tune", "args": {"slo": "ttft_p99=1s"}})
     assert feed.status()["tuned"]["verdict"] == "Cancelled."
+    assert left == [None], "the answer to another target"
 
 
 def test_a_page_that_loads_marks_the_steps_that_it_disturbs():

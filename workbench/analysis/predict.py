@@ -440,7 +440,8 @@ class Predictor:
             return ""
         equal = len({info.priority for info in self.trace.requests.values()}) < 2
         why = "all requests have the same priority: " if "policy" in changes and equal else ""
-        return f"{why}{NOTHING}"
+        pool = "; another pool: the same blocks are another share of it" if "num_blocks" in changes else ""
+        return f"{why}{NOTHING}{pool}"
 
 
 _Task = tuple[EngineConfig, int | None, SchedulingPolicy | None]

@@ -13,7 +13,7 @@ from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
 from workbench.analysis.rerun import SIZES
-from workbench.analysis.values import OF_IDLE, value_names
+from workbench.analysis.values import OF_IDLE, STATISTICS, VALUES, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.tables import folded_command, terminal_width, wrapped_text
@@ -50,7 +50,7 @@ def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
             name, _, text = part.partition("=")
             match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(us|ms|s|min|)", text.strip())
             if match is None or name.strip() in parsed:
-                raise ValueError(f"slo {part!r} must be NAME=TIME, once each, such as ttft_p99=1s or itl_p99=100ms")
+                raise ValueError(f"target {part!r} must be NAME=TIME, once each, such as ttft_p99=1s or itl_p99=100ms")
             parsed[name.strip()] = float(match[1]) * UNITS[match[2]]
         slo = parsed
     if not isinstance(slo, Mapping):
@@ -58,10 +58,26 @@ def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
     known = value_names()
     for name in slo:
         if name not in known:
-            raise ValueError(f"slo names {name!r}; the names are {', '.join(known)}{suggestion(name, known)}")
+            raise ValueError(f"no target is known for {name!r}{_meant(name)}; the names are {_families(known)}")
     if not slo:
-        raise ValueError("slo is empty: give at least one limit, such as ttft_p99=1s")
-    return {name: number(f"slo {name}", limit, 0.0, low_open=True) for name, limit in slo.items()}
+        raise ValueError("there is no target: give at least one limit, such as ttft_p99=1s")
+    return {name: number(f"target {name}", limit, 0.0, low_open=True) for name, limit in slo.items()}
+
+
+def _meant(name: str) -> str:
+    """The name that was probably meant, if another order, other letters or no statistic hide it, as a question."""
+    words = re.findall(r"[a-z0-9]+", str(name).lower())
+    both = [f"{value}_{statistic}" for value in VALUES for statistic in STATISTICS if {value, statistic} <= {*words}]
+    alone = [f"{value}_p99" for value in VALUES if value in words]
+    for found in both or alone:
+        return f" (did you mean {found}?)"
+    return suggestion("_".join(words), value_names())
+
+
+def _families(known: Iterable[str]) -> str:
+    """The names of all values, those of one latency together."""
+    others = [name for name in known if name.rpartition("_")[0] not in VALUES]
+    return f"{', '.join(VALUES)}, each with {', '.join(f'_{each}' for each in STATISTICS)}; {', '.join(others)}"
 
 
 def score(values: Mapping[str, float], slo: Mapping[str, float]) -> float:

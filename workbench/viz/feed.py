@@ -528,6 +528,7 @@ class Feed:
     def _do_tune(self, slo: str) -> None:
         can_count = self.controller is None or hasattr(self.controller, "fork")
         fork = self._fork() if can_count else None
+        self._tuned = None
 
         def tune() -> None:
             from workbench.analysis.tune import tune as tune_run

@@ -144,13 +144,14 @@ def _panel(panel: ParetoPanel, left: int) -> str:
         for radius in (9 if point.ring is not None else 4,)
     ]
     edges = (left + MARGIN, left + WIDTH)
+    sets_apart = any(point.ring is None for point in panel.points)  # a ring around every point says nothing
     for point in panel.points:
         x, y = to_x(point.x), to_y(point.y)
         if point.number is None:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{POINT}"/>')
         else:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{FRONT}" stroke="{INK}"/>')
-        if point.ring is not None:
+        if point.ring is not None and sets_apart:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="none" stroke="{RING}" stroke-width="2"/>')
         parts += [_label(x, y, word, taken, edges) for word in (point.number, point.ring) if word]
     return "".join(parts)

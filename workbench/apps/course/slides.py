@@ -76,6 +76,27 @@ function grouped(blocks) {{
   return groups.filter((group) => group.length);
 }}
 
+/** Move rows from the end of a table to another one below it, with the same head, until it fits; returns that one. */
+function rowsBeyond(table, fits) {{
+  const rest = table.cloneNode(false), body = document.createElement("tbody"), {{ rows }} = table.tBodies[0];
+  rest.removeAttribute("id");
+  rest.dataset.rest = "";
+  if (table.tHead) rest.append(table.tHead.cloneNode(true));
+  rest.append(body);
+  table.after(rest);
+  rest.toggleAttribute("data-off", true);
+  while (rows.length > 1 && !fits()) body.prepend(rows[rows.length - 1]);
+  return rest;
+}}
+
+/** Put the rows of all tables together again. */
+function joinTables() {{
+  for (const rest of [...document.querySelectorAll("[data-rest]")].reverse()) {{
+    rest.previousElementSibling.tBodies[0].append(...rest.tBodies[0].rows);
+    rest.remove();
+  }}
+}}
+
 /** A function for each screen of a slide, which shows it: a part joins the last screen, or begins another. */
 function screensOf(slide) {{
   const parts = [...slide.children].map((part) => [part, blocksOf(part)]), all = parts.flatMap(([, blocks]) => blocks);
@@ -93,11 +114,18 @@ function screensOf(slide) {{
   let shown = [];
   for (const [, blocks] of parts) {{
     if (shown.length && !fits([...shown, ...blocks])) shown = [];
-    for (const group of shown.length || fits(blocks) ? [blocks] : grouped(blocks)) {{
+    const groups = shown.length || fits(blocks) ? [blocks] : grouped(blocks);
+    for (const group of groups) {{
       if (shown.length && !fits([...shown, ...group])) {{
         const full = shown;
         screens.push(() => place(full));
         shown = [];
+      }}
+      if (!shown.length && group.at(-1).tBodies?.[0]?.rows.length > 1 && !fits(group)) {{
+        const rest = rowsBeyond(group.at(-1), () => fits(group));
+        all.push(rest);
+        blocks.push(rest);
+        groups.splice(groups.indexOf(group) + 1, 0, [rest]);
       }}
       shown = [...shown, ...group];
     }}
@@ -110,6 +138,7 @@ function screensOf(slide) {{
 let place, at = Number(location.hash.slice(1)) || 0;
 /** Divide the slides into screens of this window; every picture has its size already. */
 function divide() {{
+  joinTables();
   place = slides.flatMap((slide, s) => {{
     slides.forEach((each) => each.toggleAttribute("data-off", each !== slide));
     return screensOf(slide).map((show) => [s, show]);

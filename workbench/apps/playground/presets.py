@@ -174,7 +174,7 @@ PRESETS = {
     ),
     "agents": _preset(
         "Agents",
-        "Five agents whose prompts grow with every turn. A smaller pool evicts what the next turn needs.",
+        "Five agents whose prompts grow with every turn. A pool of 128 KV blocks evicts what the next turn needs.",
         "a hit in the prefix cache",
         _agents(),
         max_num_batched_tokens=512,

@@ -127,7 +127,7 @@ export class ComparePanel extends CanvasPanel {
     const rows = this.tokens
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
       : "cells: chunks, lines: waiting";
-    const cross = this.hasTokens && !findings.fork ? "; × marks the first different token" : "";
+    const cross = findings.same_tokens === false ? "; × marks the first different token" : "";
     setText(this.hintElement, `${this.reading}; ${rows}${cross}`);
     this.fillGains();
   }

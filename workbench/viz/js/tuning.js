@@ -47,6 +47,8 @@ export class TuningForm {
   /** Show the host's answer; see `tuning_facts` in pareto.py. */
   update({ tuned, tuning }) {
     if (tuning || !this.cancel.hidden) this.showProgress(tuning);
+    if (!tuned && this.shown) replace(this.answer); // it was to another target
+    if (!tuned) this.shown = null;
     if (!tuned || tuned === this.shown) return;
     this.shown = tuned;
     setText(this.verdict, plain(tuned.verdict, 400));
