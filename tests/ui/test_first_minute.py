@@ -165,6 +165,7 @@ def test_what_if_begins_at_the_first_step_and_says_what_has_changed(open_page, s
     page.wait(f"view.other.comparison.fork.at_step === {steps - 1}")
     page.frame()
     assert f"simulated from step {steps - 1} with" in panel.locator(".wb-facts").text_content()
+    assert "Requests keep the step in which they arrived" in panel.locator(".wb-facts").text_content()
 
 
 def test_a_recording_is_simulated_under_another_setting_too(open_page, serve):

@@ -68,7 +68,12 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     svg = "".join(page.view("view.status.tuned.pictures"))
     points = svg.count('r="3.5"') + svg.count('r="5"')
     assert points == 2 * rows.count(), "the settings of the table"
-    assert svg.count('r="9"') == 2 * (2 + len(tuning.runners_up)) and ">closest</text>" in svg and ">now</text>" in svg
+    circles = svg.count('r="5"') + svg.count('r="3.5"')
+    assert (
+        circles == svg.count("<circle") == 2 * (2 + len(tuning.runners_up))
+        and ">closest</text>" in svg
+        and ">now</text>" in svg
+    )
     for number in range(2, 2 + len(tuning.runners_up)):
         assert svg.count(f">{number}.</text>") == 2, "the numbers are those of the table"
     assert "P99 time to first token (s)" in svg and "P99 inter-token latency (s)" in svg

@@ -248,7 +248,7 @@ class Classroom:
             raise ValueError(f"the question must have from 1 to {MAX_TEXT} characters")
         if len(options) == 1 or len(options) > MAX_CHOICES:
             raise ValueError(
-                f"choices must be from 2 to {MAX_CHOICES} different ones, with commas between, or none for a number"
+                f"choices must be from 2 to {MAX_CHOICES} different ones with commas between them, or none for a number"
             )
         self._put({"text": str(text).strip(), "choices": options})
 

@@ -143,6 +143,9 @@ export class ComparePanel extends CanvasPanel {
 
   summaryOf({ first_divergence: parted, unit, notes, fork }) {
     const simulated = fork ? `The run below is simulated ${forkWords(fork)}.` : "";
+    const arrivals = fork && unit === "steps"
+      ? "Requests keep the step in which they arrived: one that met an idle engine may wait in the run below."
+      : "";
     const where = parted
       ? `First divergence: step ${parted.step}, ${this.nameOf(parted.request)}: ${plain(parted.what, 160)}.`
       : "The schedules never differ.";
@@ -152,7 +155,7 @@ export class ComparePanel extends CanvasPanel {
     const grown = fork?.up_to < this.store.label(this.cursor.last)
       ? `This run has grown since: B was simulated from its steps up to ${formatNumber(fork.up_to)}.`
       : "";
-    return [simulated, grown, where, clock, ...notes.map(sentenceOf)].filter(Boolean).join(" ");
+    return [simulated, grown, arrivals, where, clock, ...notes.map(sentenceOf)].filter(Boolean).join(" ");
   }
 
   // -- gains and losses ------------------------------------------------------------------------------------------
