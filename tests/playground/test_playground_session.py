@@ -246,7 +246,7 @@ def test_what_is_not_a_fleet_is_refused():
         ({"router": "fastest"}, "router must be one of round_robin"),
         ({"router": "sticky", "replicas": 17}, "replicas must be"),
         ({"router": "sticky", "policy": policy}, "a policy in Python runs on one replica"),
-        ({"router": "prefix", "config": {"enable_prefix_caching": False}}, "enable_prefix_caching must be True"),
+        ({"router": "prefix", "config": {"enable_prefix_caching": False}}, "enable_prefix_caching must be true"),
     ):
         assert words in run_fleet(session, **values)[0]["error"]
     assert "error" not in run_fleet(session, "sticky", replicas=1, policy=policy)[0]

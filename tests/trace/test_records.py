@@ -227,7 +227,7 @@ def test_without_the_views_a_notebook_shows_text(monkeypatch):
 def test_attached_methods_look_like_others():
     trace = one_trace()
     assert {"watch", "to_html"} <= set(dir(trace)) & set(dir(Trace))
-    assert list(inspect.signature(trace.to_html).parameters) == ["path", "other"]
+    assert list(inspect.signature(trace.to_html).parameters) == ["path", "other", "opens_at"]
     assert inspect.getdoc(Trace.watch).startswith("Show a trace")
     assert "panels" in pydoc.render_doc(trace.watch)
 

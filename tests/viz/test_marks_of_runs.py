@@ -689,7 +689,9 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate {cached} of prompt tokens",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
-    assert said[0].startswith(f"{expected[0]} in ")
+    here = {c.request_id for r in facts.records if r.end > begin and r.time < end for c in r.chunks}
+    assert said[0].startswith(f"{expected[0] if whole.arrivals else counted(len(here), 'request')} in ")
+    assert said[0].endswith(", none arrived here") == (not whole.arrivals and bool(here))
     assert len(said) == len(expected) and all(near(a, b) for a, b in zip(said[1:], expected[1:]))
     firsts = []
     for step, record in enumerate(facts.records):

@@ -47,7 +47,7 @@ RUNS = (
 
 
 def shown(page, trace, steps):
-    """What a page of a trace says of requests, tokens and blocks in some of the run's steps."""
+    """The words of a page of a trace on requests, tokens and blocks in some of the run's steps."""
     page.open(trace)
     found = []
     for step in steps:
@@ -127,8 +127,8 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                     if number.get(facts.get("owner"), 0) is None:
                         continue  # the page cannot tell an output token from a draft
                     assert ("text" in facts) == ("text" in written)
-                    # What the end of the step before gave back is free when the part begins. The whole counts that with
-                    # the step after, in which a request may have taken the block again.
+                    # Blocks that the end of the step before gave back are free when the part begins. The whole counts
+                    # them with the step after, in which a request may have taken the block again.
                     came_back = int(block) in taken
                     if "last change" in facts and not (came_back and facts["last change"] == f"step {at}"):
                         assert facts["last change"] == written["last change"]

@@ -282,7 +282,7 @@ def test_a_fork_is_simulated_and_compared(engine):
 
 @pytest.mark.parametrize("at_step", [0, 3])
 def test_a_run_that_has_not_ended_is_simulated_to_its_end_on_both_sides(engine, monkeypatch, at_step):
-    """The steps that it has not come to yet are no effect of a setting."""
+    """A setting has not caused the steps that the run has not come to yet."""
     monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
     for start in range(3):
         engine.add_request(list(range(5 + start, 25 + start)), max_tokens=9)

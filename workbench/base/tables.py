@@ -15,7 +15,7 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     """Columns that a line may have: the variable COLUMNS, else those of the terminal; None for a file or a pipe.
 
     Args:
-        stream: What the line is written to; None for standard output.
+        stream: The file or terminal that gets the line; None for standard output.
     """
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):

@@ -102,7 +102,7 @@ def column_check(ignored: Collection[str] = ()) -> RowCheck:
 
 
 def is_refused(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a column that is refused for a reason of its own, and not because nobody knows it."""
+    """Whether a row has a column that is refused by a rule, and not because nobody knows it."""
     keys = [split_unit(str(name))[0] for name in row]
     return any(rule.verdict == "refused" and rule.holds(key, row) for rule in RULES for key in keys)
 

@@ -205,7 +205,7 @@ export class Inspector {
     if (text) rows.push(["text", text]);
   }
 
-  /** The text of the positions [from, to) of a request: prompt tokens, then output tokens, of which some may be gone. */
+  /** The text of the positions [from, to) of a request: prompt tokens, then output tokens, some of them gone. */
   textOf(owner, from, to) {
     const { store } = this.view, begin = Math.max(from, owner.num_prompt_tokens);
     if (begin >= to) return to > from ? "part of the prompt" : "";

@@ -88,7 +88,7 @@ def verdict(found: Comparison) -> str:
     times += [] if found.counts_only else longest_of(found.requests, found.unit)
     changed = any(each.share for each in (*found.measures, *times))
     ends = _ends_words(found)
-    if not (changed or ends) and found.first_divergence is None:
+    if not (changed or ends) and found.first_divergence is None and found.same_tokens is not False:
         return NOTHING
     if found.counts_only:
         counts = [change_words(each.name, number(each.a), number(each.b)) for each in found.measures]
