@@ -337,13 +337,18 @@ def test_a_result_of_an_unknown_type_is_described():
 # -- comparing ----------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_says_the_same_as_compare():
+@pytest.mark.parametrize(
+    ("change", "counts"), [({"long_prefill_token_threshold": 8}, True), ({"num_blocks": 24}, False)]
+)
+def test_a_comparison_says_the_same_as_compare(change, counts):
     a = random_trace(3)
-    b = simulate(workload(3), config={"long_prefill_token_threshold": 8}, max_steps=900)
+    b = simulate(workload(3), config=change, max_steps=900)
     facts, found = comparison_facts(a, b), compare(a, b)
+    assert found.counts_only == counts
     assert facts["badge"] == found.badge and facts["first_divergence"]["step"] == found.first_divergence.step
     assert [row[0] for row in facts["rows"]] == [request.request_id for request in found.requests]
-    assert facts["rows"][0][1:3] == [found.requests[0].ttft_a, found.requests[0].ttft_b]
+    times = [None, None] if counts else [found.requests[0].ttft_a, found.requests[0].ttft_b]
+    assert facts["rows"][0][1:3] == times
     header, _ = decode_packet(encode_other(a, b))
     assert header["num_steps"] == len(b) and header["comparison"]["badge"] == found.badge
 
