@@ -139,7 +139,8 @@ def test_two_runs_are_shown_side_by_side(open_page, tmp_path, long_trace):
     from workbench.trace.readings.compare import compare
     from workbench.viz.export_html import to_html
 
-    other = simulate(workload(3, num_requests=40, max_num_batched_tokens=24, max_num_seqs=4), max_steps=260)
+    smaller = workload(3, num_requests=40, num_blocks=30, max_num_batched_tokens=24, max_num_seqs=8)
+    other = simulate(smaller, max_steps=260)
     to_html(long_trace, tmp_path / "two.html", other=other)
     page = open_page(f"file://{tmp_path}/two.html", height=2000)
     page.wait("view.other && view.other.numSteps > 0")
