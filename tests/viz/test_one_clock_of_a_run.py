@@ -174,7 +174,7 @@ def test_every_rate_of_an_answer_leaves_idle_time_out(pause, tmp_path, capsys):
         "fleet": repr(size(Demand.read(workload), "ttft_p99=1s", jobs=1)),
         "run": repr(Demand.read(workload).run(1, "round_robin")),
     }
-    assert {name for name, said in words.items() if "idle time" in said} == (set(words) if idle else set())
+    assert {name for name, said in words.items() if " idle" in said} == (set(words) if idle else set())
 
 
 @pytest.mark.parametrize("seed", range(3))
