@@ -181,7 +181,7 @@ def test_a_report_points_out_drift_and_leaves_stalls_out():
     trace = simulate(workload(count=200), cost_model=Slower(**TRUE.to_dict()))
     _, report = CostModel.fit(trace)
     assert report.drift.change > 0.2 and report.stalls == (49,)
-    assert any("% more time at the end" in note for note in report.notes) and any("left out" in note for note in report.notes)
+    assert all(any(words in note for note in report.notes) for words in ("% more time at the end", "left out"))
 
 
 def recorded(steps, source="vllm 0.33.0"):

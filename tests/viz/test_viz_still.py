@@ -105,7 +105,7 @@ def test_a_frozen_view_stays_at_its_step(displays, controller, step):
     page = unescape(re.search(r'srcdoc="([^"]*)"', displays[-1].bundle["text/html"])[1])
     found = re.search(r'id="place">([^<]*)<', page)
     place = found and json.loads(gzip.decompress(base64.b64decode(found[1])))
-    assert place == (step and {"view": "story", "step": step, "request": None})
+    assert place == (step and {"view": "story", "step": step, "request": None, "card": False})
 
 
 @pytest.mark.parametrize("height", [199, 10_001, "tall", True])
