@@ -98,7 +98,7 @@ def test_the_report(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "3 scrapes of metrics.prom over 10.0 s" in said and "8.00 requests ended per second" in said
     assert "block size 16, KV blocks 400, prefix caching True" in said
-    assert "160.0 output tokens/s" in said and "prefix cache: 40% of 200 prompt tokens found" in said
+    assert "160 output tokens/s" in said and "prefix cache: 40% of 200 prompt tokens found" in said
     assert "waiting requests at the scrapes: 10.0 on average, at most 20" in said
     assert "use of KV blocks at the scrapes: 28% on average, at most 50%" in said
     assert "a request's time in the engine: queue " in said and "cannot answer: which request was slow" in said
