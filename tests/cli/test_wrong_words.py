@@ -76,6 +76,24 @@ def test_an_option_that_a_command_does_not_have_is_named_first(command, refused)
     assert f"{similar}x (did you mean {similar}?)" in refused(command, f"{similar}x")
 
 
+WITH_SETTINGS = [
+    name
+    for name, parser in COMMANDS.items()
+    if "--set" in parser._option_string_actions and "--max-num-seqs" not in parser._option_string_actions
+]
+
+
+@pytest.mark.parametrize("command", WITH_SETTINGS, ids=" ".join)
+def test_an_option_of_vllm_leads_to_the_setting(command, refused):
+    for words, setting in [
+        (["--max-num-seqs", "2"], "max_num_seqs=2"),
+        (["--max-num-seq=3"], "max_num_seqs=3"),
+        (["--enable-prefix-caching"], "enable_prefix_caching=true"),
+        (["--num-blocks", "--bogus"], "num_blocks=true"),
+    ]:
+        assert f"(did you mean --set {setting}?)" in refused(command, "x", *words), words
+
+
 @pytest.mark.parametrize("command", [name for name, parser in COMMANDS.items() if words_of(parser)[1]], ids=" ".join)
 def test_the_words_that_are_missing_are_named(command, refused):
     needed = words_of(COMMANDS[command])[1]

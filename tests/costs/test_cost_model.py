@@ -284,3 +284,9 @@ def test_the_exponent_found_near_that_of_fewer_steps_is_that_of_trying_all(seed,
     assert found == pytest.approx(Regression().coefficients(steps), rel=1e-3, abs=1e-9)
     monkeypatch.setattr(coefficients, "OVERLAPS", (1.5,))  # the control: a search that stays where it began
     assert Regression().coefficients(steps) != pytest.approx(found, rel=1e-3, abs=1e-9)
+
+
+def test_a_repr_has_the_coefficients_that_were_given():
+    model = CostModel(fixed=0.01, per_row=1e-4, overlap=2.5)
+    assert repr(model) == "CostModel(fixed=0.01, per_row=0.0001, overlap=2.5)"
+    assert eval(repr(model)) == model

@@ -14,6 +14,7 @@ from trace_helpers import one_trace
 from viz_traces import requests_in_time
 
 from workbench import CostModel, simulate
+from workbench.base.text import duration
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
 from workbench.trace.readings.compare import compare
 from workbench.trace.readings.two_sides import Measure
@@ -442,3 +443,15 @@ def test_other_workloads_are_still_refused():
     other = simulate({"requests": [{"id": f"z{i}", "prompt": {"len": 5 + i}, "max_tokens": 9} for i in range(6)]})
     with pytest.raises(TraceError, match="different requests"):
         compare(first, other)
+
+
+def test_the_cells_of_the_table_have_units():
+    one, other = (
+        simulate({**WORKLOAD, "config": {**WORKLOAD["config"], "num_blocks": n}}, cost_model=COST) for n in (60, 30)
+    )
+    title, *rows = compare(one, other)._table()
+    assert title[1:7] == ["TTFT A", "TTFT B", "TTFT Δ", "ITL A", "ITL B", "ITL Δ"]
+    request = compare(one, other).requests[0]
+    assert rows[0][0][1:3] == [duration(request.ttft_a), duration(request.ttft_b)]
+    assert rows[0][0][3] == ("0" if request.ttft_delta == 0 else f"+{duration(request.ttft_delta)}")
+    assert compare(simulate(WORKLOAD), simulate(WORKLOAD))._table()[0][1] == "TTFT steps A"

@@ -79,7 +79,7 @@ def test_by_hand():
     assert "4.750 s" in repr(metrics)
     said = repr(metrics.requests["a"])
     assert said == (
-        "RequestMetrics(a: 8 prompt tokens, 3 output tokens, queue 500 ms, ttft 2.25 s, e2e 5.25 s, length)"
+        "RequestMetrics(a: 8 prompt tokens, 3 output tokens, queue 500 ms, ttft 2.25 s, e2e 5.25 s, hit max_tokens)"
     )
     row = next(line for line in repr(metrics).splitlines() if line.startswith("time to first token"))
     assert row.split("token")[1].split()[:2] == ["2.13", "s"] and "2.13\u00a0s" in metrics._repr_html_()

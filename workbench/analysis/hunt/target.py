@@ -19,6 +19,7 @@ from workbench.analysis.hunt.drive import Run
 from workbench.analysis.hunt.meetings import Meetings
 from workbench.analysis.hunt.watch import BrokenLaw, Watch
 from workbench.analysis.hunt.workloads import FEATURES, length_of
+from workbench.base.text import counted
 from workbench.trace.laws import EXCEPTIONS
 
 MAX_STEPS = 600
@@ -201,9 +202,9 @@ class Target:
                 tally.add(scheduler, time.process_time() - began, watch.seconds)
         if end != "stuck" or (laws and "progress" not in laws):
             return None
-        first = next(iter(run.requests))
+        first, num = next(iter(run.requests)), len(run.requests)
         place = ALL_FREE if _all_free(run) else "requests wait forever"
-        return Fault("progress", place, f"{len(run.requests)} requests wait forever", run.step, first)
+        return Fault("progress", place, f"{counted(num, 'request')} wait{'s' * (num == 1)} forever", run.step, first)
 
 
 def _all_free(run: Run) -> bool:

@@ -6,8 +6,9 @@ import argparse
 import gc
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -71,11 +72,20 @@ class Parser(argparse.ArgumentParser):
         return f"unrecognized arguments: {' '.join(words)}{self._suggested(words)}"
 
     def _suggested(self, unknown: Sequence[str]) -> str:
+        after = dict(pairwise(self._given))
         for word in unknown:
-            names = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
-            if similar := get_close_matches(word.removeprefix("--").partition("=")[0], names, n=1):
-                return f" (did you mean --{similar[0]}?)"
+            name, _, value = word.removeprefix("--").partition("=")
+            value = value or ("true" if after.get(word, "-").startswith("-") else after[word])
+            known = {field.replace("_", "-"): f"--set {field}={value}" for field in self._settings()}
+            known |= {name[2:]: name for name in self._option_string_actions if name.startswith("--")}
+            if similar := get_close_matches(name.replace("_", "-"), known, n=1):
+                return f" (did you mean {known[similar[0]]}?)"
         return ""
+
+    def _settings(self) -> Collection[str]:
+        """The fields that ``--set`` takes, which vLLM has as options; none without ``--set``."""
+        fields = getattr(self._option_string_actions.get("--set"), "fields", None)
+        return fields() if fields else ()
 
 
 def add_command(

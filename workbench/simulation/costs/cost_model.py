@@ -75,7 +75,7 @@ def step_features(chunks: Sequence[_Chunk]) -> tuple[int, int, int, int]:
     return len(chunks), num_prefill_tokens, kv_tokens, cells
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CostModel:
     """Seconds of a step, computed from its features.
 
@@ -114,6 +114,12 @@ class CostModel:
             object.__setattr__(self, field.name, number(field.name, getattr(self, field.name), low))
         if not any(value for name, value in asdict(self).items() if name != "overlap"):
             raise ValueError("all coefficients of the cost model are 0: a step has to take time; give at least fixed")
+
+    def __repr__(self) -> str:
+        """The coefficients that are not at their defaults."""
+        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        shown = ", ".join(f"{name}={value!r}" for name, value in given if value != (1.0 if name == "overlap" else 0.0))
+        return f"CostModel({shown})"
 
     @property
     def knee(self) -> float | None:

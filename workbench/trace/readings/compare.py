@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import counted, printable, shown
+from workbench.base.text import counted, duration, printable, shown
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.divergence import (
     Divergence,
@@ -167,18 +167,17 @@ class Comparison:
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """The headings and the rows of the requests; without latencies if these cannot be compared."""
-        latencies = () if self.counts_only else (f"TTFT {self.unit}", f"ITL {self.unit}")
+        unit = "" if self.unit == "s" else f" {self.unit}"
+        latencies = () if self.counts_only else (f"TTFT{unit}", f"ITL{unit}")
         title = ["request", *(f"{name} {side}" for name in (*latencies, "recomputed") for side in ("A", "B", "Δ"))]
+        latency = duration if self.unit == "s" else number
         rows = []
         for request in self.requests[:MAX_ROWS]:
-            times = [
-                *map(number, (request.ttft_a, request.ttft_b)),
-                _signed(request.ttft_delta),
-                *map(number, (request.itl_a, request.itl_b)),
-                _signed(request.itl_delta),
-            ]
-            tokens = [*map(number, (request.a.num_recomputed_tokens, request.b.num_recomputed_tokens))]
-            rows.append([request.request_id, *times[: 3 * len(latencies)], *tokens, _signed(request.waste_delta)])
+            ttft = _cells(request.ttft_a, request.ttft_b, request.ttft_delta, latency)
+            itl = _cells(request.itl_a, request.itl_b, request.itl_delta, latency)
+            times = [] if self.counts_only else [*ttft, *itl]
+            recomputed = (request.a.num_recomputed_tokens, request.b.num_recomputed_tokens, request.waste_delta)
+            rows.append([request.request_id, *times, *_cells(*recomputed, number)])
         return title, rows
 
     def __repr__(self) -> str:
@@ -352,5 +351,7 @@ def _size_of_change(request: RequestComparison) -> tuple[float, ...]:
     return tuple(abs(delta or 0) for delta in (request.ttft_delta, request.itl_delta, request.waste_delta))
 
 
-def _signed(value: float | None) -> str:
-    return "-" if value is None else "0" if value == 0 else ("+" if value > 0 else "") + number(value)
+def _cells(a: float | None, b: float | None, delta: float | None, words: Callable[[float], str]) -> list[str]:
+    """Both values and their signed difference; a dash for None."""
+    signed = "0" if delta == 0 else None if delta is None else f"{'+' if delta > 0 else '-'}{words(abs(delta))}"
+    return ["-" if value is None else words(value) for value in (a, b)] + [signed or "-"]

@@ -23,6 +23,7 @@ from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, duration, printable
 from workbench.trace.readings.latency import Latency
+from workbench.trace.readings.narrate import end_words
 from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.pauses import pauses_of
 from workbench.trace.readings.run_clock import RunClock, idle_words
@@ -82,7 +83,7 @@ class RequestMetrics:
                 f"RequestMetrics({printable(self.request_id)}: {counted(self.num_prompt_tokens, 'prompt token')}",
                 counted(self.num_output_tokens, "output token"),
                 *(f"{name} {_words(latency)}" for name, latency in known if latency is not None),
-                f"{self.finish_reason or 'not ended'})",
+                f"{end_words(self.finish_reason) if self.finish_reason else 'not ended'})",
             ]
         )
 
