@@ -1,6 +1,7 @@
 """Tables on a terminal of 80 columns: no line is longer, so that no number is cut in two."""
 
 import json
+import re
 
 import pytest
 
@@ -17,7 +18,6 @@ WORKLOAD = {
 }
 SLOW = "a-client-that-was-slow"
 COMMANDS = {
-    "trace whatif run.jsonl.gz --set max_num_seqs=8": ("ttft_p99", "  changed, predicted"),
     "fleet compare run.jsonl.gz --routers round_robin,cache_aware --jobs 1": ("cache_aware", "  ttft_mean"),
     "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --repeats 1": ("round_robin <", "  ttft_p99"),
     "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --load 1x,2x": ("1x", "  requests/s"),
@@ -40,6 +40,28 @@ def test_a_table_fits_the_terminal(command, tmp_path, monkeypatch, capsys):
     lines = [line for line in block[: next(n for n, line in enumerate(block) if not line.startswith("  "))]]
     assert len(lines) >= 4 and max(map(len, lines)) <= 80
     assert all(line.split("  ")[-1].strip() in wide for line in lines), "the same cells as in columns"
+
+
+@pytest.mark.parametrize("change", ["", "--set max_num_seqs=8"])
+def test_a_prediction_is_two_tables_of_the_same_cells(change, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    simulate(WORKLOAD, cost_model=COST).save("run.jsonl.gz")
+    command = f"trace whatif run.jsonl.gz {change}".split()
+
+    def rows(columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert main(command) == 0
+        lines = capsys.readouterr().out.split("\nnote: ")[0].splitlines()
+        assert max(map(len, lines)) <= columns
+        return [re.split(" {2,}", line.strip().replace(" tokens/s", "/s")) for line in lines]
+
+    wide, narrow = {row[0]: row for row in rows(200)}, rows(80)
+    behind = narrow.index(["now", "predicted", "recorded", "off by"])
+    ahead, behind = {row[0]: row for row in narrow[: behind - 1]}, {row[0]: row for row in narrow[behind + 1 :]}
+    assert {"ttft_p99", "output_throughput", "peak_kv_use"} <= ahead.keys() == behind.keys() | {"predicted"}
+    for name, row in wide.items():
+        if name in ahead:
+            assert row == [*ahead[name], *behind[name][2:]]
 
 
 @pytest.mark.parametrize("command", ["trace narrate", "trace info", "simulate", "trace diff"])

@@ -326,7 +326,6 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
     is_changed = prediction is not unchanged
     changed = ["changed, predicted", "change"] if is_changed else []
     table = [["", "now, predicted", *changed, "interval", "now, recorded", "off by", ""]]
-    far = False
     predicted = {name: interval.value for name, interval in unchanged.intervals.items()}
     for name in names:
         interval, now = prediction.intervals[name], predicted.get(name)
@@ -335,15 +334,23 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
         changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
         error = check.errors.get(name)
-        is_far = error is not None and abs(error) > MAX_ERROR
-        far = far or is_far
         off = "" if error is None else f"{error:+.1%}"
+        is_far = error is not None and abs(error) > MAX_ERROR
         table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
-    left, last = (0, 4 if is_changed else 2), len(table[0]) - 1
-    yield from table_lines(table, width=terminal_width(), title=(0, last), left=left)
+    width, interval_at = terminal_width(), len(table[0]) - 4
+    lines = table_lines(table, left=(0, interval_at))
+    if width is not None and max(map(len, lines)) > width:
+        changed = ["changed", "change"] if is_changed else []
+        rows = [[cell.replace(" tokens/s", "/s") for cell in row] for row in table[1:]]
+        ahead = [["predicted", "now", *changed, "interval"], *(row[: interval_at + 1] for row in rows)]
+        behind = [["now", "predicted", "recorded", "off by", ""]]
+        behind += [[*row[:2], *row[interval_at + 1 :]] for row in rows]
+        lines = [*table_lines(ahead, width=width, left=(0, interval_at)), ""]
+        lines += table_lines(behind, width=width, title=(0, 4), left=(0,))
+    yield from lines
     if "duration" in names and prediction.outcome.idle:
         yield f"note: {OF_IDLE}"
-    if far:
+    if any(row[-1] for row in table):
         yield f"! the prediction of now is off by more than {MAX_ERROR:.0%}: do not rely on this value"
 
 
