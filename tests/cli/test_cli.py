@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -273,10 +274,19 @@ def test_the_headless_demo_prints_every_text_and_a_summary(smollm2):
     for name in ("long", "paris", "week", "sky", "seasons", "leaves"):
         assert f"\n{name} (" in finished.stdout
     assert "The capital of France is Paris." in finished.stdout
-    steps = [line for line in finished.stdout.splitlines() if line.startswith("step")]
+    steps = re.findall(r"^step.*(?:\n {20}.*)*", finished.stdout, re.M)
+    steps = [" ".join(line.split()) for line in steps]
     assert any(re.search(r"\d+ prompt tokens and \d+ repl(y|ies) share one pass", line) for line in steps)
     assert any("waits: the token budget is used up" in line for line in steps)
     assert "time to first token" in finished.stdout
+
+
+def test_the_headless_demo_is_as_wide_as_the_terminal_and_silent_without_a_reader(smollm2):
+    command = f"{shlex.join(map(str, [*COMMAND, 'demo', '--headless']))} | head -n 6"
+    environment = ENVIRONMENT | {"COLUMNS": "60"}
+    finished = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, env=environment)
+    lines = finished.stdout.splitlines()
+    assert finished.stderr == "" and len(lines) == 6 and max(map(len, lines)) <= 60
 
 
 @pytest.mark.parametrize(

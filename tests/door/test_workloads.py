@@ -333,6 +333,15 @@ def test_a_command_says_first_what_it_understood(tmp_path, capsys, indent, words
     assert capsys.readouterr().out.splitlines()[0] == SUMMARY
 
 
+@pytest.mark.parametrize("words", [["simulate"], ["fleet", "run"]])
+def test_the_summary_compares_prompts_in_the_blocks_of_the_configuration(tmp_path, capsys, words):
+    path = tmp_path / "work.json"
+    path.write_text(json.dumps(WORKLOAD | {"config": {"block_size": 12}}))
+    assert main([*words, str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "33% of 144 prompt tokens repeat the beginning of an earlier prompt, in whole blocks of 12" in said
+
+
 def test_generated_requests_are_said_without_making_them(tmp_path, capsys):
     path = tmp_path / "work.json"
     arrivals = {"process": "poisson", "rate": 50}

@@ -273,8 +273,9 @@ def test_an_engine_is_closed_in_the_middle_of_a_step(tiny_llama, right):
         engine.step_into()
         engine.step_into()
     engine.close()  # once more does no harm
-    with pytest.raises(RuntimeError, match="this engine is closed"):
-        engine.step()
+    for use in (engine.step, lambda: engine.add_request(PROMPTS[1], GREEDY)):
+        with pytest.raises(RuntimeError, match="this engine is closed"):
+            use()
     with Engine(tiny_llama, CONFIG) as engine:
         engine.add_request(PROMPTS[0], GREEDY)
         assert engine.run(progress=False)[0].token_ids == right[0]

@@ -6,10 +6,12 @@ The document is the Declaration of Independence of 1776, abridged (``demo_docume
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.tables import terminal_width, wrapped
 from workbench.config import EngineConfig, SamplingParams
 from workbench.trace.readings.narrate import narrate_briefly
 
@@ -59,6 +61,10 @@ def document(engine: Engine, max_tokens: int) -> str:
     return f"{text[: 4 * max_tokens]}\n\n{LONG_QUESTION}"  # a token has about 4 characters
 
 
+SENTENCE_AT = 20
+"""Columns before a sentence that is continued in a further line."""
+
+
 class Arrivals:
     """Adds the demo's requests to an engine when their steps come, and prints a line for every step.
 
@@ -80,7 +86,8 @@ class Arrivals:
             self._engine.add_request(prompt, sampling, request_id=request_id)
 
     def _after_step(self, record: StepRecord) -> None:
-        print(describe(record), flush=True)
+        with suppress(BrokenPipeError):  # behind ``head``
+            print(*wrapped(describe(record), terminal_width(), indent=SENTENCE_AT), sep="\n", flush=True)
         self._add_due(record.step + 1)
         if self._pending and not self._engine.scheduler.has_unfinished_requests():
             self._add_due(self._pending[0][0])

@@ -383,6 +383,7 @@ class Engine(Shortcuts):
             >>> engine.add_request([{"role": "user", "content": "Why is the sky blue?"}], request_id="sky")
             'sky'
         """
+        self._thread.check_open()
         sampling = replace(sampling or SamplingParams(), **sampling_fields) if sampling_fields else sampling
         sampling = sampling or SamplingParams()
         text, token_ids = process_input(

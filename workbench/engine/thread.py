@@ -83,6 +83,11 @@ class EngineThread:
         """Whether the thread has been given back."""
         return not self._end.alive
 
+    def check_open(self) -> None:
+        """Raise RuntimeError if the thread has been given back."""
+        if self.closed:
+            raise RuntimeError("this engine is closed: make a new Engine")
+
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue work and return its future.
 
@@ -91,8 +96,7 @@ class EngineThread:
         """
         if self._process != os.getpid():
             raise _in_a_fork(self._process)
-        if self.closed:
-            raise RuntimeError("this engine is closed: make a new Engine")
+        self.check_open()
         future: Future[T] = Future()
         self._worker.queue.put((future, work))
         return future

@@ -167,7 +167,7 @@ class Demand:
                 'a workload with a cost_model, such as {"fixed": 0.01}'
             )
         given = list(given)
-        summary = summary or f"{_name(source)}: {summary_of(given)}"
+        summary = summary or f"{_name(source)}: {summary_of(given, base.block_size)}"
         summary = "\n".join(filter(None, [summary, loops]))
         return cls(
             arrivals=scale_load(given, load, how, seed),

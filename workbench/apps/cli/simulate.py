@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if "generate" in workload:
         summary = summary_of_generated(workload["generate"])
     else:
-        summary = summary_of(arrivals := list(arrivals))
+        summary = summary_of(arrivals := list(arrivals), config.block_size)
     say(*f"{options.workload.name}: {summary}".splitlines())
     if options.cost_from:
         model, report = CostModel.fit(load_trace(options.cost_from))
