@@ -6,8 +6,8 @@ The document is the Declaration of Independence of 1776, abridged (``demo_docume
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 

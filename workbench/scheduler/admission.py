@@ -42,7 +42,9 @@ def check_servable(config: EngineConfig, num_prompt_tokens: int, max_tokens: int
     if most_blocks(config.cache_groups, num_computed) <= config.num_usable_blocks:
         return
     needed = fewest_blocks(config, num_computed)
-    ends = f" (up to max_model_len={config.max_model_len:,})" if num_computed < num_prompt_tokens + max_tokens - 1 else ""
+    ends = (
+        f" (up to max_model_len={config.max_model_len:,})" if num_computed < num_prompt_tokens + max_tokens - 1 else ""
+    )
     if needed > config.num_usable_blocks:
         raise FieldError(
             f"num_blocks={config.num_blocks} is too small for {name}: {counted(num_prompt_tokens, 'prompt token')} and "

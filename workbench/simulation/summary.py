@@ -19,8 +19,8 @@ def summary_of(arrivals: Sequence[Arrival], block_size: int | None = None) -> st
 
     Args:
         arrivals: The requests.
-        block_size: Tokens in which prefixes are compared, those of a KV block; None for 16, or 256 if the prompts are very
-            long.
+        block_size: Tokens in which prefixes are compared, as those of a KV block; None for 16, or 256 if the prompts
+            are very long.
     """
     if not arrivals:
         return "no requests"

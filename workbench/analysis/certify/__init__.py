@@ -19,6 +19,7 @@ from workbench.analysis.certify.program import Program
 from workbench.analysis.hunt.schedule import sentence
 from workbench.base.field_checks import integer, number
 from workbench.base.on_demand import find
+from workbench.base.tables import table_lines, terminal_width
 from workbench.base.text import counted, printable
 
 __all__ = ["Certificate", "certify"]
@@ -49,8 +50,7 @@ class Certificate:
     def __str__(self) -> str:
         heads = ["feature", "workloads", *PARTS, ""]
         lines = [heads, *(self._cells(row) for row in self.rows)]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(heads))]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+        table = table_lines(lines, width=terminal_width(), title=(0, len(heads) - 1), left=range(len(heads)))
         firsts = []
         for row in self.rows:
             if row.first is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +17,7 @@ from workbench.apps.cli.options import (
     add_number,
     allow_hosts,
 )
+from workbench.apps.cli.say import say_error, say_text
 from workbench.apps.cli.settings import add_settings_option
 from workbench.apps.serve.keys import read_api_keys
 from workbench.apps.serve.settings import ServeSettings
@@ -215,7 +215,7 @@ def run(options: argparse.Namespace) -> int:
     if options.check:
         from workbench.apps.serve.exposure import exposure
 
-        print(exposure(settings, options.api_key_file))
+        say_text(exposure(settings, options.api_key_file))
         return 0
     from workbench.apps.serve.server import serve
     from workbench.engine.distributed.job import run_job
@@ -228,13 +228,12 @@ def run(options: argparse.Namespace) -> int:
                 facts = engine.describe()
                 size = facts["kv_bytes_per_block"] * engine.config.num_pool_blocks / 2**20
                 int8 = size * (1 - (1 + 4 / facts["head_dim"]) / 4)  # a scale of 4 bytes per row
-                print(
-                    f"KV cache: {size:,.0f} MiB; --kv-cache-dtype float16 would save {size / 2:,.0f}, "
-                    f"int8_per_token_head {int8:,.0f}",
-                    file=sys.stderr,
+                say_error(
+                    f"KV cache: {size:,.0f} MiB; --kv-cache-dtype float16 would save {size / 2:,.0f} MiB of them, "
+                    f"int8_per_token_head {int8:,.0f} MiB"
                 )
             if options.activations == "float32" and takes_int8(model.model):
-                print(f"with --activations int8, {int8_gain()}; it rounds", file=sys.stderr)
+                say_error(f"with --activations int8, {int8_gain()}; it rounds")
             for name, path in options.lora_modules:
                 engine.add_adapter(name, path)
             serve(engine, settings)

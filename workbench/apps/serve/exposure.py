@@ -78,5 +78,5 @@ def _key_file(path: str | None) -> Iterator[str]:
 def _limits(settings: ServeSettings) -> str:
     return (
         f"{settings.max_connections} connections, {settings.max_connections_per_client} of one address; "
-        f"{settings.max_queue} waiting requests; bodies of {settings.max_body_bytes} bytes"
+        f"{settings.max_queue:,} waiting requests; bodies of {settings.max_body_bytes:,} bytes"
     )

@@ -55,7 +55,7 @@ SETTLED = 0.1
 """A change of the trend by a smaller fraction of its error ends the correction."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitReport:
     """The errors of a cost model on steps that were held out of the fit, and what to know before it is used.
 
@@ -85,6 +85,9 @@ class FitReport:
     stalls: tuple[int, ...] = ()
     largest: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"FitReport({self.sentence})"
 
     @property
     def holds(self) -> bool:

@@ -20,7 +20,7 @@ from workbench.trace import Trace
 from workbench.trace.readings.metrics import amount
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stall:
     """A step that took many times what its contents explain.
 
@@ -52,6 +52,9 @@ class Stall:
         """The share of the step's own duration that its contents explain."""
         own = self.seconds - self.before
         return min(1.0, self.expected / own) if own else 1.0
+
+    def __repr__(self) -> str:
+        return f"Stall({self})"
 
     def __str__(self) -> str:
         if self.before > self.excess / 2:
