@@ -98,7 +98,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"source/{name}.md", content=_notebook_page(name)))
     for page, name in ROOT_PAGES.items():
         text = (ROOT / name).read_text().replace("](docs/", "](")
-        content = text if name.endswith(".md") else f"# License\n\n```\n{text}```\n"
+        content = text if name.endswith(".md") else f"{UNLIKELY}# License\n\n```\n{text}```\n"
         files.append(File.generated(config, page, content=content))
     files.append(File.generated(config, RUN_PAGE, content=html_page(_run(), title="A run of SmolLM2")))
     return files
