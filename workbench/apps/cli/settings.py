@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from workbench.apps.cli.options import Options
+from workbench.base.tables import terminal_width, wrapped
 
 Completer: TypeAlias = Callable[..., Iterable[str]]
 """Lists what may stand for an argument; called with ``prefix`` and ``parsed_args``, as argcomplete does."""
@@ -45,7 +46,8 @@ class _AddSetting(argparse._AppendAction):
             ("field", "default", ["words that it takes"]),
             *((name, str(defaults.get(name, "")).lower(), words) for name, words in self.fields().items()),
         ]:
-            print(f"{name:<40}{default:<10}{' '.join(words)}".rstrip())
+            line = f"{name:<40}{default:<10}{' '.join(words)}".rstrip()
+            print(*wrapped(line, terminal_width(), indent=20), sep="\n")
         print("In Python, help(workbench.EngineConfig) explains them.")
         parser.exit()
 
