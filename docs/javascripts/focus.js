@@ -14,3 +14,10 @@ addEventListener("DOMContentLoaded", () => {
   new MutationObserver(nameBlocks).observe(document.body, { childList: true, subtree: true });
   nameBlocks();
 });
+
+// To its search a leading dash means "without this word", so that an option such as --max-num-seqs would find nothing.
+addEventListener("keyup", ({ target }) => {
+  if (target instanceof HTMLInputElement && target.dataset.mdComponent === "search-query" && /(^|\s)-/.test(target.value)) {
+    target.value = target.value.replace(/(^|\s)-+/g, "$1");
+  }
+}, true);
