@@ -12,7 +12,7 @@ from workbench.analysis.values import latency_values
 from workbench.base.field_checks import integer, number
 from workbench.base.on_demand import find
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import duration
+from workbench.base.text import counted, duration
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import check_servable
 from workbench.simulation.arrivals import poisson, timed_arrival
@@ -69,17 +69,18 @@ class Crossover:
         return svg
 
     def __repr__(self) -> str:
-        names = [name for value in VALUES for name in (f"{value} together", "apart")]
-        rows = [["prompt tokens", "requests/s", *names]]
+        names = [name for value in VALUES for name in (f"{value} together", f"{value} apart")]
+        rows = [["prompt", "requests/s", *names]]
         for length in self.lengths:
             pairs = [duration(side[name]) for name in VALUES for side in (length.together, length.apart)]
-            rows.append([f"{length.num_tokens:,}", f"{length.rate:.3g}", *pairs])
+            rows.append([counted(length.num_tokens, "token"), f"{length.rate:.3g}", *pairs])
         count, decoding = self.replicas
         width = terminal_width()
         lines = table_lines(rows, width=width)
         for name in VALUES:
-            worth = ", ".join(map(str, self.worth(name))) or "none"
-            line = f"{name}: {count - decoding} that prefill and {decoding} that decode are better for: {worth}"
+            lengths = [f"{length:,}" for length in self.worth(name)]
+            worth = f"prompts of {' or '.join(lengths)} tokens" if lengths else "none of these prompts"
+            line = f"{name}: {count - decoding} that prefill and {decoding} that decode are better for {worth}"
             lines += wrapped(line, width)
         return "\n".join([*lines, *wrapped(f"a difference of less than {EQUAL:.0%} counts as none", width)])
 
