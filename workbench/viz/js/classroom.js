@@ -148,7 +148,7 @@ export class Classroom {
     this.keepPictures(this.facts);
     if (role === "visitor" && this.view.status.message && kept(KEPT)?.role === "teacher") this.forget();
     const teaches = role === "teacher", follows = role === "follower";
-    this.element.hidden = !teaches && !follows && !taught && !this.key;
+    this.element.hidden = this.view.gone || (!teaches && !follows && !taught && !this.key);
     this.hides = Boolean(question && (teaches || (follows && !answered)));
     this.view.root.toggleAttribute("data-predicting", this.hides);
     if (this.element.hidden) return;
