@@ -107,11 +107,14 @@ class Classroom:
 
     Attributes:
         key: The key of the teacher's link.
+        origins: Beginnings of the addresses by which the class may reach the server, the likeliest first; empty if only
+            this machine reaches it, or nothing is known.
         comparison: The other side of the duel that was settled last, and what it differs in; None for none.
     """
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.key = secrets.token_urlsafe(9)
+        self.origins: list[str] = []
         self._is_open = is_open
         self._may_ask = False
         self._visitors: WeakKeyDictionary[Any, Visitor] = WeakKeyDictionary()
@@ -195,6 +198,7 @@ class Classroom:
             others = {each.person for each in self._visitors.values()}.difference(self._teachers)
             facts |= {"visitors": len(others), "followers": len(self._followers)}
             facts |= {"question": self._question, "spread": self._spread(self._followers), "code": visitor.code}
+            facts["origin"] = self.origins[0] if self.origins else ""
             facts |= {"class_asks": self._may_ask, "routers": router_duel.offered()}
         return facts
 
