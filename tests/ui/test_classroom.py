@@ -189,16 +189,21 @@ def test_the_role_of_a_page_outlives_a_reload(open_page, address):
 
 def test_a_teacher_who_stops_can_teach_again(open_page, address):
     url, room = address
-    teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
+    follower = open_page(f"{url}/#follow")
+    followed = follower.root.get_by_role("region", name="Class")
+    followed.get_by_text("You follow: the teacher is not here yet.").wait_for()
+    teacher = open_page(f"{url}/#teach={room.key}")
     follower.wait("view.status.class?.taught")
     lesson = teacher.root.get_by_role("region", name="Class")
     lesson.get_by_role("button", name="Stop teaching").click()
     follower.wait("!view.status.class.taught")
     lesson.get_by_text("You have stopped teaching.").wait_for()
+    followed.get_by_text("The teacher has stopped: look around.").wait_for()
     assert not lesson.get_by_role("button", name="Follow the teacher").is_visible(), "there is none"
     teacher.page.reload()
     teacher.root.get_by_role("region", name="Class").get_by_role("button", name="Teach again").click()
     follower.wait("view.status.class.taught")
+    followed.get_by_text("You follow the teacher.").wait_for()
     teacher.wait("view.status.class.role === 'teacher'")
 
 

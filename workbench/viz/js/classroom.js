@@ -14,6 +14,8 @@ const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
 
 const UNREACHED = "Only this machine reaches this address: start the server with --host 0.0.0.0 for other machines.";
 
+const STOPPED = "The teacher has stopped: look around. This page follows again when the class goes on.";
+
 /** The words of a page instead of an answer while its class predicts. */
 export const HIDDEN = "The class predicts: the pictures come after its answers.";
 
@@ -158,7 +160,7 @@ export class Classroom {
   }
 
   update() {
-    const { role, taught, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
+    const { role, taught, ended, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
     this.keepPictures(this.facts);
     if (role === "visitor" && this.view.status.message && kept(KEPT)?.role === "teacher") this.forget();
     const teaches = role === "teacher", follows = role === "follower";
@@ -168,7 +170,7 @@ export class Classroom {
     if (this.element.hidden) return;
     const count = teaches &&
       `You teach: ${followers} of ${counted(visitors, "visitor")} ${followers === 1 ? "follows" : "follow"}.`;
-    const followed = taught ? "You follow the teacher." : "You follow: the teacher is not here yet.";
+    const followed = taught ? "You follow the teacher." : ended ? STOPPED : "You follow: the teacher is not here yet.";
     const beside = taught ? "A teacher leads a class here." : "You have stopped teaching.";
     setText(this.words, teaches ? count : follows ? followed : beside);
     this.follow.hidden = teaches || follows || !taught;
