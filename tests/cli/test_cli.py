@@ -304,13 +304,14 @@ def test_the_demo_of_a_class_prints_its_links_and_gives_control_to_the_teacher(
     def serve(engine, *, on_listening, room, address, allow_hosts, **_):
         assert (address, allow_hosts, room._is_open) == (host, allowed, is_open)
         on_listening()
+        assert room.origins == [each for each in addresses if "127.0.0.1" not in each], "the class gets what is printed"
         found.append(room.key)
 
     found = []
     monkeypatch.setattr("workbench.viz.app.serve", serve)
     monkeypatch.setattr("workbench.viz.app.check_port_is_free", lambda port, address: None)
     monkeypatch.setattr("workbench.apps.demo.Arrivals", lambda engine: MagicMock())
-    monkeypatch.setattr("workbench.apps.cli.demo.own_addresses", lambda: ["192.0.2.7", "192.0.2.9"])
+    monkeypatch.setattr("workbench.base.served_names.own_addresses", lambda: ["192.0.2.7", "192.0.2.9"])
     assert _run_served(host, 5006, allowed, False, lambda config: MagicMock()) == 0
     printed = capsys.readouterr().out
     assert f"to teach: {addresses[0]}/#teach={found[0]}" in printed

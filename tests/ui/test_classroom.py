@@ -189,16 +189,21 @@ def test_the_role_of_a_page_outlives_a_reload(open_page, address):
 
 def test_a_teacher_who_stops_can_teach_again(open_page, address):
     url, room = address
-    teacher, follower = open_page(f"{url}/#teach={room.key}"), open_page(f"{url}/#follow")
+    follower = open_page(f"{url}/#follow")
+    followed = follower.root.get_by_role("region", name="Class")
+    followed.get_by_text("You follow: the teacher is not here yet.").wait_for()
+    teacher = open_page(f"{url}/#teach={room.key}")
     follower.wait("view.status.class?.taught")
     lesson = teacher.root.get_by_role("region", name="Class")
     lesson.get_by_role("button", name="Stop teaching").click()
     follower.wait("!view.status.class.taught")
     lesson.get_by_text("You have stopped teaching.").wait_for()
+    followed.get_by_text("The teacher has stopped: look around.").wait_for()
     assert not lesson.get_by_role("button", name="Follow the teacher").is_visible(), "there is none"
     teacher.page.reload()
     teacher.root.get_by_role("region", name="Class").get_by_role("button", name="Teach again").click()
     follower.wait("view.status.class.taught")
+    followed.get_by_text("You follow the teacher.").wait_for()
     teacher.wait("view.status.class.role === 'teacher'")
 
 
@@ -249,6 +254,32 @@ def test_a_camera_reads_the_followers_link_from_the_teachers_page(open_page, add
     follower.wait("view.status.class?.role === 'follower'")
     teacher.root.get_by_role("button", name="Hide the QR code").click()
     code.wait_for(state="detached")
+
+
+def test_the_code_of_a_page_at_a_loopback_address_is_one_that_phones_reach(open_page, address):
+    """The server listens on more than the address that the teacher typed; behind a tunnel the typed one is right."""
+    url, room = address
+    port = url.rpartition(":")[2]
+    for origin, expected, warns in (
+        (f"http://192.0.2.7:{port}", f"http://192.0.2.7:{port}/#follow", False),
+        ("http://192.0.2.7:1", f"{url}/#follow", True),  # another port than the page's: that of a tunnel
+        (None, f"{url}/#follow", True),
+    ):
+        room.origins = [origin] if origin else []
+        teacher = open_page(f"{url}/#teach={room.key}")
+        teacher.wait("view.status.class?.role === 'teacher'")
+        teacher.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        teacher.root.get_by_role("button", name="Show its QR code").click()
+        code = teacher.root.locator(".wb-code canvas")
+        code.wait_for()
+        (found,) = zxingcpp.read_barcodes(Image.open(io.BytesIO(code.screenshot())))
+        assert found.text == expected
+        assert expected in teacher.root.locator(".wb-code").text_content()
+        teacher.root.get_by_role("button", name="Copy the followers' link").click()
+        assert teacher.root.locator("input.wb-long-link").input_value() == expected
+        warned = teacher.root.get_by_text("Only this machine reaches this address").count()
+        assert (warned == 2) is warns and (warned > 0) is warns, "below the code and beside the link"
+        teacher.page.close()
 
 
 def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_llama, monkeypatch):

@@ -97,7 +97,20 @@ def test_a_teacher_sees_no_answer_to_another_change(open_page, serve, monkeypatc
     run.click()
     answered(page, max_num_seqs=2)
     assert verdict.text_content()
+    panel = page.root.locator("[data-panel=compare]")
+    assert panel.is_visible()
     dialog.get_by_label("num_blocks").fill("3")
-    assert verdict.text_content() == ""
+    waits = "Not simulated yet: press Simulate, or let the class bet."
+    assert verdict.text_content() == waits
+    page.frame()
+    assert panel.is_hidden() and page.view("view.cursor.beside === null"), "it is of other values"
+    page.root.press("Escape")
+    page.root.get_by_role("button", name="What if").click()
+    values = [dialog.get_by_label(name).input_value() for name in ("num_blocks", "max_num_seqs")]
+    assert values == ["3", "2"] and verdict.text_content() == waits, "what was set is lost"
+    dialog.get_by_role("button", name="As it was").click()
+    assert verdict.text_content() == "These are the settings of the run."
+    dialog.get_by_label("num_blocks").fill("3")
+    dialog.get_by_label("max_num_seqs").fill("2")
     run.click()
     verdict.get_by_text("num_blocks=3 is too small").wait_for()

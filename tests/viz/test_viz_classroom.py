@@ -52,10 +52,15 @@ def test_only_followers_get_the_place_of_the_teacher_and_may_leave(room):
     assert follower.news == before + 1
     assert room.facts(follower)["lead"] == place and "lead" not in room.facts(visitor)
     assert (room.facts(teacher)["visitors"], room.facts(teacher)["followers"]) == (2, 1)
+    assert not room.facts(follower)["ended"]
     room.take(follower, "join", role="visitor")
     assert "lead" not in room.facts(follower) and room.facts(teacher)["followers"] == 0
     room.leave(teacher)
     assert room.facts(visitor) == {"role": "visitor", "taught": False}
+    late = enter(room, "follower")
+    assert room.facts(late)["ended"], "also for a phone that comes, or is loaded again, after the end"
+    enter(room, "teacher", room.key)
+    assert not room.facts(late)["ended"]
 
 
 def test_a_page_that_is_loaded_again_is_the_same_person(room):

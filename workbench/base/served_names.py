@@ -62,6 +62,17 @@ def own_addresses() -> list[str]:
     return [address for address in dict.fromkeys(map(str, found)) if not is_loopback(address)]
 
 
+def reachable_origins(host: str, port: int) -> list[str]:
+    """The beginnings of a server's addresses, such as "http://192.0.2.7:5006", by which other machines may reach it.
+
+    Args:
+        host: The address, or its name, on which it listens.
+        port: The port on which it listens.
+    """
+    names = own_addresses() if is_any(host) else [] if is_loopback(host) else [host]
+    return [f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in names]
+
+
 @dataclass(frozen=True)
 class ServedNames:
     """The names of one server.

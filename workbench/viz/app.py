@@ -18,7 +18,7 @@ from panel.io.state import set_curdoc
 from panel.io.threads import StoppableThread
 from tornado.ioloop import IOLoop
 
-from workbench.base.served_names import ServedNames
+from workbench.base.served_names import ServedNames, reachable_origins
 from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom
@@ -214,6 +214,8 @@ def serve(
         OSError: The port is in use.
         ValueError: One of ``allow_hosts`` is not a name.
     """
+    room = room or Classroom()
+    room.origins = room.origins or reachable_origins(address, port)
     return serve_session(
         make_app(source, other=other, on_seen=on_seen, room=room),
         port=port,

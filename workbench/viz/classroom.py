@@ -107,13 +107,17 @@ class Classroom:
 
     Attributes:
         key: The key of the teacher's link.
+        origins: Beginnings of the addresses by which the class may reach the server, the likeliest first; empty if only
+            this machine reaches it, or nothing is known.
         comparison: The other side of the duel that was settled last, and what it differs in; None for none.
     """
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.key = secrets.token_urlsafe(9)
+        self.origins: list[str] = []
         self._is_open = is_open
         self._may_ask = False
+        self._was_taught = False
         self._visitors: WeakKeyDictionary[Any, Visitor] = WeakKeyDictionary()
         self._people: WeakValueDictionary[str, Person] = WeakValueDictionary()
         self._lead: dict[str, Any] = {}
@@ -190,11 +194,13 @@ class Classroom:
             if self._score and visitor.seen != self._score["number"]:
                 facts["pictures"] = self._pictures
         if visitor.role == "follower":
+            facts["ended"] = self._was_taught and not self._teachers
             facts |= {"lead": self._lead, "question": self._question, "answered": visitor.person.answer is not None}
         if visitor.role == "teacher":
             others = {each.person for each in self._visitors.values()}.difference(self._teachers)
             facts |= {"visitors": len(others), "followers": len(self._followers)}
             facts |= {"question": self._question, "spread": self._spread(self._followers), "code": visitor.code}
+            facts["origin"] = self.origins[0] if self.origins else ""
             facts |= {"class_asks": self._may_ask, "routers": router_duel.offered()}
         return facts
 
@@ -368,6 +374,7 @@ class Classroom:
     def _count(self) -> None:
         """Count people, not pages: in each role, in the order in which they came; without a teacher, a class ends."""
         visitors, was_taught = list(self._visitors.values()), bool(self._teachers)
+        self._was_taught |= was_taught
         self._followers, self._teachers = (
             list(dict.fromkeys(visitor.person for visitor in visitors if visitor.role == role))
             for role in ("follower", "teacher")

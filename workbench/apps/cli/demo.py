@@ -21,7 +21,7 @@ from workbench.apps.cli.options import (
     check_port,
 )
 from workbench.apps.cli.say import say, say_text
-from workbench.base.served_names import is_any, is_loopback, own_addresses
+from workbench.base.served_names import is_any, is_loopback, reachable_origins
 
 if TYPE_CHECKING:
     from workbench.engine.distributed.job import MakeEngine
@@ -106,9 +106,9 @@ def _run_served(
     check_port_is_free(port, host)
     is_alone = is_loopback(host) and not allow_hosts
     room = Classroom(is_open=is_alone)
-    # The code for phones shows the address by which the teacher's page was opened.
-    names = (own_addresses() or ["127.0.0.1"]) if is_any(host) else [host]
-    address = f"http://{names[0] if ':' not in names[0] else f'[{names[0]}]'}:{port}"
+    room.origins = reachable_origins(host, port)
+    own = "127.0.0.1" if is_any(host) else f"[{host}]" if ":" in host else host
+    address, *others = room.origins or [f"http://{own}:{port}"]
     with make_engine(CONFIG) as engine:
         say_text(engine)
         arrivals, seen = Arrivals(engine), threading.Event()
@@ -119,8 +119,8 @@ def _run_served(
             print(f"to teach: {address}/#teach={room.key}; to follow: {address}/#follow", flush=True)
             if not is_alone:
                 say(REACHABLE.format(host=host))
-                for name in names[1:]:
-                    print(f"  for the class: http://{name}:{port}/#follow", flush=True)
+                for other in others:
+                    print(f"  for the class: {other}/#follow", flush=True)
             if browser and open_browser(address if is_alone else f"{address}/#teach={room.key}"):
                 say(f"waiting for the browser, at most {BROWSER_SECONDS} s")
                 threading.Thread(target=start_when_seen, name="workbench-demo", daemon=True).start()

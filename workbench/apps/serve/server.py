@@ -36,6 +36,7 @@ from workbench.apps.serve.log_limit import limit_repeats
 from workbench.apps.serve.priority import go_first, go_last
 from workbench.apps.serve.settings import ServeSettings
 from workbench.apps.serve.trace_stream import TraceStream
+from workbench.base.served_names import reachable_origins
 from workbench.base.text import printable
 from workbench.viz.app import make_app
 from workbench.viz.classroom import Classroom
@@ -99,6 +100,7 @@ class Server:
         self.port: int = sockets[0].getsockname()[1]
         # The trace and not the engine: a viewer must not pause the engine or abort the requests of others.
         self.room = Classroom()
+        self.room.origins = reachable_origins(settings.host, self.port)
         self.dashboard = Dashboard(make_app(lambda: engine.trace, room=self.room), log_request)
         api = make_api(self.bridge, self.dashboard, log_request)
         loop = asyncio.get_running_loop()

@@ -34,7 +34,8 @@ export class AskBox {
       h("div", { class: "wb-group" }, this.fields, this.chatLabel),
     );
     this.small = h("p", { class: "wb-hint", hidden: true });
-    const parts = [this.prompt, submitButton("Send"), options, this.small];
+    this.submit = submitButton("Send");
+    const parts = [this.prompt, this.submit, options, this.small];
     const onfocusout = (event) => this.left(event.relatedTarget);
     this.element = form({ class: "wb-form wb-ask", onfocusout }, () => this.send(), parts);
   }
@@ -58,6 +59,7 @@ export class AskBox {
 
   send() {
     const { view } = this, prompt = this.prompt.value;
+    if (!view.may("ask")) return; // the page says why
     if (!prompt.trim()) return view.say("The prompt is empty: write a question first.");
     const values = Object.fromEntries(this.fields.map(({ lastChild }) => [lastChild.name, Number(lastChild.value)]));
     if (view.status.chat) values.chat = this.chat.checked;
@@ -78,10 +80,12 @@ export class AskBox {
         : `A model with ${millions} million weights writes well and gets many facts wrong.`;
       setText(this.small, words);
     }
-    // A refused prompt comes back, to be mended.
-    if (this.asked && message && kind !== "note") {
-      if (!this.prompt.value) this.prompt.value = this.asked;
-      this.asked = "";
-    }
+    if (message && kind !== "note") this.takeBack();
+  }
+
+  /** A prompt that was refused, to be mended, or not heard, comes back. */
+  takeBack() {
+    if (this.asked && !this.prompt.value) this.prompt.value = this.asked;
+    this.asked = "";
   }
 }

@@ -9,6 +9,13 @@ import { keep, kept } from "./tab.js";
 /** Milliseconds between two places that a teacher's page tells. */
 const LEAD_MS = 100;
 
+/** Names by which only this machine calls itself. */
+const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
+
+const UNREACHED = "Only this machine reaches this address: start the server with --host 0.0.0.0 for other machines.";
+
+const STOPPED = "The teacher has stopped: look around. This page follows again when the class goes on.";
+
 /** The words of a page instead of an answer while its class predicts. */
 export const HIDDEN = "The class predicts: the pictures come after its answers.";
 
@@ -46,7 +53,8 @@ export class Classroom {
     this.leave = button("Leave", "Move your own cursor again", () => this.join("visitor"));
     this.stop = button("Stop teaching", "Let the class go; this tab can teach again", () => this.join("visitor"));
     this.again = button("Teach again", "Lead the class from this page", () => this.join("teacher", this.key));
-    const copy = () => view.linkBox.show("The followers' link", this.link, this.copy, "pages opened by it follow you.");
+    const opened = "pages opened by it follow you.";
+    const copy = () => view.linkBox.show("The followers' link", this.link, this.copy, `${opened} ${this.unreached}`);
     this.copy = button("Copy the followers' link", "Pages opened by it follow you", copy);
     const show = () => this.view.send("class", { what: "code", link: this.facts.code?.length ? "" : this.link });
     this.show = button("Show its QR code", "For the cameras of the class", show);
@@ -100,8 +108,16 @@ export class Classroom {
     return this.view.status.class || {};
   }
 
+  /** The followers' link: no phone reaches the loopback address at which a teacher may have opened this page. */
   get link() {
-    return `${location.origin}${location.pathname}#follow`;
+    const { origin } = this.facts, own = location;
+    const isOfServer = origin && LOOPBACK.test(own.hostname) && new URL(origin).port === own.port; // not a tunnel's
+    return `${isOfServer ? origin : own.origin}${own.pathname}#follow`;
+  }
+
+  /** Words about a link that only this machine can open; "" for another one. */
+  get unreached() {
+    return LOOPBACK.test(new URL(this.link).hostname) ? UNREACHED : "";
   }
 
   ask() {
@@ -144,17 +160,17 @@ export class Classroom {
   }
 
   update() {
-    const { role, taught, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
+    const { role, taught, ended, visitors, followers, question, answered, spread, lead, code, score } = this.facts;
     this.keepPictures(this.facts);
     if (role === "visitor" && this.view.status.message && kept(KEPT)?.role === "teacher") this.forget();
     const teaches = role === "teacher", follows = role === "follower";
-    this.element.hidden = !teaches && !follows && !taught && !this.key;
+    this.element.hidden = this.view.gone || (!teaches && !follows && !taught && !this.key);
     this.hides = Boolean(question && (teaches || (follows && !answered)));
     this.view.root.toggleAttribute("data-predicting", this.hides);
     if (this.element.hidden) return;
     const count = teaches &&
       `You teach: ${followers} of ${counted(visitors, "visitor")} ${followers === 1 ? "follows" : "follow"}.`;
-    const followed = taught ? "You follow the teacher." : "You follow: the teacher is not here yet.";
+    const followed = taught ? "You follow the teacher." : ended ? STOPPED : "You follow: the teacher is not here yet.";
     const beside = taught ? "A teacher leads a class here." : "You have stopped teaching.";
     setText(this.words, teaches ? count : follows ? followed : beside);
     this.follow.hidden = teaches || follows || !taught;
@@ -226,7 +242,8 @@ export class Classroom {
     rows.forEach((row, y) =>
       [...row].forEach((dark, x) => dark === "1" && context.fillRect(8 * (x + 4), 8 * (y + 4), 8, 8))
     );
-    replace(this.code, rows.length > 0 && [canvas, h("p", {}, this.link)]);
+    const unreached = this.unreached && h("p", { class: "wb-hint" }, this.unreached);
+    replace(this.code, rows.length > 0 && [canvas, h("p", {}, this.link), unreached]);
   }
 
   /** The number of answers so far, and the button that shows the answers and the picture to everybody. */

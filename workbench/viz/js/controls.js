@@ -1,7 +1,7 @@
 // Controls of the engine (run, pause, step, ask) and, apart from them, of the cursor that moves through its steps;
 // below them the sentence that tells the step at the cursor.
 
-import { counted, formatNumber, h, plain, replace, select, setText, timeWords } from "./dom.js";
+import { counted, formatNumber, h, plain, replace, select, setText, timeWords, unusable } from "./dom.js";
 import { PhaseStrip } from "./phase_strip.js";
 import { SearchBox } from "./search.js";
 import { withTerms } from "./terms.js";
@@ -24,21 +24,18 @@ function button(label, title, onclick, more = {}) {
   return h("button", { class: "wb-button", type: "button", title, "aria-label": name, onclick, ...more }, label);
 }
 
-/** Mark a button as out of use, without disabling it: it keeps the focus, and a press says why. */
-function unusable(element, yes) {
-  element.setAttribute("aria-disabled", String(yes));
-}
-
 export class Controls {
   constructor(view) {
     this.view = view;
     this.announcement = h("p", { class: "wb-announce", "aria-live": "polite" });
     this.message = h("p", { class: "wb-message", role: "alert", hidden: true });
+    this.reload = button("Load the page again", "Show what the server shows now", () => view.connection.reload());
+    this.reload.hidden = true;
     this.sentence = h("p", { class: "wb-sentence" });
     this.numbers = h("p", { class: "wb-numbers", hidden: true });
     this.search = new SearchBox(view);
     this.phases = new PhaseStrip(view);
-    const bars = [this.engineBar(), this.cursorBar()], texts = [this.message, this.announcement];
+    const bars = [this.engineBar(), this.cursorBar()], texts = [this.message, this.reload, this.announcement];
     this.element = h("div", { class: "wb-controls" }, bars, this.sentence, this.numbers, this.phases.element, texts);
   }
 
@@ -230,6 +227,7 @@ export class Controls {
     this.message.hidden = !status.message || view.whatIf.tells(status.message);
     this.message.dataset.kind = status.kind || "problem";
     setText(this.message, status.message || "");
+    this.reload.hidden = !view.connection.isBack;
   }
 
   nothingYet() {
@@ -242,7 +240,7 @@ export class Controls {
 
   badgeText() {
     const { store, cursor, status, live } = this.view;
-    if (this.view.gone) return "kernel ended";
+    if (this.view.gone) return this.view.gone;
     if (!live) return `${plain(store.facts.source || "recording", 30)} · ${this.partWords() || "recording"}`;
     const [step, condition] = status.stopped_by || [];
     const stopped = status.state === "paused" && step === store.label(cursor.last);

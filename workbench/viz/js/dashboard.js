@@ -4,6 +4,7 @@
 
 import { Classroom, HIDDEN } from "./classroom.js";
 import { Areas, isLayout, makePanels } from "./areas.js";
+import { Connection, NO_SERVER } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Cursor } from "./cursor.js";
 import { downloaded, h, offerFile, plain } from "./dom.js";
@@ -66,6 +67,7 @@ class View {
     this.whole = !this.options.panels?.length;
     this.inspector = new Inspector(this);
     this.linkBox = new LinkBox(this);
+    this.connection = new Connection(this);
     this.controls = new Controls(this);
     this.help = keyList(Boolean(model.get("still")));
     this.breakpointsForm = new BreakpointsForm(this);
@@ -171,13 +173,18 @@ class View {
     return Boolean(this.status.refused?.foresee);
   }
 
-  /** The host has lost the engine: nothing will answer any more. */
-  lose() {
-    this.gone = true;
+  /**
+   * Nothing will answer any more: a kernel has lost the engine, or the page its server.
+   * @param {string} words Say so.
+   * @param {string} gone The same in two words.
+   */
+  lose(words, gone) {
+    this.gone = gone;
     this.cursor.live = false;
     this.popovers.forEach(close);
     clearTimeout(this.waiting);
-    this.say(GONE, "problem");
+    if ((this.status.handled ?? 0) < this.commandCount) this.question.ask.takeBack();
+    this.say(words, "problem");
     this.changed("data");
   }
 
@@ -293,12 +300,15 @@ class View {
 
   /** Ask the host to do something; a saved page has no host. */
   send(name, args = {}) {
+    if (this.gone) return;
     const id = ++this.commandCount;
     this.model.set("command", { id, name, args });
     this.model.save_changes();
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
-      if (this.live && (this.status.handled ?? 0) < id) this.say(UNHEARD);
+      if (!this.live || (this.status.handled ?? 0) >= id) return;
+      this.say(this.connection.served ? NO_SERVER : UNHEARD);
+      this.connection.ask();
     }, PATIENCE_MS);
   }
 
@@ -540,6 +550,7 @@ class View {
     this.cursor.playing = false;
     this.endWatching();
     this.endKeys();
+    this.connection.end();
     clearTimeout(this.waiting);
     this.tooltip.end();
     this.tooltip.element.remove();
@@ -561,7 +572,7 @@ export function render({ model, el }) {
     "change:download": () => view.takeDownload(model.get("download")),
   };
   // Of ipywidgets alone: the channel to the kernel, open until now.
-  if (model.get("still")) listeners.comm_live_update = () => view.lose();
+  if (model.get("still")) listeners.comm_live_update = () => view.lose(GONE, "kernel ended");
   for (const [event, listener] of Object.entries(listeners)) model.on(event, listener);
   view.receive(model.get("packet"));
   view.receiveOther(model.get("other"));

@@ -161,3 +161,8 @@ export function offerFile(blob, name) {
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
+
+/** Mark a button as out of use, without disabling it: it keeps the focus, and a press says why. */
+export function unusable(element, yes) {
+  element.setAttribute("aria-disabled", String(yes));
+}

@@ -2,7 +2,7 @@
 // way through the engine. It stands above the pictures of all requests.
 
 import { AskBox } from "./ask.js";
-import { h, plain, setText } from "./dom.js";
+import { h, plain, setText, unusable } from "./dom.js";
 import { nameOf } from "./request.js";
 import { withTerms } from "./terms.js";
 import { wayOf } from "./way.js";
@@ -50,7 +50,10 @@ export class Question {
 
   update() {
     const { view } = this, { status, shown, whole } = view;
-    this.element.hidden = !view.may("ask") || !view.panel("texts") || (whole && shown !== "story" && shown !== "all");
+    const kept = view.gone && this.ask.prompt.value; // what was typed stays to be read
+    const here = view.panel("texts") && (!whole || shown === "story" || shown === "all");
+    this.element.hidden = !here || !(view.may("ask") || kept);
+    unusable(this.ask.submit, !view.may("ask"));
     if (this.element.hidden) return;
     this.ask.update(status);
     const [id, prompt] = view.own.all.at(-1) || [];

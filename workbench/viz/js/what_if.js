@@ -24,9 +24,14 @@ const MEASURES = "__MEASURES__";
 /** Milliseconds without a movement after which a simulation is asked for. */
 const REST_MS = 120;
 
+const NOT_YET = "Not simulated yet: press Simulate, or let the class bet.";
+const AS_IT_WAS = "These are the settings of the run.";
+
 export class WhatIf {
   constructor(view) {
     this.view = view;
+    this.run = null; // the run whose settings the sliders began with; hosts of one run give it no number
+    this.moved = false; // whether the values are not those of an answer
     this.sliders = FIELDS.map(([name, words, values]) => this.slider(name, words, values));
     this.policy = select("policy", POLICIES, () => this.changed());
     const where = [["first", "from the first step"], ["cursor", "from the step at the cursor"]];
@@ -80,18 +85,20 @@ export class WhatIf {
   }
 
   open(button) {
-    if (this.opened !== this.view.store.facts) this.reset();
-    this.showChanges(this.refusal ?? this.view.comparison?.fork);
+    if (this.run !== this.view.store.facts.run) this.reset();
+    if (!this.moved) this.showChanges(this.refusal ?? this.view.comparison?.fork);
     this.duel.hidden = this.view.classroom.facts.role !== "teacher";
     this.routers.offer(this.view.classroom.facts.routers);
-    if (!this.refusal) this.update(this.view.comparison || {});
+    if (this.moved) this.rest();
+    else if (!this.refusal) this.update(this.view.comparison || {});
     openBelow(this.element, button);
   }
 
   /** The values of the run. */
   reset() {
     const { facts } = this.view.store;
-    this.opened = facts;
+    this.run = facts.run;
+    this.moved = false;
     FIELDS.forEach(([name, , values], i) => {
       const slider = this.sliders[i], value = facts.config[name] ?? 0;
       slider.before = value;
@@ -125,7 +132,15 @@ export class WhatIf {
   changed() {
     clearTimeout(this.timer);
     this.expect(null);
+    this.moved = true; // the values stay until an answer to others comes
     if (this.duel.hidden) this.timer = setTimeout(() => this.ask(), REST_MS);
+    else this.rest();
+  }
+
+  /** Nothing is simulated until a teacher says so: no older answer stays beside the values. */
+  rest() {
+    setText(this.verdict, Object.keys(this.changes()).length ? NOT_YET : AS_IT_WAS);
+    if (this.view.comparing) this.view.showComparison(false);
   }
 
   /** The fields that differ from the run. */
@@ -185,6 +200,7 @@ export class WhatIf {
   /** The simulation has arrived, or cannot be compared. */
   update(comparison) {
     this.refusal = null;
+    if (comparison.refused || comparison.fork) this.moved = false;
     setText(this.verdict, comparison.refused || comparison.verdict || "");
     this.verdict.dataset.kind = comparison.refused ? "problem" : "";
     fillMeasures(this.measures, comparison, this.view); // also in the comparison, which the box may cover
