@@ -8,7 +8,9 @@ from base64 import b64decode
 
 import pytest
 from msgspec.structs import replace
+from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
+from test_marks_of_the_pool import Picture
 
 from workbench.apps.cli import main
 from workbench.trace import Trace
@@ -140,6 +142,26 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                         assert text == written.get("text", "")
                     elif '"' in text and "…" not in text + written["text"]:
                         assert written["text"].endswith(text.split('"', 1)[1])
+
+
+@pytest.mark.parametrize("name", [*RUNS, "long 3"])
+def test_a_part_frames_the_blocks_that_a_step_changed(deno_page, name):
+    """Also in its first step: what was there before has not changed in it."""
+    trace, facts = run(name)
+    rng, framed, kept = random.Random(f"changed {name}"), 0, 0
+    for _ in range(3):
+        at, parts = cuts(trace, rng)
+        for part in parts.values():
+            deno_page.open(part)
+            for step in sorted({*range(at, min(at + 8, len(trace))), rng.randrange(at, len(trace))}):
+                marks, picture = Marks(deno_page.painted("pool", step - at)["marks"]), Picture(facts, 1200)
+                frames = {tuple(frame[1:3]) for frame in marks.frames(LIGHT.outline) if frame[2] > picture.top - 1}
+                blocks = facts[step].added if step == at else facts[step].fresh
+                expected = {tuple(value + 0.5 for value in picture.xy(block)) for block in blocks}
+                assert frames == expected, (at, step)
+                framed += len(frames)
+                kept += len(facts[step].holders) - len(blocks) if step == at else 0
+    assert framed and kept > 0
 
 
 @pytest.mark.parametrize("name", ["timed 3", "spec 16"])
