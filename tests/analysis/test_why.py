@@ -449,3 +449,22 @@ def test_a_probe_fails_for_what_a_log_or_metrics_say(tmp_path):
         path.write_text("".join(f"# scraped {at}\n{text}" for at, text in zip((10, 15), texts)))
         assert main(["why", str(path), "--fail-if-stuck"]) == stuck_now
     assert main(["why", str(RECORDED / "sync" / "d7_too_big.jsonl.gz"), "--fail-if-stuck"]) == 1
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_the_tokens_left_of_a_part_are_those_of_the_run(is_forgotten, tmp_path):
+    requests = [{"id": f"r{n}", "prompt": {"len": 9}, "max_tokens": 60} for n in range(3)]
+    config = {"max_num_seqs": 1, "num_blocks": 64}
+    whole = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.01), max_steps=90)
+    expected = whole.why()
+    assert expected.next_seat is not None and expected.holders[0].tokens_left == 30
+    for cut in (1, 59, 62, 88):
+        part = whole[cut:]
+        if is_forgotten:  # the file of a run that has forgotten its first steps begins so
+            part.save(tmp_path / "part.jsonl")
+            part = Trace.load(tmp_path / "part.jsonl")
+        answer = part.why()
+        assert [(each.request_id, each.tokens_left) for each in answer.holders] == [("r1", 30)]
+        assert answer.num_running == 1 and [waiter.request_id for waiter in answer.waiters] == ["r2"]
+        zero = f"step {cut} began" if is_forgotten else "the first arrival"
+        assert f"s after {zero}:" in repr(answer)

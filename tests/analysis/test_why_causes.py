@@ -64,7 +64,7 @@ def test_a_pool_that_is_too_small_is_named_with_the_request_and_the_blocks(seed,
     write_growing(trace, tmp_path / "run.jsonl")
     assert main(["why", str(tmp_path / "run.jsonl"), "--fail-if-stuck"]) == 1
     said = capsys.readouterr().out
-    assert f"big: no free KV blocks: needs {needed} for {needed * size} tokens, {usable} free" in said
+    assert f"big: no free KV blocks: needs {needed} more for {needed * size} tokens, {usable} free" in said
     assert "this never clears" in said and "this clears" not in said
     assert ("or reject big" in said) == (len(trace[-1].waiting) > 1)
     (enough,) = {change.after for change in trace.why().changes if change.field == "num_blocks"}

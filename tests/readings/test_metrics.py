@@ -208,12 +208,12 @@ def test_of_a_part_of_a_run():
     parts = whole[:9].metrics(), whole[9:].metrics()
     for request_id, in_whole in whole.metrics().requests.items():
         before, after = (part.requests.get(request_id) for part in parts)
-        tokens_before = before.token_steps if before else ()
-        assert tokens_before + after.token_steps == in_whole.token_steps
-        if tokens_before:
+        assert sum((part.token_steps for part in (before, after) if part), ()) == in_whole.token_steps
+        if before and before.token_steps:
             assert before.ttft == in_whole.ttft
-            assert after.ttft is None  # its first token is not in this part
-        assert after.e2e == in_whole.e2e or (before and before.e2e == in_whole.e2e)
+            assert after is None or after.ttft is None  # its first token is not in this part
+        assert in_whole.e2e in [part.e2e for part in (before, after) if part]
+        assert (after is None) == bool(before and before.e2e), "a request that has ended is not in the next part"
     for name in ("owned_blocks", "cached_blocks", "unused_slots", "num_tokens"):
         joined = np.concatenate([getattr(part.steps, name) for part in parts])
         np.testing.assert_array_equal(joined, getattr(whole.metrics().steps, name))

@@ -1,5 +1,7 @@
 """One sentence per step, from the record alone."""
 
+import re
+
 import msgspec
 import pytest
 from viz_traces import HOSTILE_TEXTS, hostile_trace, random_trace
@@ -47,7 +49,11 @@ def test_prompts_and_replies_share_a_pass_and_a_waiting_request_says_why():
         (tuple(chunk(f"r{i}", 5, 1, "decode") for i in range(3)), "3 replies grow by one token each"),
         (
             (chunk("a", 0, 50, "intermediate", num_recomputed_tokens=40), chunk("b", 8, 1, "decode")),
-            "50 prompt tokens and 1 reply share one pass, 40 of them for the second time",
+            "50 tokens and 1 reply share one pass, 40 of them again",
+        ),
+        (
+            (chunk("a", 0, 50, "new_final", num_recomputed_tokens=49),),
+            "all 50 tokens of a take one pass, 49 of them again",
         ),
     ],
 )
@@ -78,7 +84,7 @@ def test_numbers_are_those_of_the_record():
             words = narrate(record)
             assert words.startswith(f"Step {record.step:,}: ") and words.endswith(".") and "\n" not in words
             if record.num_prefill_tokens and record.num_decode_tokens:
-                assert f"{record.num_prefill_tokens} prompt token" in words
+                assert re.search(rf"\b{record.num_prefill_tokens} (prompt )?token", words)
             for request_id in record.finished[:1]:
                 assert request_id in words
 

@@ -108,7 +108,8 @@ def test_requests_that_never_ran_or_were_admitted_before_the_trace_do_not_count(
     trace.append(StepRecord(0, chunks=(earlier,), admitted=("before",), running=("before",)))
     early = Chunk("before", 100, 50, True, "cached_partial", None, "budget", ())
     first = Chunk("admitted", 20, 60, False, "new_final", 5, "complete", tuple(range(21, 31)), num_cached_tokens=20)
-    trace.append(StepRecord(1, chunks=(early, first), admitted=("admitted",), aborted=("refused",), waiting=("waits",)))
+    running = {"admitted": ("admitted",), "running": ("before", "admitted")}
+    trace.append(StepRecord(1, chunks=(early, first), **running, aborted=("refused",), waiting=("waits",)))
     trace = trace[1:]
     assert trace.metrics().summary.hit_rate == hit_rates([trace]).total.rate == RATE([trace], "steps") == 0.25
 

@@ -67,10 +67,10 @@ def test_a_prompt_that_max_model_len_cuts_stops_without_an_end():
         ({"max_num_seqs": 1}, "max_num_seqs reached (1)"),
         ({"max_num_active_seqs": 1}, "max_num_active_seqs reached (1)"),
         ({"max_num_batched_tokens": 8}, "token budget used up (8 of 8)"),
-        ({"num_blocks": 4}, "no free KV blocks: needs 2 for 6 tokens, 1 free"),
+        ({"num_blocks": 4}, "no free KV blocks: needs 2 more for 6 tokens, 1 free"),
         (
             {"num_blocks": 6, "watermark": 0.4},
-            "no free KV blocks: needs 2 for 6 tokens, 3 free, 2 of them kept by the watermark",
+            "no free KV blocks: needs 2 more for 6 tokens, 3 free, 2 of them kept by the watermark",
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_b06_hits_count_against_the_free_blocks_at_admission():
     assert scheduler.num_free_blocks == 3
     add(scheduler, "b", tokens(16), max_tokens=1)  # 2 blocks found + 2 new = 4 of 3 free ones
     record = step(scheduler)
-    assert str(record.not_scheduled["b"]) == "no free KV blocks: needs 4 for 16 tokens, 2 free"
+    assert str(record.not_scheduled["b"]) == "no free KV blocks: needs 4 more for 16 tokens, 2 free"
 
 
 def test_b07_a_block_is_published_when_its_last_token_is_scheduled_not_when_it_is_sampled():

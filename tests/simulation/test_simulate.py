@@ -134,7 +134,7 @@ def test_ends():
         simulate(too_large)
     stuck = simulate(too_large, as_vllm=True)
     assert (stuck.end, len(stuck)) == ("stuck", 4)
-    assert said(stuck[-1]) == {"a": "no free KV blocks: needs 2 for 5 tokens, 1 free"}
+    assert said(stuck[-1]) == {"a": "no free KV blocks: needs 2 more for 5 tokens, 1 free"}
     with pytest.raises(ValueError, match="max_steps must be >= 1, got 0"):
         simulate(one(), max_steps=0)
 

@@ -47,7 +47,7 @@ def test_explain_narrate_and_why_have_one_reason(capsys):
     path = DATA / "vllm-recorded" / "sync" / "d_preempt.jsonl.gz"
     trace = Trace.load(path)
     assert main(["trace", "narrate", str(path)]) == 0
-    assert "p2 waits: no free KV blocks: needs 3 for 9 tokens, 2 free" in capsys.readouterr().out
+    assert "p2 waits: no free KV blocks: needs 3 more for 9 tokens, 2 free" in capsys.readouterr().out
     part = trace[:4]
     waiter = next(waiter for waiter in part.why().waiters if waiter.request_id == "p2")
     assert waiter.reason == part[3].not_scheduled["p2"]

@@ -79,7 +79,7 @@ HOSTILE = [
     "max_num_seqs reached (1)",
     "max_num_seqs-bench",
     "max_num_active_seqs",
-    "no free KV blocks: needs 4 for 16 tokens, 2 free",
+    "no free KV blocks: needs 4 more for 16 tokens, 2 free",
     "block",
     "nobody is admitted in a step that preempts blocks",
     "preempted in this step: a needs 1 more KV block, 0 free; last admitted",

@@ -46,7 +46,9 @@ def test_slices_share_records(trace):
     assert len(trace[9:5]) == 0
     assert part.end == ""
     assert trace[20:].end == "done"
-    assert trace[20:].requests == trace.requests
+    ended = {request_id for record in trace[:20] for request_id in (*record.finished, *record.aborted)}
+    assert ended and list(trace[20:].requests) == [name for name in trace.requests if name not in ended]
+    assert trace[0:].requests == trace.requests
     assert [info.arrival_step for info in trace[:1].requests.values()] == [0, 0]
     with pytest.raises(ValueError, match="stride"):
         trace[::2]

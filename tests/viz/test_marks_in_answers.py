@@ -47,6 +47,8 @@ def work(record):
     prompts = [chunk for chunk in record.chunks if chunk.arm != "decode"]
     replies = [chunk for chunk in record.chunks if chunk.arm == "decode"]
     total = sum(chunk.num_tokens for chunk in prompts)
+    again = sum(chunk.num_recomputed_tokens for chunk in prompts)
+    token = "token" if again or {chunk.request_id for chunk in prompts} & {*record.resumed} else "prompt token"
     if not prompts and not replies:
         return "nothing is computed"
     if not prompts:
@@ -56,12 +58,12 @@ def work(record):
             return f"the reply to {replies[0].request_id} grows {by}"
         return f"{len(replies):,} replies grow {by}" + (" each" if by == "by one token" else "")
     if replies:
-        words = f"{plural(total, 'prompt token')} and {plural(len(replies), 'reply', 'replies')} share one pass"
+        words = f"{plural(total, token)} and {plural(len(replies), 'reply', 'replies')} share one pass"
     elif len(prompts) > 1:
-        words = f"{plural(total, 'prompt token')} of {several([chunk.request_id for chunk in prompts])} share one pass"
+        words = f"{plural(total, token)} of {several([chunk.request_id for chunk in prompts])} share one pass"
     else:
         (chunk,) = prompts
-        noun = "prompt token" if total == 1 else "prompt tokens"
+        noun = token if total == 1 else f"{token}s"
         if chunk.num_cached_tokens:
             cached = f"the prefix cache has {plural(chunk.num_cached_tokens, 'token')}"
             part = f"{total:,} {noun} of {chunk.request_id} ({cached})"
@@ -72,8 +74,7 @@ def work(record):
             part = f"{first[key]}{total:,} {noun}" if key in first else later[key]
             part += f" of {chunk.request_id}"
         words = f"{part} {'takes' if total == 1 else 'take'} one pass"
-    again = sum(chunk.num_recomputed_tokens for chunk in prompts)
-    return words + (f", {again:,} of them for the second time" if again else "")
+    return words + (f", {again:,} of them again" if again else "")
 
 
 def because(reason):

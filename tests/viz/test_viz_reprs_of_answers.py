@@ -48,8 +48,8 @@ def test_a_part_of_a_trace_counts_the_requests_that_it_is_about():
     }
     last = max(steps["c"])
     part = TRACE[last : last + 1]
-    assert part.present == {"c"} and len(part.requests) == 3
-    assert "1 request," in repr(part) and "3 requests," in repr(TRACE) and TRACE.present == {"a", "b", "c"}
+    assert list(part.requests) == ["c"]
+    assert "1 request," in repr(part) and "3 requests," in repr(TRACE)
 
 
 def test_the_parts_of_an_engine_tell_their_state_in_a_line():

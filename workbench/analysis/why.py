@@ -23,6 +23,7 @@ from workbench.trace import Trace, TraceError
 from workbench.trace.clock import time_of_day
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.reasons import Reason
 from workbench.trace.run_zero import run_zero
 
@@ -118,6 +119,7 @@ class _Asker:
             at=last.end - run_zero(trace) if last is not None and last.end else None,
             source=trace.meta.source,
             server=Server.of(trace),
+            first_step=trace.whole[0].step if len(trace.whole) else 0,
             missing=tuple(self.missing(verdict)),
             holders=holders,
             next_seat=self.next_seat(waiters) if holders else None,
@@ -139,10 +141,11 @@ class _Asker:
         if self.next_seat(waiters) is None:
             return ()
         requests, unit = metrics(self.trace).requests, metrics(self.trace).summary.unit
-        found = []
+        found, before = [], outputs_before(self.trace)
         for request_id in self.state.running:
             of_request = requests[request_id]
-            left = max(0, self.trace.requests[request_id].max_tokens - of_request.num_output_tokens)
+            num_output_tokens = (before.get(request_id) or 0) + of_request.num_output_tokens
+            left = max(0, self.trace.requests[request_id].max_tokens - num_output_tokens)
             gaps = of_request.gaps("s")[-PACE_TOKENS:] if unit == "s" else []
             found.append(Holder(request_id, left, left * fmean(gaps) if gaps else None))
         return tuple(sorted(found, key=lambda holder: (holder.seconds or 0.0, holder.tokens_left)))

@@ -84,7 +84,8 @@ class Why:
         num_lost_blocks: Blocks that no request is recorded to hold, and that are not free.
         num_still_steps: Number of last steps that schedule nothing.
         circling: Requests that lose their progress again and again, while no request gets a token.
-        at: End of the last step in seconds since the first arrival; None without a clock.
+        at: End of the last step in seconds since the first arrival, or since `first_step` if the trace lacks the steps
+            before it; None without a clock.
         source: The recorded engine.
         missing: Facts that the record lacks and the answer would need.
         holders: If requests wait for a seat alone, those that hold the seats, the one that leaves first at the front.
@@ -93,6 +94,7 @@ class Why:
         usual: Usual duration of a step in seconds; None without a clock.
         clock: The time of day of the last step; "" if the trace does not say it.
         server: The server whose flags are named.
+        first_step: The first step of the trace, 0 but for a run that forgets its oldest steps.
     """
 
     verdict: Verdict
@@ -116,6 +118,7 @@ class Why:
     usual: float | None = None
     clock: str = ""
     server: Server = VLLM
+    first_step: int = 0
 
     @property
     def is_stuck(self) -> bool:
@@ -129,7 +132,8 @@ class Why:
 
 
 def _lines(answer: Why) -> Iterator[str]:
-    when = f", {answer.at:.3f} s after the first arrival" if answer.at is not None else ""
+    zero = f"step {answer.first_step} began" if answer.first_step else "the first arrival"
+    when = f", {answer.at:.3f} s after {zero}" if answer.at is not None else ""
     when += f" ({answer.clock})" if answer.clock else ""
     waiting = sum(waiter.status == "waiting" for waiter in answer.waiters)
     yield (

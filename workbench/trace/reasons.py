@@ -206,7 +206,7 @@ def _of_blocks(reason: Reason, names: Callable[[Sequence[str]], str]) -> str:
         return "the KV blocks ran out" if reason.available is None else "no KV block is free"
     kept = f", {reason.reserved} of them kept by the watermark" if reason.reserved else ""
     free = f"{(reason.available or 0) + reason.reserved} free{kept}"
-    return f"no free KV blocks: needs {reason.needed} for {reason.num_tokens} tokens, {free}"
+    return f"no free KV blocks: needs {reason.needed:,} more for {reason.num_tokens or 0:,} tokens, {free}"
 
 
 def _of_partial_prefills(reason: Reason, names: Callable[[Sequence[str]], str]) -> str:

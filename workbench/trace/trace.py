@@ -390,8 +390,9 @@ class Trace:
         part._steps = self._steps[start:stop]
         part._slice_of, part.offset, part._run = self.whole, self.offset + start, self._run
         part.problems = list(self.problems)
+        named = _named_in(part._steps) if start else ()
         for before, info in self.arrivals():
-            if before < stop or stop == len(self):
+            if (before < stop or stop == len(self)) and (before >= start or info.request_id in named):
                 part.requests.add(info, max(0, before - start))
         if stop == len(self):
             part.end, part.clock_drift = self.end, self.clock_drift
@@ -438,20 +439,11 @@ class Trace:
             "end": self.end,
         }
 
-    @property
-    def present(self) -> set[str]:
-        """Ids of the requests that a part of a trace is about; all of a whole one."""
-        if self.whole is self:
-            return set(self.requests)
-        steps = tuple(self._steps)
-        names = (name for step in steps for name in (*step.running, *step.waiting, *step.finished, *step.aborted))
-        return {*names, *(chunk.request_id for step in steps for chunk in step.chunks)}
-
     def __str__(self) -> str:
         ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
-            f"{printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.present), 'request')}, "
+            f"{printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.requests), 'request')}, "
             f"{counted(tokens, 'token')} scheduled{ended}"
         )
 
@@ -464,6 +456,14 @@ class Trace:
     def __panel__(self) -> Any:
         """The view as a Panel component, for ``pn.panel(trace)`` and layouts."""
         return find("Trace.__panel__")(self)
+
+
+def _named_in(steps: Iterable[StepRecord]) -> set[str]:
+    """Ids of the requests that were in some steps."""
+    named: set[str] = set()
+    for step in steps:
+        named.update(step.running, step.waiting, step.arrived, step.finished, step.aborted, step.preempted)
+    return named
 
 
 class Requests(Mapping[str, RequestInfo]):

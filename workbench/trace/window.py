@@ -178,13 +178,10 @@ def _time_of(trace: Trace, request_id: str) -> tuple[float, float]:
 
 
 def _with_its_requests(part: Trace, trace: Trace) -> Trace:
-    """A slice with the requests of its steps and those that arrived meanwhile, which a later step may name first."""
-    named: set[str] = set()
-    for record in part:
-        named.update(record.running, record.waiting, record.arrived, record.finished, record.aborted, record.preempted)
+    """A slice with the requests that arrived in its time too, although a later step is the first that names them."""
     requests, start = Requests(), part.offset - trace.offset
     for before, info in trace.arrivals():
-        if info.request_id in named or part[0].time <= info.arrival_time <= part[-1].end:
+        if info.request_id in part.requests or part[0].time <= info.arrival_time <= part[-1].end:
             requests.add(info, min(max(0, before - start), len(part)))
     part.requests = requests
     return part

@@ -143,8 +143,7 @@ def trace_html(trace: Trace) -> str:
 
 
 def _requests_table(trace: Trace, limit: int = 24) -> str:
-    present = trace.present
-    infos = {request_id: info for request_id, info in trace.requests.items() if request_id in present}
+    infos = dict(trace.requests)
     texts: dict[str, list[str]] = {request_id: [] for request_id in infos}
     before = {request_id: number or 0 for request_id, number in outputs_before(trace).items()}
     counts = {request_id: before.get(request_id, 0) for request_id in infos}

@@ -107,7 +107,7 @@ class RequestMetrics:
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of sampled tokens."""
+        """Number of tokens that the steps of the trace sampled (`outputs_before` counts those before a part)."""
         return len(self.token_steps)
 
     @property

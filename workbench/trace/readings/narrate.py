@@ -92,16 +92,17 @@ def _work(step: StepRecord) -> str:
         if num_replies == 1:
             return f"the reply to {_name(step.chunks[0].request_id)} grows{_by(step.chunks)}"
         return f"{num_replies:,} replies grow{_by(step.chunks)}"
-    words = counted(num_tokens, "prompt token")
+    again = sum(chunk.num_recomputed_tokens for chunk in prefills)
+    # What a preempted request computes again is its prompt and its output so far.
+    kind = "token" if again or any(chunk.request_id in step.resumed for chunk in prefills) else "prompt token"
+    words = counted(num_tokens, kind)
     if num_replies:
         words += f" and {counted(num_replies, 'reply', 'replies')} share one pass"
     elif len(prefills) == 1:
-        words = f"{_part_of_prompt(prefills[0])} {'takes' if num_tokens == 1 else 'take'} one pass"
+        words = f"{_part_of_prompt(prefills[0], kind)} {'takes' if num_tokens == 1 else 'take'} one pass"
     else:
         words += f" of {_names(chunk.request_id for chunk in prefills)} share one pass"
-    if again := sum(chunk.num_recomputed_tokens for chunk in prefills):
-        words += f", {again:,} of them for the second time"
-    return words
+    return f"{words}, {again:,} of them again" if again else words
 
 
 def _by(chunks: Sequence[Chunk]) -> str:
@@ -112,9 +113,9 @@ def _by(chunks: Sequence[Chunk]) -> str:
     return f" by {tokens:,} tokens"
 
 
-def _part_of_prompt(chunk: Chunk) -> str:
+def _part_of_prompt(chunk: Chunk, kind: str) -> str:
     name, number = _name(chunk.request_id), f"{chunk.num_tokens:,}"
-    noun = "prompt token" if chunk.num_tokens == 1 else "prompt tokens"
+    noun = kind if chunk.num_tokens == 1 else f"{kind}s"
     last = not chunk.is_partial_prefill
     if chunk.num_cached_tokens:
         rest = f"{number} {noun} of {name}"

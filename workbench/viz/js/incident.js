@@ -397,7 +397,7 @@ export class IncidentPanel extends CanvasPanel {
     const { store } = this, found = [];
     for (const request of store.requests) {
       const arrival = request.arrival_time, first = request.tokens[0];
-      if (request.numBefore || request.changes[0]?.step < 0) continue; // it had one, or was gone, before these steps
+      if (request.numBefore) continue; // it had one before these steps
       if ((first && store.value("end", first.step) <= to) || !(arrival < to)) continue;
       const gone = request.finishReason ? store.value("time", request.changes.at(-1).step) : Infinity;
       const at = Math.min(gone, to);

@@ -86,5 +86,5 @@ function placeAtStart(request, start) {
     request.changes.push({ step: 0, state: "running" });
   } else if (start.waiting.includes(request.id)) {
     request.changes.push({ step: 0, state: request.numBefore ? "preempted" : "waiting" });
-  } else if (start.over.includes(request.id)) request.changes.push({ step: -1, state: "finished" });
+  }
 }

@@ -473,7 +473,7 @@ export class Store {
 
   /** The reason for which a request finished, as words. */
   finishWords(request) {
-    return endOf(request.finishReason) || (request.changes[0]?.step < 0 ? "ended before these steps" : "");
+    return endOf(request.finishReason) || "";
   }
 
   /**

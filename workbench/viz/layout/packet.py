@@ -146,17 +146,11 @@ def _start(trace: Any) -> dict[str, Any] | None:
     tables = trace.keyframe.block_tables if trace.keyframe else {}
     here = {*first.arrived, *first.waiting, *first.admitted, *first.resumed, *first.aborted}
     waiting = [request_id for request_id in trace.requests if request_id in here and request_id not in first.arrived]
-    over = [
-        request_id
-        for request_id, info in trace.requests.items()
-        if info.arrival_step < first.step and request_id not in here and request_id not in tables
-    ]
     others = trace.keyframe.other_tables if trace.keyframe else {}
     return {
         "tables": tables,
         "other_tables": others,
         "waiting": [rid for rid in waiting if rid not in tables],
-        "over": over,
         "num_outputs": outputs_before(trace),
         "num_pool": PoolChanges(trace).num_at_start,
         "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
