@@ -164,6 +164,95 @@ def test_a_part_frames_the_blocks_that_a_step_changed(deno_page, name):
     assert framed and kept > 0
 
 
+def searched(page, trace, query, step):
+    """The answer of a page to a search at a step of the run, and the card that it opens."""
+    page.seek(step - trace[0].step)
+    return page(
+        """((search, { store, inspector, cursor }) => {
+          search.input.value = argument;
+          search.typed();
+          const [{ words, go }] = search.found;
+          inspector.pin(null);
+          go?.();
+          const { request, ...pinned } = inspector.pinned ?? {};
+          return { words, step: store.label(cursor.step), pinned, request: store.requests[request]?.id ?? null };
+        })(view.controls.search, view)""",
+        query,
+    )
+
+
+WRITTEN = r"(?:written|found in the prefix cache) in step (\d+)"
+
+
+def steps_that_computed(trace, who, position):
+    """The steps that ran a position of a request or found it in the prefix cache."""
+    found = []
+    for record in trace:
+        for chunk in record.chunks:
+            begin = chunk.start - chunk.ahead
+            is_cached = position < min(begin, chunk.num_cached_tokens)
+            if chunk.request_id == who and (is_cached or begin <= position < begin + chunk.num_tokens):
+                found.append(record.step)
+    return found
+
+
+def check_none(words, steps, first, last):
+    """Whether the words for a position that no block of a part holds are true."""
+    here = [step for step in steps if first <= step <= last]
+    if words == "it has never been computed":
+        assert not steps
+    elif words == f"it has not been computed up to step {last}, where this part ends":
+        assert not [step for step in steps if step <= last]
+    elif words == f"it was computed before step {first}, and its block has been given back":
+        assert [step for step in steps if step < first] and not here
+    elif words == f"no step from {first} to {last} has computed it":
+        assert not here
+    else:
+        step = re.fullmatch(r"step (\d+) found it in the prefix cache, outside the window, which .*", words)[1]
+        assert int(step) in here
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_search_in_a_part_finds_the_block_of_the_whole(deno_page, name):
+    trace, facts = run(name)
+    rng, num_older = random.Random(f"search {name}"), 0
+    for _ in range(6):
+        at = rng.randrange(1, len(trace) - 3)
+        end = rng.randrange(at + 2, len(trace) + 1)
+        first, parts = trace[at].step, (trace[at:end], forgotten(trace, at))
+        asked = [
+            (who, rng.randrange(trace.requests[who].num_prompt_tokens + 6), rng.randrange(at, end))
+            for who in rng.choices(list(parts[0].requests), k=12)
+        ]
+        deno_page.open(trace)
+        on_whole = [searched(deno_page, trace, f"{who} {position}", step) for who, position, step in asked]
+        for part in parts:
+            deno_page.open(part)
+            for (who, position, step), whole in zip(asked, on_whole):
+                if who not in part.requests:
+                    continue
+                here, steps = (
+                    searched(deno_page, part, f"{who} {position}", step),
+                    steps_that_computed(trace, who, position),
+                )
+                said, written = re.search(WRITTEN, here["words"]), re.search(WRITTEN, whole["words"])
+                places = facts[at].tables.get(who, [[]] * len(facts.groups))[facts.shown_group]
+                is_held = [block for block in places[position // trace.block_size :][:1] if block]
+                none = f"Token {position} of {who} is in no KV block: "
+                if written and first <= int(written[1]) <= part[-1].step:
+                    assert here == whole
+                elif written and int(written[1]) < first and is_held and position < part.keyframe.num_kv_computed[who]:
+                    assert here["words"] == re.sub(WRITTEN, f"written before step {first}", whole["words"])
+                    assert (here["pinned"], here["request"]) == (whole["pinned"], whole["request"])
+                    num_older += 1
+                elif said:
+                    assert int(said[1]) > step and int(said[1]) in steps, "it was computed again"
+                else:
+                    assert here["words"].startswith(none) and not here["pinned"]
+                    check_none(here["words"].removeprefix(none).removesuffix("."), steps, first, part[-1].step)
+    assert num_older
+
+
 @pytest.mark.parametrize("name", ["timed 3", "spec 16"])
 def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
     trace = run(name)[0]

@@ -63,6 +63,7 @@ export class PoolHistory {
   /** The blocks that a step changed. */
   changedIn(step) {
     const begin = this.bounds[step], end = this.bounds[step + 1];
+    if (end === undefined) return [];
     return this.column("pool.block").subarray(this.firstChange(begin, end), end);
   }
 

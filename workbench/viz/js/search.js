@@ -2,7 +2,7 @@
 
 import { HIDDEN } from "./classroom.js";
 import { counted, formatNumber, h, plain, replace } from "./dom.js";
-import { nameOf } from "./request.js";
+import { isOver, nameOf } from "./request.js";
 
 /** Events by the words that people use for them. */
 const EVENT_WORDS = {
@@ -87,13 +87,17 @@ function eventAnswers(view, kind) {
 function positionAnswer(view, request, position) {
   const { store, cursor } = view, size = store.facts.block_size, logical = Math.floor(position / size);
   const token = `Token ${formatNumber(position)} of ${nameOf(request)}`;
-  const found = store.stepThatComputed(request, position, cursor.step);
-  const isEarlier = !found && store.isPart && position < store.numComputed(request, cursor.step);
-  if (isEarlier) return { words: `${token} was computed before step ${formatNumber(store.label(0))}.` };
-  if (!found || !size) return { words: `${token} is in no KV block: it has never been computed.` };
-  const held = store.blockTable(request, cursor.step)[logical], now = held !== undefined && found.step <= cursor.step;
-  const step = now ? cursor.step : found.step, block = store.blockTable(request, step)[logical];
-  const how = found.cached ? "found in the prefix cache in" : "written in";
+  const blockAt = (step) => store.blockTable(request, step)[logical];
+  let found = store.stepThatComputed(request, position, cursor.step);
+  // A block that was there before the steps that are here is in the table of the first one.
+  const isOlder = position < request.computedBefore && blockAt(0) && !(found?.step <= cursor.step);
+  if (isOlder) found = { step: 0, cached: false };
+  if (!size || !found || !blockAt(found.step)) {
+    return { words: `${token} is in no KV block: ${whyInNone(store, request, position, found)}.` };
+  }
+  const now = blockAt(cursor.step) && position < store.numComputed(request, cursor.step);
+  const step = now ? cursor.step : found.step, block = blockAt(step);
+  const how = found.cached ? "found in the prefix cache in" : isOlder ? "written before" : "written in";
   const slot = position % size, written = store.label(found.step);
   const gone = !now && found.step <= cursor.step ? " The block has been given back since." : "";
   const words = `${token}: block ${block}, slot ${slot} of ${size}, ${how} step ${written}.${gone}`;
@@ -102,6 +106,17 @@ function positionAnswer(view, request, position) {
     view.inspector.pin({ kind: "block", block, request: request.index, position });
   };
   return { words, go, block, slot, written };
+}
+
+/** Why a position is in no block; of a part of a run, the steps that are not here count too. */
+function whyInNone(store, request, position, found) {
+  const label = (step) => formatNumber(store.label(step)), first = label(0), last = label(store.numSteps - 1);
+  if (found) return `step ${label(found.step)} found it in the prefix cache, outside the window, which needs no block`;
+  const before = store.everComputedBefore(request);
+  if (before === null) return `no step from ${first} to ${last} has computed it`;
+  if (position < before) return `it was computed before step ${first}, and its block has been given back`;
+  if (isOver(store.stateOf(request, store.numSteps - 1)) || !store.facts.part) return "it has never been computed";
+  return `it has not been computed up to step ${last}, where this part ends`;
 }
 
 export class SearchBox {
