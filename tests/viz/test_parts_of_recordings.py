@@ -12,6 +12,7 @@ from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
 from test_marks_of_the_pool import Picture
 
+from workbench import simulate
 from workbench.apps.cli import main
 from workbench.trace import Trace
 from workbench.trace.clock import time_of_day
@@ -251,6 +252,31 @@ def test_a_search_in_a_part_finds_the_block_of_the_whole(deno_page, name):
                     assert here["words"].startswith(none) and not here["pinned"]
                     check_none(here["words"].removeprefix(none).removesuffix("."), steps, first, part[-1].step)
     assert num_older
+
+
+def test_a_part_of_a_name_finds_a_token(deno_page):
+    """It is the rule for a request alone: any part that only one name has, in any case of letters."""
+    names = ["cmpl-bench-5-6-0-af07", "cmpl-bench-5-26-0-b517", "cmpl-bench-5-26-1-c0de", "Long", "long one", "run 12"]
+    requests = [{"id": name, "prompt": {"len": 20 + i}, "max_tokens": 4} for i, name in enumerate(names)]
+    trace = simulate({"requests": requests})
+    deno_page.open(trace)
+
+    def found(query):
+        return searched(deno_page, trace, query, trace[-1].step)["words"]
+
+    whole = found("cmpl-bench-5-26-0-b517 9")
+    assert whole.startswith("Token 9 of cmpl-bench-5-26-0-b517: block ")
+    for part in ("cmpl-bench-5-26-0", "5-26-0", "26-0", "B517", "26-0 token", "26-0 position"):
+        assert found(f"{part} 9") == whole
+    assert found("bench 9") == "3 requests have “bench” in their names: give more of the name."
+    assert found("cmpl-bench-5-26 9") == "2 requests have “cmpl-bench-5-26” in their names: give more of the name."
+    assert found("Long 9").startswith("Token 9 of Long: ") and found("LONG ONE 9").startswith("Token 9 of long one: ")
+    assert found("long 9").startswith("Token 9 of Long: "), "the whole name goes before a part of another"
+    assert found("run 12").startswith("The panels show only run 12.")
+    assert found("un 1").startswith("The panels show only run 12.")
+    assert found("run 12 3").startswith("Token 3 of run 12: ")
+    assert found("26-0 1,000") == "Token 1,000 of cmpl-bench-5-26-0-b517 is in no KV block: it has never been computed."
+    assert found("nobody 9").startswith("No request has “nobody 9” in its name.")
 
 
 @pytest.mark.parametrize("name", ["timed 3", "spec 16"])

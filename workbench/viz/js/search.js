@@ -28,20 +28,30 @@ export function answers(view, query) {
   if (block) return [blockAnswer(view, Number(block[1]))];
   const [kind] = Object.entries(EVENT_WORDS).find(([, words]) => words.test(asked)) || [];
   if (kind && !store.byId.has(asked)) return eventAnswers(view, kind);
-  const position = /^(.+?)\s+(?:token\s+|position\s+)?(\d+)$/i.exec(asked);
-  const request = position && named(store, position[1].trim());
-  return request ? [positionAnswer(view, request, Number(position[2]))] : null;
+  const position = /^(.+?)\s+(?:token\s+|position\s+)?(\d[\d,]*)$/i.exec(asked);
+  const called = position ? named(store, position[1].trim(), asked) : [];
+  if (!called.length) return null;
+  if (called.length === 1) return [positionAnswer(view, called[0], Number(position[2].replaceAll(",", "")))];
+  const name = plain(position[1].trim(), 40);
+  return [{ words: `${counted(called.length, "request")} have “${name}” in their names: give more of the name.` }];
 }
 
-/** The request with a name; in any case of letters when none has exactly this one. */
-function named(store, id) {
-  return store.byId.get(id) || store.requests.find((request) => request.id.toLowerCase() === id.toLowerCase());
+/** The requests with a text in their names, in any case of letters, as the filter of the panels has it. */
+function withInName(store, text) {
+  return store.requests.filter(({ id }) => id.toLowerCase().includes(text.toLowerCase()));
+}
+
+/** The request with exactly this name, or else those with it in theirs, unless a name has all that was `asked`. */
+function named(store, name, asked) {
+  const exact = store.byId.get(name), found = exact ? [exact] : withInName(store, name);
+  const same = found.filter(({ id }) => id.length === name.length);
+  return same.length ? same : withInName(store, asked).length ? [] : found;
 }
 
 /** The answers to the name of a request, or to a part of one; a number may mean a step as well. */
 function nameAnswers({ store, cursor, inspector }, asked, count) {
   const step = /^[\d,]+$/.test(asked) ? stepAnswer(store, cursor, Number(asked.replaceAll(",", ""))) : null;
-  const only = count === 1 && store.requests.find(({ id }) => id.toLowerCase().includes(asked.toLowerCase()));
+  const [only] = count === 1 ? withInName(store, asked) : [];
   if (only) {
     const go = () => inspector.pin({ kind: "request", request: only.index });
     return [...(step?.go ? [step] : []), { words: `The panels show only ${nameOf(only)}. Open its card`, go }];
@@ -141,9 +151,9 @@ export class SearchBox {
   }
 
   typed() {
-    const { view } = this, query = this.input.value.trim(), name = query.toLowerCase();
+    const { view } = this, query = this.input.value.trim();
     const known = query ? (view.classroom.hides ? [{ words: HIDDEN }] : answers(view, query)) : [];
-    const named = known ? 0 : view.store.requests.filter(({ id }) => id.toLowerCase().includes(name)).length;
+    const named = known ? 0 : withInName(view.store, query).length;
     this.found = known || nameAnswers(view, query, named);
     view.setFilter(named ? query : "");
     this.list.hidden = !this.found.length;
