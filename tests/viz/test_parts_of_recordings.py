@@ -336,3 +336,34 @@ def test_a_part_without_arrivals_has_its_requests(deno_page):
     assert re.match(rf"{number} requests? in .*, none arrived here;", words), words
     deno_page("view.panel('incident').showSlow()")
     assert deno_page("view.panel('incident').slow.querySelectorAll('thead').length") == 0
+
+
+def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):
+    """The end card, the link, the buttons and the badge name the steps that a run has kept."""
+    trace = run("timed 3")[0]
+    at = len(trace) - 9
+    kept, first, last = forgotten(trace, at), trace[at].step, trace[-1].step
+    tokens = sum(len(chunk.accepted) for record in kept for chunk in record.chunks)
+    said = {}
+    for name, shown, live in (("whole", trace, True), ("kept", kept, True), ("saved", kept, False)):
+        deno_page.open(shown, status={"live": live, "state": "idle", "step": len(shown), "explains": True})
+        deno_page("page.frame()")
+        deno_page("void (view.linkBox.show = (title, link, opener, about) => about)")
+        said[name] = deno_page(
+            """({ card: view.endCard.words(), save: view.endCard.save.attributes.title, badge: view.controls.badgeText(),
+                 link: view.linkBox.take("http://127.0.0.1:5007/#run=abc"), title: view.linkBox.button().attributes.title })"""
+        )
+    assert re.match(
+        r"\d+ requests, [\d,]+ prompt tokens and \d+ output tokens in \d+ steps and ", said["whole"]["card"]
+    )
+    expected = (
+        f"{len(kept.requests)} requests and {tokens} output tokens in 9 steps that are kept, steps {first} to {last}"
+    )
+    assert said["kept"]["card"].startswith(f"{expected}, and "), said["kept"]["card"]
+    assert said["kept"]["save"] == f"Save steps {first} to {last} as one page that opens offline"
+    assert said["whole"]["save"] == "Save the whole run as one page that opens offline"
+    assert f"which hold steps {first} to {last}." in said["kept"]["link"]
+    assert "which hold the whole run." in said["whole"]["link"]
+    assert said["saved"]["badge"].endswith(f" · steps {first} to {last} of a longer run")
+    assert said["whole"]["badge"].startswith("live")
+    assert "whole run" not in " ".join(said["kept"].values())
