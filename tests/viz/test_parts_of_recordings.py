@@ -350,8 +350,13 @@ def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):
         deno_page("page.frame()")
         deno_page("void (view.linkBox.show = (title, link, opener, about) => about)")
         said[name] = deno_page(
-            """({ card: view.endCard.words(), save: view.endCard.save.attributes.title, badge: view.controls.badgeText(),
-                 link: view.linkBox.take("http://127.0.0.1:5007/#run=abc"), title: view.linkBox.button().attributes.title })"""
+            """({
+                card: view.endCard.words(),
+                save: view.endCard.save.attributes.title,
+                badge: view.controls.badgeText(),
+                link: view.linkBox.take("http://127.0.0.1:5007/#run=abc"),
+                title: view.linkBox.button().attributes.title,
+            })"""
         )
     assert re.match(
         r"\d+ requests, [\d,]+ prompt tokens and \d+ output tokens in \d+ steps and ", said["whole"]["card"]
