@@ -26,11 +26,11 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(
     "text, seconds",
-    [("23:59", 30), ("23:59:15", 45), ("0:00", 90), ("00:01:03", 153), ("2026-02-01 00:02:00", 210), ("23:50", 0)],
+    [("23:59", 30), ("23:59:15", 45), ("0:00", 90), ("00:01:03", 153), ("2026-02-01 00:02:00", 210), ("23:50", -510)],
 )
 def test_a_time_of_day_is_found_across_midnight(text, seconds):
     assert seconds_at("--from", text, BEGIN.timestamp(), 240.0) == pytest.approx(seconds)
-    if seconds:
+    if seconds > 0:
         shown = time_of_day(BEGIN.timestamp(), seconds, date=True)
         assert shown == (BEGIN + timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -60,6 +60,28 @@ def test_commands_take_and_print_it(path, capsys):
     assert 69 < part[0].time < 73 and 125 < part[-1].end <= 131
     assert main(["trace", "info", str(path), "--from", "11:00"]) == 2
     assert "--from 11:00 is not in the recording" in capsys.readouterr().err
+
+
+def test_a_time_before_the_recording_is_that_time(path, capsys):
+    """A window of it has what it covers of the recording, and nothing at all is an error that says when it lasted."""
+    whole = Trace.load(path)
+    part = windows({"": whole}, around="23:58:20")[""]
+    assert part[0] == whole[0] and 18 < part[-1].end <= 20.1, "half a minute before and after 23:58:20"
+    assert windows({"": whole}, around="23:58:40")[""][-1].end == pytest.approx(40, abs=2)
+    for options in (
+        ["--around", "23:50"],
+        ["--around", "00:20"],
+        ["--from", "23:50", "--to", "23:51"],
+        ["--to", "23:58"],
+    ):
+        assert main(["trace", "info", str(path), *options]) == 2
+        said = capsys.readouterr().err
+        assert "no step lies" in said and re.search(r"the trace has .* \(23:58:30\) to .* \(00:02:2\d\)", said), said
+    assert "no step lies before -30 s (23:58:00): " in said
+    assert main(["trace", "info", str(path), "--from", "23:50", "--to", "23:59"]) == 0
+    assert re.search(r"from 2026-01-31 23:58:3\d to 2026-01-31 23:58:5\d \(local", capsys.readouterr().out)
+    assert main(["trace", "info", str(path), "--from", "00:20"]) == 2
+    assert "(00:20:00) to" in capsys.readouterr().err
 
 
 def test_a_trace_without_a_wall_clock_prints_none(tmp_path, capsys):

@@ -8,8 +8,11 @@ from base64 import b64decode
 
 import pytest
 from msgspec.structs import replace
+from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
+from test_marks_of_the_pool import Picture
 
+from workbench import simulate
 from workbench.apps.cli import main
 from workbench.trace import Trace
 from workbench.trace.clock import time_of_day
@@ -142,6 +145,140 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                         assert written["text"].endswith(text.split('"', 1)[1])
 
 
+@pytest.mark.parametrize("name", [*RUNS, "long 3"])
+def test_a_part_frames_the_blocks_that_a_step_changed(deno_page, name):
+    """Also in its first step: what was there before has not changed in it."""
+    trace, facts = run(name)
+    rng, framed, kept = random.Random(f"changed {name}"), 0, 0
+    for _ in range(3):
+        at, parts = cuts(trace, rng)
+        for part in parts.values():
+            deno_page.open(part)
+            for step in sorted({*range(at, min(at + 8, len(trace))), rng.randrange(at, len(trace))}):
+                marks, picture = Marks(deno_page.painted("pool", step - at)["marks"]), Picture(facts, 1200)
+                frames = {tuple(frame[1:3]) for frame in marks.frames(LIGHT.outline) if frame[2] > picture.top - 1}
+                blocks = facts[step].added if step == at else facts[step].fresh
+                expected = {tuple(value + 0.5 for value in picture.xy(block)) for block in blocks}
+                assert frames == expected, (at, step)
+                framed += len(frames)
+                kept += len(facts[step].holders) - len(blocks) if step == at else 0
+    assert framed and kept > 0
+
+
+def searched(page, trace, query, step):
+    """The answer of a page to a search at a step of the run, and the card that it opens."""
+    page.seek(step - trace[0].step)
+    return page(
+        """((search, { store, inspector, cursor }) => {
+          search.input.value = argument;
+          search.typed();
+          const [{ words, go }] = search.found;
+          inspector.pin(null);
+          go?.();
+          const { request, ...pinned } = inspector.pinned ?? {};
+          return { words, step: store.label(cursor.step), pinned, request: store.requests[request]?.id ?? null };
+        })(view.controls.search, view)""",
+        query,
+    )
+
+
+WRITTEN = r"(?:written|found in the prefix cache) in step (\d+)"
+
+
+def steps_that_computed(trace, who, position):
+    """The steps that ran a position of a request or found it in the prefix cache."""
+    found = []
+    for record in trace:
+        for chunk in record.chunks:
+            begin = chunk.start - chunk.ahead
+            is_cached = position < min(begin, chunk.num_cached_tokens)
+            if chunk.request_id == who and (is_cached or begin <= position < begin + chunk.num_tokens):
+                found.append(record.step)
+    return found
+
+
+def check_none(words, steps, first, last):
+    """Whether the words for a position that no block of a part holds are true."""
+    here = [step for step in steps if first <= step <= last]
+    if words == "it has never been computed":
+        assert not steps
+    elif words == f"it has not been computed up to step {last}, where this part ends":
+        assert not [step for step in steps if step <= last]
+    elif words == f"it was computed before step {first}, and its block has been given back":
+        assert [step for step in steps if step < first] and not here
+    elif words == f"no step from {first} to {last} has computed it":
+        assert not here
+    else:
+        step = re.fullmatch(r"step (\d+) found it in the prefix cache, outside the window, which .*", words)[1]
+        assert int(step) in here
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_search_in_a_part_finds_the_block_of_the_whole(deno_page, name):
+    trace, facts = run(name)
+    rng, num_older = random.Random(f"search {name}"), 0
+    for _ in range(6):
+        at = rng.randrange(1, len(trace) - 3)
+        end = rng.randrange(at + 2, len(trace) + 1)
+        first, parts = trace[at].step, (trace[at:end], forgotten(trace, at))
+        asked = [
+            (who, rng.randrange(trace.requests[who].num_prompt_tokens + 6), rng.randrange(at, end))
+            for who in rng.choices(list(parts[0].requests), k=12)
+        ]
+        deno_page.open(trace)
+        on_whole = [searched(deno_page, trace, f"{who} {position}", step) for who, position, step in asked]
+        for part in parts:
+            deno_page.open(part)
+            for (who, position, step), whole in zip(asked, on_whole):
+                if who not in part.requests:
+                    continue
+                here, steps = (
+                    searched(deno_page, part, f"{who} {position}", step),
+                    steps_that_computed(trace, who, position),
+                )
+                said, written = re.search(WRITTEN, here["words"]), re.search(WRITTEN, whole["words"])
+                places = facts[at].tables.get(who, [[]] * len(facts.groups))[facts.shown_group]
+                is_held = [block for block in places[position // trace.block_size :][:1] if block]
+                none = f"Token {position} of {who} is in no KV block: "
+                if written and first <= int(written[1]) <= part[-1].step:
+                    assert here == whole
+                elif written and int(written[1]) < first and is_held and position < part.keyframe.num_kv_computed[who]:
+                    assert here["words"] == re.sub(WRITTEN, f"written before step {first}", whole["words"])
+                    assert (here["pinned"], here["request"]) == (whole["pinned"], whole["request"])
+                    num_older += 1
+                elif said:
+                    assert int(said[1]) > step and int(said[1]) in steps, "it was computed again"
+                else:
+                    assert here["words"].startswith(none) and not here["pinned"]
+                    check_none(here["words"].removeprefix(none).removesuffix("."), steps, first, part[-1].step)
+    assert num_older
+
+
+def test_a_part_of_a_name_finds_a_token(deno_page):
+    """It is the rule for a request alone: any part that only one name has, in any case of letters."""
+    names = ["cmpl-bench-5-6-0-af07", "cmpl-bench-5-26-0-b517", "cmpl-bench-5-26-1-c0de", "Long", "long one", "run 12"]
+    requests = [{"id": name, "prompt": {"len": 20 + i}, "max_tokens": 4} for i, name in enumerate(names)]
+    trace = simulate({"requests": requests})
+    deno_page.open(trace)
+
+    def found(query):
+        return searched(deno_page, trace, query, trace[-1].step)["words"]
+
+    whole = found("cmpl-bench-5-26-0-b517 9")
+    assert whole.startswith("Token 9 of cmpl-bench-5-26-0-b517: block ")
+    for part in ("cmpl-bench-5-26-0", "5-26-0", "26-0", "B517", "26-0 token", "26-0 position"):
+        assert found(f"{part} 9") == whole
+    assert found("bench 9") == "3 requests have “bench” in their names: give more of the name."
+    assert found("cmpl-bench-5-26 9") == "2 requests have “cmpl-bench-5-26” in their names: give more of the name."
+    assert found("Long 9").startswith("Token 9 of Long: ") and found("LONG ONE 9").startswith("Token 9 of long one: ")
+    assert found("long 9").startswith("Token 9 of Long: "), "the whole name goes before a part of another"
+    assert found("run 12").startswith("The panels show only run 12.")
+    assert found("un 1").startswith("The panels show only run 12.")
+    assert found("run 12 3").startswith("Token 3 of run 12: ")
+    assert found("26-0 1,000") == "Token 1,000 of cmpl-bench-5-26-0-b517 is in no KV block: it has never been computed."
+    assert found("nobody 9").startswith("No request has “nobody 9” in its name.")
+
+
 @pytest.mark.parametrize("name", ["timed 3", "spec 16"])
 def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
     trace = run(name)[0]
@@ -199,3 +336,39 @@ def test_a_part_without_arrivals_has_its_requests(deno_page):
     assert re.match(rf"{number} requests? in .*, none arrived here;", words), words
     deno_page("view.panel('incident').showSlow()")
     assert deno_page("view.panel('incident').slow.querySelectorAll('thead').length") == 0
+
+
+def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):
+    """The end card, the link, the buttons and the badge name the steps that a run has kept."""
+    trace = run("timed 3")[0]
+    at = len(trace) - 9
+    kept, first, last = forgotten(trace, at), trace[at].step, trace[-1].step
+    tokens = sum(len(chunk.accepted) for record in kept for chunk in record.chunks)
+    said = {}
+    for name, shown, live in (("whole", trace, True), ("kept", kept, True), ("saved", kept, False)):
+        deno_page.open(shown, status={"live": live, "state": "idle", "step": len(shown), "explains": True})
+        deno_page("page.frame()")
+        deno_page("void (view.linkBox.show = (title, link, opener, about) => about)")
+        said[name] = deno_page(
+            """({
+                card: view.endCard.words(),
+                save: view.endCard.save.attributes.title,
+                badge: view.controls.badgeText(),
+                link: view.linkBox.take("http://127.0.0.1:5007/#run=abc"),
+                title: view.linkBox.button().attributes.title,
+            })"""
+        )
+    assert re.match(
+        r"\d+ requests, [\d,]+ prompt tokens and \d+ output tokens in \d+ steps and ", said["whole"]["card"]
+    )
+    expected = (
+        f"{len(kept.requests)} requests and {tokens} output tokens in 9 steps that are kept, steps {first} to {last}"
+    )
+    assert said["kept"]["card"].startswith(f"{expected}, and "), said["kept"]["card"]
+    assert said["kept"]["save"] == f"Save steps {first} to {last} as one page that opens offline"
+    assert said["whole"]["save"] == "Save the whole run as one page that opens offline"
+    assert f"which hold steps {first} to {last}." in said["kept"]["link"]
+    assert "which hold the whole run." in said["whole"]["link"]
+    assert said["saved"]["badge"].endswith(f" · steps {first} to {last} of a longer run")
+    assert said["whole"]["badge"].startswith("live")
+    assert "whole run" not in " ".join(said["kept"].values())

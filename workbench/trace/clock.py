@@ -33,7 +33,7 @@ def time_of_day(created: float, seconds: float, *, date: bool = False) -> str:
 
 
 def seconds_at(name: str, text: str, created: float, end: float) -> float:
-    """The moment of a time of day, in seconds since the beginning of a recording; a time before it is its beginning.
+    """The moment of a time of day, in seconds since the beginning of a recording; negative for one before it.
 
     Args:
         name: Name of the value, for messages.
@@ -42,7 +42,7 @@ def seconds_at(name: str, text: str, created: float, end: float) -> float:
         end: The end of the recording, in seconds since its beginning.
 
     Raises:
-        ValueError: It is not a time of day, the recording has no wall clock, or it does not include such a moment.
+        ValueError: It is not a time of day, the recording has no wall clock, or it is more than an hour away.
     """
     match = CLOCK.fullmatch(text.strip())
     if match is None or int(match[2]) > 23 or int(match[3]) > 59 or float(match[4] or 0) >= 60:
@@ -53,11 +53,12 @@ def seconds_at(name: str, text: str, created: float, end: float) -> float:
     last = begin + timedelta(seconds=end)
     day = datetime.fromisoformat(match[1]) if match[1] else datetime(begin.year, begin.month, begin.day)
     moment = day + timedelta(hours=int(match[2]), minutes=int(match[3]), seconds=float(match[4] or 0))
-    while not match[1] and moment < begin and moment + timedelta(days=1) <= last:
-        moment += timedelta(days=1)
-    if not begin - timedelta(hours=1) <= moment <= last + timedelta(hours=1):
+    hour, one_day = timedelta(hours=1), timedelta(days=1)
+    while not match[1] and moment < begin and moment + one_day <= (last if moment >= begin - hour else last + hour):
+        moment += one_day
+    if not begin - hour <= moment <= last + hour:
         raise ValueError(
             f"{name} {text} is not in the recording, which lasts from {begin:%Y-%m-%d %H:%M:%S} to "
             f"{last:%Y-%m-%d %H:%M:%S} (local time)"
         )
-    return max(0.0, (moment - begin).total_seconds())
+    return (moment - begin).total_seconds()

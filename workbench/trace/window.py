@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from operator import attrgetter
 
-from workbench.trace.clock import is_time_of_day, seconds_at
+from workbench.trace.clock import is_time_of_day, seconds_at, time_of_day
 from workbench.trace.errors import TraceError
 from workbench.trace.find_request import find_request
 from workbench.trace.run_zero import clock_starts
@@ -53,10 +53,14 @@ def read_moment(name: str, text: str, traces: Mapping[str, Trace]) -> float:
     if not is_time_of_day(text):
         return read_time(name, text)
     starts = clock_starts(traces)
-    dated = all(trace.meta.created for trace in traces.values())
-    zero = next((trace.meta.created - starts[rank] for rank, trace in traces.items() if dated), 0.0)
     ends = [trace[-1].end + starts[rank] for rank, trace in traces.items() if len(trace)]
-    return seconds_at(name, text, zero, max(ends, default=0.0))
+    return seconds_at(name, text, _dated_zero(traces), max(ends, default=0.0))
+
+
+def _dated_zero(traces: Mapping[str, Trace]) -> float:
+    """Wall clock of the zero of the run, seconds since the epoch; 0 if a trace does not say when it began."""
+    starts, dated = clock_starts(traces), all(trace.meta.created for trace in traces.values())
+    return next((trace.meta.created - starts[rank] for rank, trace in traces.items() if dated), 0.0)
 
 
 def window(
@@ -122,23 +126,28 @@ def windows(
     whole_end = max(trace[-1].end + late[name] for name, trace in with_steps.items())
     if around is not None and is_time_of_day(around):
         moment = read_moment("--around", around, with_steps)
-        begin, end = max(0.0, moment - AROUND), moment + AROUND
+        begin, end = moment - AROUND, moment + AROUND
     elif around is not None:
         request_id = find_request([name for trace in with_steps.values() for name in trace.requests], around)
         rank = next(name for name, trace in with_steps.items() if request_id in trace.requests)
         begin, end = (time + late[rank] for time in _time_of(with_steps[rank], request_id))
     elif last is not None:
         begin = max(0.0, whole_end - last)
-    begin, end = begin or 0.0, whole_end if end is None else end
-    if end <= begin:
+    until, dated = whole_end if end is None else end, _dated_zero(with_steps)
+    if begin is not None and until <= begin:
         raise ValueError(
             f"--from, the beginning of a window, must be before its end (--to, or that of the trace, {whole_end:g} s), "
-            f"got {begin:g} s to {end:g} s"
+            f"got {_moment(begin, dated)} to {_moment(until, dated)}"
         )
-    parts = {name: _between(trace, begin - late[name], end - late[name]) for name, trace in with_steps.items()}
+    since = min(0.0, until) if begin is None else begin
+    parts = {name: _between(trace, since - late[name], until - late[name]) for name, trace in with_steps.items()}
     if not any(map(len, parts.values())):
         first = min(trace[0].time + late[name] for name, trace in with_steps.items())
-        raise ValueError(f"no step lies in {begin:g} s to {end:g} s: the trace has {first:g} s to {whole_end:g} s")
+        stretch = "before" if since >= until else f"in {_moment(since, dated)} to"
+        raise ValueError(
+            f"no step lies {stretch} {_moment(until, dated)}: "
+            f"the trace has {_moment(first, dated)} to {_moment(whole_end, dated)}"
+        )
     return {name: _with_its_requests(part, traces[name]) for name, part in parts.items() if len(part)}
 
 
@@ -163,6 +172,12 @@ def step_around(part: Trace, around: str) -> tuple[int, str | None]:
     request_id = find_request(list(part.whole.requests), around)
     ran = (record for record in part if any(chunk.request_id == request_id for chunk in record.chunks))
     return next(ran, part[0]).step, request_id
+
+
+def _moment(seconds: float, created: float) -> str:
+    """A moment for a message, with its time of day if that is known."""
+    clock = time_of_day(created, seconds)
+    return f"{seconds:g} s ({clock})" if clock else f"{seconds:g} s"
 
 
 def _between(trace: Trace, begin: float, end: float) -> Trace:

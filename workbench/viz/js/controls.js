@@ -5,7 +5,7 @@ import { counted, formatNumber, h, plain, replace, select, setText, timeWords, u
 import { PhaseStrip } from "./phase_strip.js";
 import { SearchBox } from "./search.js";
 import { withTerms } from "./terms.js";
-import { numbersOf } from "./words.js";
+import { heldOf, numbersOf } from "./words.js";
 
 const SPEEDS = [1, 4, 8, 20, 60];
 
@@ -247,14 +247,13 @@ export class Controls {
     return `live · ${status.state || "recording"}${stopped ? `: ${plain(condition, 40)}` : ""}`;
   }
 
-  /** The place of a part in its recording; "" for a whole one. */
+  /** The place of a part in its recording, or of what a run has kept; "" for a whole one. */
   partWords() {
-    const { store, cursor } = this.view, { part } = store.facts;
-    if (!part) return "";
+    const { store } = this.view, { part } = store.facts;
+    if (!part) return store.isPart ? `${heldOf(store)} of a longer run` : "";
     const { begin, end } = part, moment = (time) => timeWords(time, end - begin, (end - begin) / 10);
-    const labels = [0, cursor.last].map((step) => formatNumber(store.label(step)));
-    const [from, to] = store.timed() ? [moment(begin), moment(end)] : [`steps ${labels[0]}`, labels[1]];
-    return `${from} to ${to} of a recording of ${counted(part.num_steps, "step")}`;
+    const held = store.timed() ? `${moment(begin)} to ${moment(end)}` : heldOf(store);
+    return `${held} of a recording of ${counted(part.num_steps, "step")}`;
   }
 
   positionText() {

@@ -1,6 +1,7 @@
 // The card at the end of a run: its totals, and what to do next.
 
 import { counted, formatNumber, formatSeconds, h, median, setText } from "./dom.js";
+import { heldOf } from "./words.js";
 
 const SMALL_BUDGET = 32;
 
@@ -8,12 +9,12 @@ export class EndCard {
   constructor(view) {
     this.view = view;
     this.totals = h("p", {});
-    this.dismissed = 0; // number of steps at which it was closed
+    this.dismissed = 0; // number of steps of the run at which it was closed
     const button = (words, title, onclick) =>
       h("button", { class: "wb-button", type: "button", title, onclick }, words);
     this.budget = button("", "Simulate the same requests with a smaller token budget", () => this.tryBudget());
     this.ask = button("Ask your own", "Ask the model something (A)", () => view.ask());
-    this.save = button("Save HTML", "Save the whole run as one page that opens offline", () => this.savePage());
+    this.save = button("Save HTML", "", () => this.savePage());
     this.link = view.linkBox.button();
     const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.close() }, "Close");
     const replay = button("Replay", "Play the run from its first step", () => this.replay());
@@ -25,16 +26,18 @@ export class EndCard {
   update() {
     const { store, status, live, cursor, whole, comparing } = this.view,
       over = live && status.state === "idle" && store.numSteps > 1;
-    const hidden = !over || !whole || cursor.playing || comparing || this.dismissed === store.numSteps;
+    const count = store.label(store.numSteps);
+    const hidden = !over || !whole || cursor.playing || comparing || this.dismissed === count;
     this.element.hidden = hidden;
     this.ask.hidden = !this.view.may("ask");
     this.budget.hidden = !this.view.can("fork") || store.label(0) > 0;
-    if (hidden || this.shown === store.numSteps) return;
-    this.shown = store.numSteps;
+    if (hidden || this.shown === count) return;
+    this.shown = count;
     setText(this.totals, this.words());
     this.smaller = Math.min(SMALL_BUDGET, Math.floor(store.facts.config.max_num_batched_tokens / 2) || 1);
     setText(this.budget, `Try a budget of ${formatNumber(this.smaller)}`);
     this.save.hidden = !this.view.can("save_html");
+    this.save.title = `Save ${heldOf(store)} as one page that opens offline`;
   }
 
   /** Save a page that opens where this one is: its view, step, request, and the comparison if it is open. */
@@ -44,7 +47,7 @@ export class EndCard {
     view.send("save_html", { place, comparison: view.comparing });
   }
 
-  /** The totals of the run. */
+  /** The totals of the run, or of what it has kept; of a prompt it may have kept the last chunk alone. */
   words() {
     const { store } = this.view, last = store.numSteps - 1;
     let prompt = 0, output = 0;
@@ -52,8 +55,10 @@ export class EndCard {
       prompt += request.num_prompt_tokens;
       output += request.tokens.length;
     }
-    const what = `${counted(store.requests.length, "request")}, ${counted(prompt, "prompt token")} and ` +
-      `${counted(output, "output token")} in ${counted(store.numSteps, "step")}`;
+    const prompts = store.isPart ? "" : `, ${counted(prompt, "prompt token")}`;
+    const kept = store.isPart ? ` that are kept, ${heldOf(store)}` : "";
+    const what = `${counted(store.requests.length, "request")}${prompts} and ${counted(output, "output token")} in ` +
+      `${counted(store.numSteps, "step")}${kept}${kept && store.timed() ? "," : ""}`;
     const { atWork, idle } = store.clock, without = idle ? ` without ${formatSeconds(idle)} idle` : "";
     if (!store.timed()) return `${what}.`;
     const latency = store.column("chunk.latency"), flags = store.column("chunk.flags"), firsts = [];
@@ -79,7 +84,8 @@ export class EndCard {
   }
 
   close() {
-    this.dismissed = this.view.store.numSteps;
+    const { store } = this.view;
+    this.dismissed = store.label(store.numSteps);
     this.view.changed("status");
   }
 }

@@ -2,6 +2,7 @@
 
 import { formatNumber, h, setText } from "./dom.js";
 import { openBelow, place, popover } from "./popovers.js";
+import { heldOf } from "./words.js";
 
 const COPIED = "Copied";
 const SELECTED = "Copy the selected text";
@@ -16,7 +17,7 @@ export class LinkBox {
 
   /** A button that asks for the link. */
   button() {
-    const title = "Copy a link that opens the run at this step in the playground";
+    const title = "Copy a link that opens the steps of this page in the playground, at this one";
     const button = h(
       "button",
       { class: "wb-button", type: "button", title, onclick: () => this.ask(button) },
@@ -34,9 +35,10 @@ export class LinkBox {
     this.view.send("link", { step: store.label(cursor.step), request });
   }
 
-  /** Take the link to the run that was asked for. */
+  /** Take the link that was asked for, to the run or to what a part has of it. */
   take(link) {
-    const size = `${formatNumber(link.length)} characters, which hold the whole run`, { host } = new URL(link);
+    const size = `${formatNumber(link.length)} characters, which hold ${heldOf(this.view.store)}`,
+      { host } = new URL(link);
     const where = `It opens in the playground at ${host}, once “workbench playground” runs there; nothing is uploaded.`;
     return this.show("A link to this run", link, this.opener, `${size}. ${where}`);
   }

@@ -238,12 +238,11 @@ export class PoolPanel extends CanvasPanel {
   }
 
   drawChanged(context) {
-    const { store, cell } = this, blocks = store.column("pool.block");
-    const [from, to] = store.span("pool", this.cursor.step);
+    const { store, cell } = this;
     context.strokeStyle = this.theme.colours.outline;
     context.lineWidth = cell >= 6 ? 1.5 : 1;
-    for (let i = from; i < to; i++) {
-      const [x, y] = this.xy(blocks[i]);
+    for (const block of store.pool.changedIn(this.cursor.step)) {
+      const [x, y] = this.xy(block);
       context.strokeRect(x + 0.5, y + 0.5, Math.max(1, cell - 1), Math.max(1, cell - 1));
     }
   }

@@ -55,9 +55,21 @@ export class PoolHistory {
     return (this.current = pool);
   }
 
+  /** The first change of a step: in the entries of the first one those before it say what was there already. */
+  firstChange(begin, end) {
+    return Math.max(begin, Math.min(end, this.numAtStart));
+  }
+
+  /** The blocks that a step changed. */
+  changedIn(step) {
+    const begin = this.bounds[step], end = this.bounds[step + 1];
+    if (end === undefined) return [];
+    return this.column("pool.block").subarray(this.firstChange(begin, end), end);
+  }
+
   /** Enter the changes of a step; when a block that was there before the first one last changed is not known. */
   apply(pool, begin, end, step) {
-    const changed = Math.max(begin, Math.min(end, this.numAtStart));
+    const changed = this.firstChange(begin, end);
     apply(pool, this.column, begin, changed, -1);
     apply(pool, this.column, changed, end, step);
   }

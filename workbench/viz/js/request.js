@@ -49,7 +49,8 @@ export function newRequest(info, index, start) {
     chunkSteps: [], // the step of each of them
     tokens: [], // those of the steps that are here: { step, text, id, chunk }
     numBefore: 0, // number of output tokens before the first step that is here; null if it is not known (yet)
-    computedBefore: 0, // number of KV positions that were computed before that step
+    computedBefore: 0, // number of KV positions that were computed before that step and are kept
+    everBefore: 0, // the same with those that a preemption threw away; null if it is not known
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
     changes: [], // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"
@@ -79,12 +80,13 @@ function placeAtStart(request, start) {
   const has = (table) => Object.hasOwn(table, request.id);
   if (has(start.num_outputs)) request.numBefore = start.num_outputs[request.id];
   if (has(start.num_computed)) request.computedBefore = start.num_computed[request.id];
+  if (has(start.ever_computed)) request.everBefore = start.ever_computed[request.id];
   const table = has(start.tables) && start.tables[request.id];
   if (table) {
     const others = has(start.other_tables) ? start.other_tables[request.id] : [];
     request.tables.push({ step: 0, groups: [table, ...others].map((ids) => newTable(ids)) });
     request.changes.push({ step: 0, state: "running" });
   } else if (start.waiting.includes(request.id)) {
-    request.changes.push({ step: 0, state: request.numBefore ? "preempted" : "waiting" });
+    request.changes.push({ step: 0, state: request.everBefore ? "preempted" : "waiting" });
   }
 }

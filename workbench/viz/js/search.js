@@ -2,7 +2,7 @@
 
 import { HIDDEN } from "./classroom.js";
 import { counted, formatNumber, h, plain, replace } from "./dom.js";
-import { nameOf } from "./request.js";
+import { isOver, nameOf } from "./request.js";
 
 /** Events by the words that people use for them. */
 const EVENT_WORDS = {
@@ -28,20 +28,30 @@ export function answers(view, query) {
   if (block) return [blockAnswer(view, Number(block[1]))];
   const [kind] = Object.entries(EVENT_WORDS).find(([, words]) => words.test(asked)) || [];
   if (kind && !store.byId.has(asked)) return eventAnswers(view, kind);
-  const position = /^(.+?)\s+(?:token\s+|position\s+)?(\d+)$/i.exec(asked);
-  const request = position && named(store, position[1].trim());
-  return request ? [positionAnswer(view, request, Number(position[2]))] : null;
+  const position = /^(.+?)\s+(?:token\s+|position\s+)?(\d[\d,]*)$/i.exec(asked);
+  const called = position ? named(store, position[1].trim(), asked) : [];
+  if (!called.length) return null;
+  if (called.length === 1) return [positionAnswer(view, called[0], Number(position[2].replaceAll(",", "")))];
+  const name = plain(position[1].trim(), 40);
+  return [{ words: `${counted(called.length, "request")} have “${name}” in their names: give more of the name.` }];
 }
 
-/** The request with a name; in any case of letters when none has exactly this one. */
-function named(store, id) {
-  return store.byId.get(id) || store.requests.find((request) => request.id.toLowerCase() === id.toLowerCase());
+/** The requests with a text in their names, in any case of letters, as the filter of the panels has it. */
+function withInName(store, text) {
+  return store.requests.filter(({ id }) => id.toLowerCase().includes(text.toLowerCase()));
+}
+
+/** The request with exactly this name, or else those with it in theirs, unless a name has all that was `asked`. */
+function named(store, name, asked) {
+  const exact = store.byId.get(name), found = exact ? [exact] : withInName(store, name);
+  const same = found.filter(({ id }) => id.length === name.length);
+  return same.length ? same : withInName(store, asked).length ? [] : found;
 }
 
 /** The answers to the name of a request, or to a part of one; a number may mean a step as well. */
 function nameAnswers({ store, cursor, inspector }, asked, count) {
   const step = /^[\d,]+$/.test(asked) ? stepAnswer(store, cursor, Number(asked.replaceAll(",", ""))) : null;
-  const only = count === 1 && store.requests.find(({ id }) => id.toLowerCase().includes(asked.toLowerCase()));
+  const [only] = count === 1 ? withInName(store, asked) : [];
   if (only) {
     const go = () => inspector.pin({ kind: "request", request: only.index });
     return [...(step?.go ? [step] : []), { words: `The panels show only ${nameOf(only)}. Open its card`, go }];
@@ -87,13 +97,17 @@ function eventAnswers(view, kind) {
 function positionAnswer(view, request, position) {
   const { store, cursor } = view, size = store.facts.block_size, logical = Math.floor(position / size);
   const token = `Token ${formatNumber(position)} of ${nameOf(request)}`;
-  const found = store.stepThatComputed(request, position, cursor.step);
-  const isEarlier = !found && store.isPart && position < store.numComputed(request, cursor.step);
-  if (isEarlier) return { words: `${token} was computed before step ${formatNumber(store.label(0))}.` };
-  if (!found || !size) return { words: `${token} is in no KV block: it has never been computed.` };
-  const held = store.blockTable(request, cursor.step)[logical], now = held !== undefined && found.step <= cursor.step;
-  const step = now ? cursor.step : found.step, block = store.blockTable(request, step)[logical];
-  const how = found.cached ? "found in the prefix cache in" : "written in";
+  const blockAt = (step) => store.blockTable(request, step)[logical];
+  let found = store.stepThatComputed(request, position, cursor.step);
+  // A block that was there before the steps that are here is in the table of the first one.
+  const isOlder = position < request.computedBefore && blockAt(0) && !(found?.step <= cursor.step);
+  if (isOlder) found = { step: 0, cached: false };
+  if (!size || !found || !blockAt(found.step)) {
+    return { words: `${token} is in no KV block: ${whyInNone(store, request, position, found)}.` };
+  }
+  const now = blockAt(cursor.step) && position < store.numComputed(request, cursor.step);
+  const step = now ? cursor.step : found.step, block = blockAt(step);
+  const how = found.cached ? "found in the prefix cache in" : isOlder ? "written before" : "written in";
   const slot = position % size, written = store.label(found.step);
   const gone = !now && found.step <= cursor.step ? " The block has been given back since." : "";
   const words = `${token}: block ${block}, slot ${slot} of ${size}, ${how} step ${written}.${gone}`;
@@ -102,6 +116,17 @@ function positionAnswer(view, request, position) {
     view.inspector.pin({ kind: "block", block, request: request.index, position });
   };
   return { words, go, block, slot, written };
+}
+
+/** Why a position is in no block; of a part of a run, the steps that are not here count too. */
+function whyInNone(store, request, position, found) {
+  const label = (step) => formatNumber(store.label(step)), first = label(0), last = label(store.numSteps - 1);
+  if (found) return `step ${label(found.step)} found it in the prefix cache, outside the window, which needs no block`;
+  const before = store.everComputedBefore(request);
+  if (before === null) return `no step from ${first} to ${last} has computed it`;
+  if (position < before) return `it was computed before step ${first}, and its block has been given back`;
+  if (isOver(store.stateOf(request, store.numSteps - 1)) || !store.facts.part) return "it has never been computed";
+  return `it has not been computed up to step ${last}, where this part ends`;
 }
 
 export class SearchBox {
@@ -126,9 +151,9 @@ export class SearchBox {
   }
 
   typed() {
-    const { view } = this, query = this.input.value.trim(), name = query.toLowerCase();
+    const { view } = this, query = this.input.value.trim();
     const known = query ? (view.classroom.hides ? [{ words: HIDDEN }] : answers(view, query)) : [];
-    const named = known ? 0 : view.store.requests.filter(({ id }) => id.toLowerCase().includes(name)).length;
+    const named = known ? 0 : withInName(view.store, query).length;
     this.found = known || nameAnswers(view, query, named);
     view.setFilter(named ? query : "");
     this.list.hidden = !this.found.length;

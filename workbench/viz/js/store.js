@@ -441,6 +441,11 @@ export class Store {
     return last >= 0 ? this.chunk(request.chunks[last]).end : request.computedBefore;
   }
 
+  /** Number of KV positions of a request that any step before those that are here computed; null if it is not known. */
+  everComputedBefore({ numBefore, num_prompt_tokens: prompt, everBefore }) {
+    return everBefore ?? (numBefore ? prompt + numBefore - 1 : null);
+  }
+
   /** The most likely tokens beside an output token, if they were recorded. */
   topTokens(request, number) {
     const { step } = request.tokens[number], place = number - request.tokens.findIndex((token) => token.step === step);

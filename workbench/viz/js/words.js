@@ -59,3 +59,9 @@ export function numbersOf(store, step) {
   lines.push(`${value("num_running")} running, ${value("num_waiting")} waiting, ${value("free_blocks")} free blocks`);
   return lines;
 }
+
+/** What a view holds of a run: "the whole run", or the steps of a part. */
+export function heldOf(store) {
+  const [first, last] = [0, store.numSteps - 1].map((step) => formatNumber(store.label(step)));
+  return store.isPart ? `steps ${first} to ${last}` : "the whole run";
+}

@@ -16,6 +16,7 @@ import msgspec
 from workbench.base.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.computed_before import computed_before
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.run_zero import run_zero
 from workbench.viz.layout.columns import (
@@ -154,6 +155,7 @@ def _start(trace: Any) -> dict[str, Any] | None:
         "num_outputs": outputs_before(trace),
         "num_pool": PoolChanges(trace).num_at_start,
         "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
+        "ever_computed": computed_before(trace),
     }
 
 
