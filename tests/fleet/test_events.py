@@ -261,7 +261,8 @@ def test_prompt_lengths_for_which_a_split_is_worth_it(monkeypatch):
     assert replace(found, lengths=[replace(even, apart={"e2e_mean": 0.98})]).worth() == [even.num_tokens]
     slow = crossover([1000, 100], Split(**SPLIT | {"bandwidth": 1e7}), tokens_per_second=1500, **given)
     assert all(late.ratio("ttft_mean") > 3 * soon.ratio("ttft_mean") for late, soon in zip(slow.lengths, found.lengths))
-    assert found.to_svg().count("<circle") == 6 and "2 that decode are better for prompts of 100 or 1,000" in repr(found)
+    assert found.to_svg().count("<circle") == 6
+    assert "2 that decode are better for prompts of 100 or 1,000" in repr(found)
 
 
 def test_the_command_line_tells_when_a_split_is_worth_it(tmp_path, capsys):
