@@ -181,5 +181,12 @@ def trust_words(predictor: Predictor, errors: Mapping[str, float]) -> str:
         return caution
     words = {**{name: WORDS[name] for name in COMPARED}, AT_WORK: AT_WORK}
     far = {name: errors[name] for name in words if abs(errors.get(name, 0.0)) >= LITTLE}
-    off = ", ".join(f"{error:+.0%} for {words[name]}" for name, error in far.items())
+    off = ", ".join(f"{error:+.0%} for {words[name]}{mark_of(error)}" for name, error in far.items())
     return f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."
+
+
+def mark_of(error: float) -> str:
+    """The mark of a value whose prediction is too far off, with a space before it; "" for others."""
+    from workbench.analysis.check import MAX_ERROR
+
+    return " (do not rely on it)" if abs(error) > MAX_ERROR else ""
