@@ -148,7 +148,7 @@ def measure(seed: int) -> Run | None:
             if sides[0] is not None and sides[1] is not None:
                 is_budget = "max_num_batched_tokens" in changes
                 found.append(Difference(name, is_budget, sides[1], sides[0], sides[2]))
-    errors = predictor.check.plain_errors
+    errors = predictor.check.errors
     worst = max(abs(errors.get(name, 0.0)) for name in BOUNDED)
     return Run(predictor.report.median_error, predictor.report.total_error, worst, found)
 

@@ -100,7 +100,7 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
 
 @pytest.mark.parametrize("sigma", [0.05, 0.9])
 def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigma):
-    """The values are the means of several simulations, as in `tune`; the pictures are of the two without noise."""
+    """The values are those of the two runs of the pictures, their ranges those of `tune`."""
     trace, changes = recording(sigma), {"max_num_batched_tokens": 64}
     feed = Feed(trace)
     feed._in_background = lambda work: work()
@@ -131,6 +131,41 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
     if len({len(record.running) for record in predictor.simulate()} - set(range(8))) == 0:
         assert {row[3] for row in header["comparison"]["measures"]} == {"no change"}
         assert header["comparison"]["first_divergence"] is None
+
+
+def few_prompts(slow):
+    """A recording as of the demo: of seven steps with prompts one alone tells a cost per step from one per token.
+
+    Args:
+        slow: How much longer the other six take by chance.
+    """
+
+    class Uneven(CostModel):
+        def step_seconds(self, chunks):
+            rows = sum(chunk.num_tokens for chunk in chunks)
+            return super().step_seconds(chunks) * (slow if rows > 100 else 1.0)
+
+    requests = [{"id": "long", "prompt": {"len": 1155}, "max_tokens": 40}]
+    requests += [{"id": f"q{n}", "prompt": {"len": 8}, "max_tokens": 40} for n in range(5)]
+    config = {"max_num_batched_tokens": 192, "max_num_seqs": 8}
+    return simulate({"config": config, "requests": requests}, cost_model=Uneven(fixed=0.01, per_prefill_token=0.006))
+
+
+@pytest.mark.parametrize("run", ["quiet", "noisy", "few prompts"])
+def test_a_table_a_picture_and_the_rows_below_are_of_one_run(run):
+    """Models of stretches that lack the only small step with prompts take 32 tokens for as slow as 192."""
+    trace = few_prompts(2.0) if run == "few prompts" else recording(0.05 if run == "quiet" else 0.9)
+    changed = changed_run(trace, None, 0, {"max_num_batched_tokens": 32})
+    assert changed.unchanged is not None
+    drawn = {row[0]: row[1:3] for row in comparison_facts(changed.unchanged, changed.trace)["measures"]}
+    shown = {row[0]: row[1:3] for row in changed.facts["measures"]["measures"]}
+    for words in WORDS.values():
+        assert [cell.partition(" (")[0] for cell in shown[words]] == drawn[words], words
+    rows = [each.ttft.seconds for each in metrics(changed.trace).requests.values()]
+    assert min(rows) <= changed.values[1]["ttft_mean"] <= max(rows)
+    if run == "few prompts":
+        draws = comparing(trace).predict(max_num_batched_tokens=32).draws["ttft_mean"]
+        assert max(draws) > 2 * max(rows), "the control: the mean of such models would be far from the rows"
 
 
 def test_the_error_that_is_told_is_that_of_the_values_that_are_shown():
@@ -223,7 +258,7 @@ def test_the_limits_of_a_fit(median, total, holds, compares):
 def test_a_change_that_changes_nothing_says_so(changes, why):
     changed = changed_run(recording(0.05), None, 0, changes)
     pool = "; another pool: the same blocks are another share of it" if "num_blocks" in changes else ""
-    assert changed.facts["means"]["verdict"] == f"{why}nothing changes, every step is as before{pool}"
+    assert changed.facts["measures"]["verdict"] == f"{why}nothing changes, every step is as before{pool}"
     trace = recording(0.05)
     in_steps = comparison_facts(trace, fork(trace, **changes))
     assert in_steps["unit"] == "steps" and in_steps["verdict"] == "nothing changes, every step is as before"

@@ -53,8 +53,6 @@ class Check:
         fit: Errors of the cost model on steps that it has not seen; None if the model was given.
         recorded: Measured values by name; empty if nothing was measured.
         unchanged: The same values, predicted.
-        plain: The same, predicted without noise; ``unchanged`` if it is empty. They decide what the predictions are
-            good for.
         without_pauses: The measured values without pauses; ``recorded`` if it is empty.
         is_cut: Whether requests had not ended with the recording: the values are of what had happened by then, and a
             prediction that is compared with another one serves all requests to their end.
@@ -63,7 +61,6 @@ class Check:
     fit: FitReport | None
     recorded: Mapping[str, float] = field(default_factory=dict)
     unchanged: Mapping[str, float] = field(default_factory=dict)
-    plain: Mapping[str, float] = field(default_factory=dict)
     without_pauses: Mapping[str, float] = field(default_factory=dict)
     is_cut: bool = False
 
@@ -75,17 +72,16 @@ class Check:
     @property
     def errors(self) -> dict[str, float]:
         """Relative error of each predicted time: 0.1 if the prediction is 10% too high."""
-        return _errors(self.unchanged, self.measured)
-
-    @property
-    def plain_errors(self) -> dict[str, float]:
-        """The same of the prediction without noise."""
-        return _errors(self.plain or self.unchanged, self.measured)
+        return {
+            name: self.unchanged[name] / known - 1
+            for name, known in self.measured.items()
+            if known and name in self.unchanged and name not in COUNTS
+        }
 
     @property
     def worst(self) -> tuple[str, float] | None:
         """The latency of ``BOUNDED`` with the largest error, and this error; None if none was measured."""
-        known = [(name, error) for name, error in self.plain_errors.items() if name in BOUNDED and math.isfinite(error)]
+        known = [(name, error) for name, error in self.errors.items() if name in BOUNDED and math.isfinite(error)]
         return max(known, key=lambda pair: abs(pair[1]), default=None)
 
     @property
@@ -133,10 +129,9 @@ class Check:
         if self.worst is None or abs(self.worst[1]) <= MAX_ERROR:
             return f"no seconds: {self._why[0].lower()}{self._why[1:]}"
         name, error = self.worst
-        predicted = (self.plain or self.unchanged)[name]
         return (
             f"no seconds: for the recorded setting the prediction of {name} is off by {error:+.0%} "
-            f"({shown(name, predicted)}, recorded are {shown(name, self.measured[name])}; allowed are "
+            f"({shown(name, self.unchanged[name])}, recorded are {shown(name, self.measured[name])}; allowed are "
             f"{MAX_ERROR:.0%})"
         )
 
@@ -185,14 +180,6 @@ class Check:
         until = " until the recording ended" if self.is_cut else ""
         check = [f"check, the recorded setting predicted{until}: {', '.join(pairs)}"] if pairs else []
         return "\n".join([*check, *self.notes])
-
-
-def _errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    return {
-        name: predicted[name] / known - 1
-        for name, known in measured.items()
-        if known and name in predicted and name not in COUNTS
-    }
 
 
 def shown(name: str, value: float) -> str:

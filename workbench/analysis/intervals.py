@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.check import COUNTS, shown
+from workbench.analysis.check import shown
 from workbench.analysis.rerun import Outcome
 from workbench.trace import Trace
 
@@ -48,8 +48,8 @@ class Prediction:
 
     Attributes:
         changes: The changed fields; empty for the unchanged configuration.
-        outcome: The values of the simulated run, without noise; of a long run those of the first draw.
-        intervals: Every value by name, with its interval.
+        outcome: The simulated run, without noise.
+        intervals: Every value of this run by name, with its interval.
         draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
         notes: Sentences that limit its use, such as a note on an extrapolation.
         seen: The values up to the end of a recording in which requests had not ended; empty if all had.
@@ -83,41 +83,36 @@ class Prediction:
 
 
 def interval_of(value: float, draws: Sequence[float], error: float) -> Interval:
-    """The mean of the draws and the range of NUM_DRAWS of them, wide enough for the error of the unchanged prediction.
+    """A value with the range of it, of NUM_DRAWS draws, and of it without the error of the unchanged prediction.
 
     Fewer draws span less: their distances from the mean are enlarged by the ratio of the expected ranges.
 
     Args:
-        value: The prediction without draws.
+        value: The value.
         draws: The value in each draw.
         error: Relative error of the unchanged prediction.
     """
     known = [one for one in draws if math.isfinite(one)]
     if known:
-        value = fmean(known)
+        mean = fmean(known)
         factor = RANGES[NUM_DRAWS] / RANGES.get(len(known), RANGES[NUM_DRAWS])
-        known = [value + factor * (one - value) for one in known]
+        known = [mean + factor * (one - mean) for one in known]
     corrected = value / (1 + error) if error > -0.9 else value
     values = (value, corrected, *known)
     return Interval(value, min(values) * (1 - MIN_SPREAD), max(values) * (1 + MIN_SPREAD))
 
 
-def widened(
-    intervals: Mapping[str, Interval], values: Mapping[str, float], others: Mapping[str, float]
-) -> dict[str, Interval]:
+def widened(intervals: Mapping[str, Interval], others: Mapping[str, float]) -> dict[str, Interval]:
     """Intervals that also hold what another simulation of the same setting gives.
 
     Args:
         intervals: The intervals.
-        values: The values of the simulation without draws.
-        others: Those of the other one. Times move by the ratio of the two, counts and
-            what is zero to the other value.
+        others: The values of the other one.
     """
     wider = dict(intervals)
     for name, known in intervals.items():
         if math.isfinite(other := others.get(name, math.nan)):
-            moved = known.value * other / values[name] if values[name] and name not in COUNTS else other
-            wider[name] = Interval(known.value, min(known.low, moved), max(known.high, moved))
+            wider[name] = Interval(known.value, min(known.low, other), max(known.high, other))
     return wider
 
 

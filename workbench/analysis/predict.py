@@ -1,10 +1,10 @@
 """Predict the latencies of a recorded run under another configuration, with an interval and the error to expect.
 
-A prediction simulates the recorded arrivals on a clock, several times: with cost models fitted to other stretches of
-the recording, and with the noise that steps had around the model. Its value is the mean, its interval comes from the
-range. Without noise waits would be too short: an arrival meets a long step more often than a short one, and waits for
-its rest. The unchanged configuration is predicted first: its error against the recording, which is known, widens every
-other interval.
+A prediction simulates the recorded arrivals on a clock. Its values are those of the simulation that is shown, with the
+cost model of all steps and without noise. Its intervals come from several more: with cost models fitted to other
+stretches of the recording, and with the noise that steps had around the model. The mean of these is no value: where few
+steps tell two costs apart their models are of two kinds, and the mean belongs to neither. The unchanged configuration
+is predicted first: its error against the recording, which is known, widens every other interval.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
-from statistics import fmean
 from typing import Any, Unpack
 
 from workbench.analysis.check import COUNTS, Check
@@ -80,8 +79,6 @@ class Predictor:
         model: The cost model.
         report: Its errors; None if the model was given.
         is_open_loop: Whether requests arrive at their recorded times, whatever is in them.
-        first_draw: The simulation that every setting has: None for the one without noise. In a long run noise averages
-            out, and the first draw serves.
 
     Raises:
         ValueError: The trace has no clock, or the fit does not hold.
@@ -113,8 +110,7 @@ class Predictor:
         self._measured = measured
         self.is_open_loop = open_loop
         num_tokens = sum(map(len, self._past.tokens.values()))
-        asked, num_draws = num_draws, min(num_draws, max(MIN_DRAWS, DRAWN_TOKENS // max(1, num_tokens)))
-        self.first_draw = 0 if num_draws < asked else None
+        num_draws = min(num_draws, max(MIN_DRAWS, DRAWN_TOKENS // max(1, num_tokens)))
         self._known: dict[tuple[str, int | None], Outcome | ValueError] = {}
         self._executor = executor
         self._unchanged: Prediction | None = None
@@ -170,10 +166,8 @@ class Predictor:
     @cached_property
     def check(self) -> Check:
         """The recorded setting, predicted, beside what was measured."""
-        outcome = self.unchanged.outcome
-        plain = {**outcome.values, **outcome.seen}
         is_cut = bool(self.unchanged.seen) and self._until is not None
-        return Check(self.report, self.recorded, self.unchanged_values, plain, self._without_pauses, is_cut)
+        return Check(self.report, self.recorded, self.unchanged_values, self._without_pauses, is_cut)
 
     @property
     def _without_pauses(self) -> dict[str, float]:
@@ -325,8 +319,7 @@ class Predictor:
         for changes in settings:
             self.refuse_impossible(changes)  # before anything is shown or simulated
         # The first simulation of each setting comes before all others: with them Ctrl-C still leaves an answer.
-        further = range(0 if self.first_draw is None else 1, len(self._models))
-        tasks = [(changes, draw) for draw in (self.first_draw, *further) for changes in settings]
+        tasks = [(changes, draw) for draw in (None, *range(len(self._models))) for changes in settings]
         found: dict[int, Outcome] = {}
         try:
             for index, outcome in with_progress(
@@ -345,8 +338,7 @@ class Predictor:
                 found[missing[place]] = outcome
         predictions, worst, shared = [], self._at_worst(settings, found), self._sharing_most(settings)
         rounds = [range(first, first + len(settings)) for first in range(0, len(tasks), len(settings))]
-        drawn = rounds[1:] if self.first_draw is None else rounds
-        whole = [each for each in drawn if all(index in found for index in each)]
+        whole = [each for each in rounds[1:] if all(index in found for index in each)]
         for place, changes in enumerate(settings):
             draws = [found[each[place]] for each in whole]
             prediction = self._prediction(changes, found[place], draws, worst.get(place), shared.get(place))
@@ -374,16 +366,12 @@ class Predictor:
         }
         notes = self._notes(outcome, changes)
         if shared is not None:
-            intervals = widened(intervals, outcome.values, shared.values)
+            intervals = widened(intervals, shared.values)
             notes += (unknown_sharing(self._past.why_unknown),)
         if worst is not None:
-            intervals = widened(intervals, outcome.values, worst.values)
+            intervals = widened(intervals, worst.values)
             notes += (LONGER_STEPS,)
-        seen = {
-            name: fmean([run.seen[name] for run in runs if name in run.seen] or [value])
-            for name, value in outcome.seen.items()
-            if name not in COUNTS
-        }
+        seen = {name: value for name, value in outcome.seen.items() if name not in COUNTS}
         return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
 
     def _sharing_most(self, settings: Sequence[Mapping[str, Any]]) -> dict[int, Outcome]:
@@ -394,7 +382,7 @@ class Predictor:
         self.__dict__.pop("_run", None)  # made again if somebody asks: two runs take twice the memory
         most = Past(self.trace, Contents(self.trace, assume_shared=True), open_loop=self.is_open_loop, loops=self.loops)
         run = self._run_of(most)
-        tasks = [self._task(most, settings[place], self.first_draw) for place in places]
+        tasks = [self._task(most, settings[place], None) for place in places]
         del most  # as large as the run
         found: dict[int, Outcome] = {}
         # Apart, even if there is one: it takes memory beside that of the recording here.

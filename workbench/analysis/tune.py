@@ -102,8 +102,7 @@ def tune(
     rows: list[dict[str, Any]] = [dict(settings) for settings in combinations]
     scored: list[tuple[float, dict[str, Any]]] = []
     tasks: list[tuple[dict[str, Any], int | None]] = [
-        ({name: value for name, value in settings.items() if now.get(name) != value}, predictor.first_draw)
-        for settings in combinations
+        ({name: value for name, value in settings.items() if now.get(name) != value}, None) for settings in combinations
     ]
     notes = list(predictor.report.notes) if predictor.report else []
     notes += [str(predictor.loops)] if predictor.loops.follow_ups and not predictor.is_open_loop else []

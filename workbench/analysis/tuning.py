@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.analysis.check import COUNTS, Check, shown
+from workbench.analysis.check import COUNTS, MAX_ERROR, Check, shown
 from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
@@ -113,7 +113,7 @@ class Candidate:
 
     @property
     def values(self) -> dict[str, float]:
-        """The predicted values by name: the mean over the repeated simulations."""
+        """The predicted values by name."""
         return {name: interval.value for name, interval in self.prediction.intervals.items()}
 
     @property
@@ -142,8 +142,7 @@ class Tuning:
         verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting.
         current_verdict: The same of the recorded setting.
         losers: Requests that end later than in the recorded setting, as (request, seconds before, seconds after).
-        rows: Every setting of the sweep with the values of one simulation, so they differ from those of the candidates,
-            which are means of several; "pareto" marks those that no other one beats.
+        rows: Every setting of the sweep with its predicted values; "pareto" marks those that no other one beats.
         check: The recorded setting, predicted, beside what was measured; known without any new run.
         settings: Names of the fields that the sweep changed.
         notes: Other sentences that help to read the answer.
@@ -278,9 +277,14 @@ class Tuning:
 
     @property
     def costs(self) -> dict[str, tuple[float, float]]:
-        """The values that the chosen setting makes worse by more than COSTS: as recorded, and with it."""
+        """The values that the chosen setting makes worse by more than COSTS: as recorded, and with it.
+
+        Values whose prediction of the recorded setting is too far off to be relied on are left out.
+        """
         before, after = (each.prediction.intervals for each in (self.current, self.best))
-        pairs = {name: (before[name].value, after[name].value) for name in _PRICES if name in before and name in after}
+        relied = [name for name in _PRICES if abs(self.errors.get(name, 0.0)) <= MAX_ERROR]
+        names = [name for name in relied if name in before and name in after]
+        pairs = {name: (before[name].value, after[name].value) for name in names}
         return {
             name: (old, new)
             for name, (old, new) in pairs.items()

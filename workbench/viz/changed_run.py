@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from workbench.analysis.predict import Predictor
 
 BOTH = (
-    "Both sides are predicted from this run's own step costs. The seconds are means of several simulations; the "
-    "picture and the rows of requests are those of one more, without noise."
+    "Both sides are predicted from this run's own step costs, each by one simulation. The ranges come from several "
+    "more, in which steps vary as those of this run did."
 )
 
 AT_WORK = "time at work"
@@ -91,7 +90,7 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
             values = values_with_work(pair[0]), values_with_work(pair[1])
             errors = with_work(predictor.check.errors, predictor, values[0].get(AT_WORK))
             limits = limits_of(changed, predictor)
-            facts = {"predicted": _words(predictor, errors, limits), "means": _means(*pair)}
+            facts = {"predicted": _words(predictor, errors, limits), "measures": _measures(*pair)}
             caution = predictor.check.caution
             told = {} if predictor.has_unended else errors
             return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told, limits)
@@ -108,11 +107,9 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
 
 
 def values_with_work(prediction: Prediction) -> dict[str, float]:
-    """The predicted values by name, each the mean of the simulations, and AT_WORK."""
+    """The predicted values by name, and AT_WORK."""
     values = {name: interval.value for name, interval in prediction.intervals.items()}
-    num_tokens = metrics(prediction.trace).summary.num_output_tokens
-    times = [num_tokens / rate for rate in prediction.draws.get("output_throughput", ()) if rate > 0]
-    return values | ({AT_WORK: fmean(times)} if times else {})
+    return values | {AT_WORK: metrics(prediction.trace).summary.clock.at_work}
 
 
 def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float | None) -> dict[str, float]:
@@ -128,8 +125,8 @@ def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float 
     return {**errors, AT_WORK: at_work / length - 1} if known and at_work is not None else dict(errors)
 
 
-def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
-    """The measures and the verdict of a comparison, from the means of both sides, in place of those of two traces."""
+def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
+    """The measures of a comparison with their ranges, and its verdict, in place of those of two traces."""
     rows = []
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
@@ -145,7 +142,7 @@ def _means(before: Prediction, after: Prediction) -> dict[str, Any]:
         if name in before.intervals and name in after.intervals
     ]
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
-    return {"measures": rows, "verdict": nothing or extremes(times), "mean": None}
+    return {"measures": rows, "verdict": nothing or extremes(times)}
 
 
 def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:
@@ -184,5 +181,12 @@ def trust_words(predictor: Predictor, errors: Mapping[str, float]) -> str:
         return caution
     words = {**{name: WORDS[name] for name in COMPARED}, AT_WORK: AT_WORK}
     far = {name: errors[name] for name in words if abs(errors.get(name, 0.0)) >= LITTLE}
-    off = ", ".join(f"{error:+.0%} for {words[name]}" for name, error in far.items())
+    off = ", ".join(f"{error:+.0%} for {words[name]}{mark_of(error)}" for name, error in far.items())
     return f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."
+
+
+def mark_of(error: float) -> str:
+    """The mark of a value whose prediction is too far off, with a space before it; "" for others."""
+    from workbench.analysis.check import MAX_ERROR
+
+    return " (do not rely on it)" if abs(error) > MAX_ERROR else ""

@@ -17,7 +17,7 @@ from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
 from workbench.trace.readings.two_sides import BOUNDS, UNEQUAL, has_unequal_steps
 from workbench.trace.trace import Trace
-from workbench.viz.changed_run import AT_WORK, BOTH, LITTLE
+from workbench.viz.changed_run import AT_WORK, BOTH, LITTLE, mark_of
 from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _error_of(changed: Changed, measure: str) -> str:
     if error is None:
         return ""
     off = f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%"
-    return f"Of the run as it was, the prediction of this measure is off by {off}."
+    return f"Of the run as it was, the prediction of this measure is off by {off}{mark_of(error)}."
 
 
 def outcome(

@@ -20,9 +20,6 @@ KEY_CHARACTERS = 56
 
 POINT, FRONT, RING = "#8a8f98", "#0072b2", "#d55e00"
 
-ONCE = "each setting simulated once; the answer's values are means of several simulations"
-"""The difference between the rows of a sweep and the values of a `workbench.analysis.tuning.Tuning`."""
-
 
 def pareto_svg(
     rows: Sequence[Mapping[str, Any]],
@@ -31,7 +28,6 @@ def pareto_svg(
     across: tuple[str, str] = ("itl_mean", "output_throughput"),
     upwards: str = "ttft_mean",
     unit: str = "ms",
-    note: str = "",
 ) -> str:
     """Two panels side by side. Points on the Pareto front are filled, outlined, numbered and listed below.
 
@@ -43,12 +39,11 @@ def pareto_svg(
         across: The horizontal axes of the panels.
         upwards: The vertical axis of both.
         unit: Of all times, "ms" or "s".
-        note: A line below the picture.
 
     Raises:
         ValueError: No row has all three results.
     """
-    return _paint(pareto_marks(rows, settings, ringed, across, upwards, unit), note)
+    return _paint(pareto_marks(rows, settings, ringed, across, upwards, unit))
 
 
 def _paint(marks: ParetoMarks, *notes: str) -> str:

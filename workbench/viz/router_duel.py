@@ -128,7 +128,7 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
             predictor = comparing(trace, 0)  # both sides are simulated once, without noise
             step_cost, clock = predictor.step_cost, ""
             at_work = metrics(predictor.simulate()).summary.clock.at_work
-            errors = with_work(predictor.check.plain_errors, predictor, at_work)
+            errors = with_work(predictor.check.errors, predictor, at_work)
             told = f"with times predicted from its own step costs. {trust_words(predictor, errors)}"
         except (ValueError, TraceError):
             told = "counted in steps, because no times can be predicted from it."

@@ -63,9 +63,6 @@ _MISSES = """\
   workbench trace misses run.jsonl.gz r17
 """
 
-WITHOUT_NOISE = "one simulation without noise; the values above are means of several"
-"""The difference between the trace that ``trace whatif`` writes and the values that it prints."""
-
 _LATENCIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_mean", "itl_p99", "e2e_mean")
 _TIMES = ("duration", *_LATENCIES, "output_throughput")
 """Values in seconds, or by seconds, that ``trace whatif`` prints."""
@@ -314,7 +311,7 @@ def _whatif(options: argparse.Namespace) -> int:
         print(*folded_command(command, terminal_width()), sep="\n")
     if options.out:
         prediction.trace.save(options.out)
-        say_written(options.out, counted(len(prediction.trace), "predicted step"), WITHOUT_NOISE)
+        say_written(options.out, counted(len(prediction.trace), "predicted step"))
     return 0
 
 
@@ -358,7 +355,7 @@ def _tune(options: argparse.Namespace) -> int:
     from workbench.analysis.sweep import read_grid, save_table
     from workbench.analysis.tune import tune
     from workbench.analysis.tuning import read_slo
-    from workbench.viz.pareto import ONCE, pareto_svg
+    from workbench.viz.pareto import pareto_svg
 
     check_table_and_plot(options)
     read_slo(options.slo)
@@ -368,7 +365,7 @@ def _tune(options: argparse.Namespace) -> int:
     say_text(tuning)
     if options.out:
         save_table(list(tuning.rows), options.out)
-        say_written(options.out, hint=ONCE)
+        say_written(options.out)
     if options.plot:
-        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings, note=ONCE))
+        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings))
     return 0

@@ -132,16 +132,16 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None, unchang
         a: The trace of the view.
         b: The other trace.
         fork: For a simulated run, ``at_step`` and ``changes``: the step and the configuration from which it differs;
-            and ``up_to``, the last step of ``a`` that it was simulated from. If times were predicted, ``means`` has
-            the facts of a comparison that are means of several simulations and not of the two traces.
+            and ``up_to``, the last step of ``a`` that it was simulated from. If times were predicted, ``measures`` has
+            the facts of a comparison whose values have ranges, in place of those of the two traces.
         unchanged: ``a`` as it was, if it was simulated like ``b``, which is compared with this one: its packet follows
             the other, so that pictures and numbers are of the same two runs.
     """
     comparison = comparison_facts(a if unchanged is None else unchanged, b)
     if fork is not None:
-        comparison["fork"] = {name: value for name, value in fork.items() if name != "means"}
+        comparison["fork"] = {name: value for name, value in fork.items() if name != "measures"}
         if "refused" not in comparison:
-            comparison |= fork.get("means", {})
+            comparison |= fork.get("measures", {})
     packet = encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})
     if unchanged is None:
         return packet
