@@ -666,12 +666,16 @@ def test_metrics(drawn, name, width, part):
     painted = page.painted("metrics", at)
     marks, over, rows = Marks(painted["marks"]), Marks(painted["over"]), metrics(facts)
     for row, (title, of, behind, most, write) in enumerate(rows):
-        top, base = 4 + 46 * row + 6, 4 + 46 * row + 38
+        line = 0 if width >= 620 else 14  # for the words, where they have no room at the right
+        begin = 4 + (46 + line) * row
+        top, base = begin + line + 6, begin + line + 38
         values = [of(step) for step in axis.steps]
         flat = [value for part_ in values for value in part_] if behind == "dots" else values
         flat = flat + ([behind(step) for step in axis.steps] if callable(behind) else [])
         high = max([most, *(value for value in flat if value == value)])
-        assert title in [words for _, y, words in marks.texts() if y in (top + 3, top + 7)]
+        (place,) = [(x, y) for x, y, words in marks.texts() if words == title]
+        assert place == ((axis.x0, begin + 10) if line else (axis.x1 + 16, top + 7))
+        assert place[1] < top - 1.25 or place[0] > axis.x1, "no name is over the data"
         label = [words for x, y, words in marks.texts(x=axis.x0 - 8) if y == top + 3]
         assert near(
             label[0],
@@ -687,8 +691,8 @@ def test_metrics(drawn, name, width, part):
                 check_bars([r for r in area if r[0] == LIGHT.cached], axis, behind, base, high)
         value = value_at(of, behind, at)
         said = write(value) if value == value else "none in this step"
-        if width > 620:
-            assert near(next(words for _, y, words in over.texts() if y == 4 + 46 * row + 28), said), title
+        told = next(words for _, y, words in over.texts() if y == begin + (10 if line else 28))
+        assert near(told, said.removesuffix(" in this step")) if line else near(told, said), title
         lines = page.hit("metrics", (axis.x(at) + axis.end(at)) / 2, top + 20)
         assert lines[0] == f"step {grouped(facts.records[at].step)}" and near(lines[1], f"{title}: {said}")
     table = page.table("metrics")

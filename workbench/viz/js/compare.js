@@ -7,7 +7,8 @@ import { counted, formatNumber, formatSeconds, h, plain, replace, select, setTex
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
-import { timeTicks } from "./time_axis.js";
+import { sharedClock } from "./shared_clock.js";
+import { stretchTicks } from "./time_axis.js";
 import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
 
@@ -128,7 +129,9 @@ export class ComparePanel extends CanvasPanel {
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
       : "cells: chunks, lines: waiting";
     const cross = findings.same_tokens === false ? "; × marks the first different token" : "";
-    setText(this.hintElement, `${this.reading}; ${rows}${cross}`);
+    const { clock } = this, leftOut = clock ? clock.stretches(0, clock.end).leftOut : 0;
+    const time = leftOut ? `; one time for both, without ${formatSeconds(leftOut)} in which both were idle` : "";
+    setText(this.hintElement, `${this.reading}; ${rows}${cross}${time}`);
     this.fillGains();
   }
 
@@ -198,17 +201,23 @@ export class ComparePanel extends CanvasPanel {
 
   // -- drawing ---------------------------------------------------------------------------------------------------
 
-  /** Set the function from steps to pixels: (store, step), for the chosen alignment, and the arrival to align by. */
+  /** The clock of both runs, if they are aligned by time. */
+  get clock() {
+    return this.align.value === "time" && this.bothTimed ? sharedClock(...this.stores) : null;
+  }
+
+  /** Set the functions from steps to pixels: (store, step), for the chosen alignment, and the arrival to align by. */
   scale() {
-    const { stores } = this, width = this.width - RIGHT - LEFT;
-    const last = (store) => store.clockEnd.data[store.numSteps - 1];
-    this.timed = this.align.value === "time" && this.bothTimed;
-    this.end = Math.max(...stores.map((store) => (this.timed ? last(store) : store.numSteps)));
-    const timeOf = (store, step) => (step < store.numSteps ? store.clockStart.data[step] : last(store));
+    const { stores } = this, width = this.width - RIGHT - LEFT, { clock } = this;
+    this.timed = Boolean(clock);
+    this.end = clock ? clock.end : Math.max(...stores.map((store) => store.numSteps));
+    const xOf = (at) => LEFT + (at / this.end) * width;
     this.x = (store, step, origin = 0) => {
-      const at = this.timed ? timeOf(store, step) : step;
-      return LEFT + ((at - origin) / this.end) * width;
+      const { starts, ends } = clock?.times.get(store) ?? {};
+      return xOf(clock ? starts[step] ?? ends.at(-1) : step - origin);
     };
+    this.right = (store, step, origin = 0) => xOf(clock ? clock.times.get(store).ends[step] : step + 1 - origin);
+    this.xOfMoment = (moment) => xOf(clock.at(moment));
   }
 
   draw(context) {
@@ -230,7 +239,7 @@ export class ComparePanel extends CanvasPanel {
       const sign = run ? 1 : -1;
       context.fillStyle = run ? colours.decode : colours.prefill;
       for (let step = 0; step < store.numSteps; step++) {
-        const x = this.x(store, step), wide = Math.max(0.6, this.x(store, step + 1) - x - 0.5);
+        const x = this.x(store, step), wide = Math.max(0.6, this.right(store, step) - x - 0.5);
         const high = (store.numTokens(step) / most) * half;
         context.fillRect(x, run ? middle + 4 : middle - 4 - high, wide, high);
       }
@@ -241,11 +250,11 @@ export class ComparePanel extends CanvasPanel {
     const parts = ["tokens per step", ...strip];
     text(context, fitting(context, parts, "; ", this.width - LEFT, SMALL), LEFT, 9, colours.muted, SMALL);
     const { values, label } = this.timed
-      ? timeTicks(0, this.end, 8)
+      ? stretchTicks(this.clock.stretches(0, this.end).stretches, this.end, 8, this.xOfMoment, this.width - RIGHT)
       : { values: ticks(0, this.end, 8, true), label: formatNumber };
     let room = -Infinity;
     for (const tick of values) {
-      const x = LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
+      const x = this.timed ? this.xOfMoment(tick) : LEFT + (tick / this.end) * (this.width - RIGHT - LEFT);
       room = tickLabel(context, label(tick), x, TOP + MIRROR + 8, colours.muted, this.width, room);
     }
   }
@@ -298,7 +307,7 @@ export class ComparePanel extends CanvasPanel {
       }
       request.chunks.forEach((index, i) => {
         const chunk = store.chunk(index), step = request.chunkSteps[i], high = chunk.decode ? 4 : 8;
-        const x = this.x(store, step, origin), wide = Math.max(0.8, this.x(store, step + 1, origin) - x);
+        const x = this.x(store, step, origin), wide = Math.max(0.8, this.right(store, step, origin) - x);
         const y = run ? middle + 0.5 : middle - 0.5 - high;
         context.fillStyle = chunk.decode ? theme.decode(own) : theme.prefill(own);
         context.fillRect(x, y, wide, high);

@@ -1,11 +1,14 @@
 // Metrics as small plots on the shared step axis; each shows its unit and its value at the cursor.
 
 import { counted, formatNumber, formatSeconds, setText } from "./dom.js";
-import { outlinedText, SMALL, text } from "./drawing.js";
+import { SMALL, text } from "./drawing.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
 import { StepPanel } from "./step_panel.js";
 
 const ROW = 46, TOP = 4;
+
+/** Height of a line for the name of a metric and its value, where there is no room for them at the right. */
+const LINE = 14;
 
 /**
  * The metrics of a trace. Each has a `name`, a function `write(value)`, and either
@@ -57,17 +60,29 @@ export class MetricsPanel extends StepPanel {
     super(view, {
       id: "metrics",
       title: "Metrics",
-      hint: "on the shared axis; the numbers are values at the cursor",
+      hint: "on the shared axis",
       height: 200,
     });
     this.metrics = [];
   }
 
+  /** Height above each plot for its words; 0 where they are at its right. */
+  get line() {
+    return hasRoomAtRight(this.width) ? 0 : LINE;
+  }
+
+  /** Height of a metric. */
+  get row() {
+    return ROW + this.line;
+  }
+
   layout() {
     this.metrics = this.store.numSteps ? metricsOf(this.store) : [];
-    this.setHeight(TOP + Math.max(1, this.metrics.length) * ROW + 4);
+    this.setHeight(TOP + Math.max(1, this.metrics.length) * this.row + 4);
     const axis = this.cursor.byTime ? "time" : "steps";
-    setText(this.hintElement, `on the shared axis of ${axis}; the numbers are values at the cursor`);
+    const where = this.line ? "above each plot" : "at the right";
+    const numbers = `${where}: the value at the cursor; at the left: the top of the scale`;
+    setText(this.hintElement, `on the shared axis of ${axis}; ${numbers}`);
   }
 
   /** Value of a metric in a step; for dots the mean of the step's tokens. */
@@ -125,7 +140,7 @@ export class MetricsPanel extends StepPanel {
     if (!this.store.numSteps) return text(context, "No steps yet.", 84, 16, colours.muted);
     const { most, stride } = this.scale(axis), first = axis.first + Math.floor((from - axis.first) / stride) * stride;
     this.metrics.forEach((metric, row) => {
-      const top = TOP + row * ROW + 6, base = top + ROW - 14, high = most[row];
+      const begin = TOP + row * this.row, top = begin + this.line + 6, base = top + ROW - 14, high = most[row];
       const y = (value) => base - (high ? value / high : 0) * (base - top);
       context.fillStyle = colours.hairline;
       context.fillRect(axis.x0, base, axis.x1 - axis.x0, 1);
@@ -138,7 +153,7 @@ export class MetricsPanel extends StepPanel {
       const label = high ? metric.write(high).replace(/ (of|in|waiting|unused).*/, "") : "0";
       text(context, label, axis.x0 - 8, top + 3, colours.muted, SMALL, "right");
       if (hasRoomAtRight(this.width)) text(context, metric.name, axis.x1 + 16, top + 7, colours.muted, SMALL);
-      else outlinedText(context, metric.name, axis.x0 + 4, top + 3, colours.text, colours.background, SMALL);
+      else text(context, metric.name, axis.x0, begin + 10, colours.muted, SMALL);
     });
   }
 
@@ -178,19 +193,25 @@ export class MetricsPanel extends StepPanel {
     return this.store.numSteps > 0;
   }
 
+  /** The words at the cursor are at the right of the axis, or where that has no room, above it. */
+  overlayLeft() {
+    return hasRoomAtRight(this.width) ? super.overlayLeft() : 0;
+  }
+
   drawOverlay(context, width) {
-    if (!hasRoomAtRight(width)) return;
-    const x = width - marginOf(width).right + 16;
+    const right = width - marginOf(width).right, colour = this.theme.colours.text;
     this.metrics.forEach((metric, row) => {
-      const value = this.written(metric, this.cursor.step, "none in this step");
-      text(context, value, x, TOP + row * ROW + 28, this.theme.colours.text);
+      const begin = TOP + row * this.row, none = this.line ? "none" : "none in this step";
+      const value = this.written(metric, this.cursor.step, none);
+      if (hasRoomAtRight(width)) text(context, value, right + 16, begin + 28, colour);
+      else text(context, value, right, begin + 10, colour, SMALL, "right");
     });
   }
 
   // -- words -----------------------------------------------------------------------------------------------------
 
   hit(x, y) {
-    const step = this.axis().stepAt(x), metric = this.metrics[Math.floor((y - TOP) / ROW)];
+    const step = this.axis().stepAt(x), metric = this.metrics[Math.floor((y - TOP) / this.row)];
     if (step < 0 || !metric) return null;
     const value = `${metric.name}: ${this.written(metric, step, "none in this step")}`;
     return { step, hover: { step }, lines: [`step ${formatNumber(this.store.label(step))}`, value] };

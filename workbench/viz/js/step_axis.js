@@ -1,8 +1,8 @@
 // The horizontal axis that several panels share: pixels of a step (or of its time), and the step at a pixel.
 
-import { inMinutes } from "./dom.js";
+import { sharedClock } from "./shared_clock.js";
 import { upperBound } from "./sorted.js";
-import { multiples, timeDistance, timeLabel } from "./time_axis.js";
+import { stretchTicks } from "./time_axis.js";
 
 /** Widths in pixels from which there is room for numbers and a legend at the right of the axis, and for long names. */
 const WIDE = 620, NARROW = 430;
@@ -16,9 +16,6 @@ export function marginOf(width) {
 export function hasRoomAtRight(width) {
   return width >= WIDE;
 }
-
-/** Room in pixels for the label of a time. */
-const LABEL = 56;
 
 export class StepAxis {
   constructor(store, cursor, width) {
@@ -35,10 +32,16 @@ export class StepAxis {
       this.to = Math.max(this.to, beside?.numSteps ?? 0);
       return;
     }
-    const last = Math.min(store.numSteps, Math.ceil(this.to)) - 1;
-    this.t0 = store.clockStart.data[Math.max(0, Math.floor(this.from))];
-    this.t1 = Math.max(store.clockEnd.data[Math.max(0, last)], this.t0 + 1e-9);
-    if (beside?.timed()) this.t1 = Math.max(this.t1, beside.clockEnd.data[beside.numSteps - 1]);
+    // Beside another run, both have one clock.
+    this.shared = cursor.beside?.timed() ? sharedClock(store, cursor.beside) : null;
+    const last = Math.min(store.numSteps, Math.ceil(this.to)) - 1, { starts, ends } = this.timesOf(store);
+    this.t0 = starts[Math.max(0, Math.floor(this.from))];
+    this.t1 = Math.max(ends[Math.max(0, last)], this.t0 + 1e-9);
+    if (beside?.timed()) {
+      const times = this.timesOf(beside);
+      if (this.first === 0) this.t0 = Math.min(this.t0, times.starts[0]);
+      this.t1 = Math.max(this.t1, times.ends[beside.numSteps - 1]);
+    }
     // While more steps are expected the axis has some room, so that it moves only now and then.
     if (cursor.growing) {
       const room = 2 ** (Math.floor(Math.log2(this.t1 - this.t0)) - 2);
@@ -56,6 +59,11 @@ export class StepAxis {
     return Math.min(this.store.numSteps, Math.ceil(this.to));
   }
 
+  /** Beginnings and ends of the steps of a run on the clock of this axis. */
+  timesOf(store) {
+    return this.shared?.times.get(store) ?? { starts: store.clockStart.data, ends: store.clockEnd.data };
+  }
+
   get stepWidth() {
     return (this.x1 - this.x0) / (this.to - this.from);
   }
@@ -63,13 +71,13 @@ export class StepAxis {
   /** Left edge of a step. */
   x(step) {
     if (!this.byTime) return this.x0 + (step - this.from) * this.stepWidth;
-    const n = this.store.numSteps;
-    return this.xOfTime(step < n ? this.store.clockStart.data[Math.max(0, step)] : this.store.clockEnd.data[n - 1]);
+    const n = this.store.numSteps, { starts, ends } = this.timesOf(this.store);
+    return this.xOfTime(step < n ? starts[Math.max(0, step)] : ends[n - 1]);
   }
 
   /** Right edge of a step. */
   end(step) {
-    return this.byTime ? this.xOfTime(this.store.clockEnd.data[step]) : this.x(step + 1);
+    return this.byTime ? this.xOfTime(this.timesOf(this.store).ends[step]) : this.x(step + 1);
   }
 
   xOfTime(time) {
@@ -78,6 +86,7 @@ export class StepAxis {
 
   /** The visible steps between pauses, as times since the zero of the run, and the seconds of the pauses. */
   get stretches() {
+    if (this.shared) return this.shared.stretches(this.t0, this.t1);
     const { store } = this, { zero } = store, stretches = [], last = Math.max(this.first, this.last - 1);
     let from = this.first;
     for (const step of [...store.afterPause.filter((step) => step > this.first && step <= last), last + 1]) {
@@ -88,27 +97,16 @@ export class StepAxis {
     return { stretches, leftOut: store.idleBetween(this.first, last) };
   }
 
-  /**
-   * Round times of the visible stretches, all at one distance, and with pauses the beginning of each stretch, which is
-   * seldom round: then all labels have a digit more, down to a second of those in minutes, and a round time leaves room
-   * for the beginning after it.
-   */
+  /** Round times of the visible stretches, with the seconds left out between them and the function that writes each. */
   timeTicks(count) {
-    const { stretches, leftOut } = this.stretches, span = stretches.at(-1)[1], paused = stretches.length > 1;
-    const minutes = inMinutes(span, span), distance = timeDistance(this.t1 - this.t0, count, minutes);
-    const precision = paused ? Math.max(distance / 10, minutes && distance >= 1 ? 1 : 0) : distance;
-    const values = stretches.flatMap(([from, to], i) => {
-      const round = multiples(from, to, distance);
-      if (!paused) return round;
-      const next = stretches[i + 1], last = this.x1 + 8 - LABEL; // a label may end a little after the axis
-      const end = next ? Math.min(this.xOfMoment(next[0]), last) - LABEL : Infinity;
-      return [from, ...round.filter((time) => time - from >= precision && this.xOfMoment(time) <= end)];
-    });
-    return { values, leftOut, label: timeLabel(values.at(-1) ?? span, span, precision) };
+    const { stretches, leftOut } = this.stretches, xOf = (moment) => this.xOfMoment(moment);
+    return { leftOut, ...stretchTicks(stretches, this.t1 - this.t0, count, xOf, this.x1) };
   }
 
   /** The pixel of a time since the zero of the run; null for one that is left out, because nothing ran. */
   xOfMoment(moment) {
+    const { shared } = this;
+    if (shared) return shared.leavesOut(moment) ? null : this.xOfTime(shared.at(moment));
     const { store } = this, n = store.numSteps, times = store.column("time").subarray(0, n);
     const time = moment + store.zero;
     const step = Math.max(0, upperBound(times, time) - 1), end = store.value("end", step);
@@ -125,7 +123,7 @@ export class StepAxis {
     let step = Math.floor(this.from + (x - this.x0) / this.stepWidth);
     if (this.byTime) {
       const time = this.t0 + ((x - this.x0) / (this.x1 - this.x0)) * (this.t1 - this.t0);
-      step = upperBound(this.store.clockStart.data.subarray(0, n), time) - 1;
+      step = upperBound(this.timesOf(this.store).starts.subarray(0, n), time) - 1;
       if (x > this.end(n - 1) + 4) return -1;
     }
     return step >= 0 && step < n ? step : -1;

@@ -20,7 +20,7 @@ const COUNTS = {
 };
 
 /** @type {any} A longer time between two steps is idle time (workbench/trace/readings/run_clock.py). */
-const IDLE_SECONDS = "__IDLE_SECONDS__";
+export const IDLE_SECONDS = "__IDLE_SECONDS__";
 
 /** Roles of a chunk (its field "arm"), by the two lowest bits of its flags. */
 const ARMS = ["decode", "new_final", "intermediate", "cached_final"];

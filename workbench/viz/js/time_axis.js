@@ -32,6 +32,33 @@ export function timeTicks(from, to, count) {
   return { values, label: timeLabel(values.at(-1) ?? to, to, distance) };
 }
 
+/** Room in pixels for the label of a time. */
+const LABEL = 56;
+
+/**
+ * Round times of an axis that leaves out pauses, all at one distance, and with pauses the beginning of each stretch,
+ * which is seldom round: then all labels have a digit more, down to a second of those in minutes, and a round time
+ * leaves room for the beginning after it.
+ * @param {number[][]} stretches The times between pauses.
+ * @param {number} length The seconds that the axis shows.
+ * @param {number} count The number of round times that fit on it.
+ * @param {(time: number) => number} xOf The pixel of a time.
+ * @param {number} right The right end of the axis in pixels.
+ */
+export function stretchTicks(stretches, length, count, xOf, right) {
+  const span = stretches.at(-1)[1], paused = stretches.length > 1;
+  const minutes = inMinutes(span, span), distance = timeDistance(length, count, minutes);
+  const precision = paused ? Math.max(distance / 10, minutes && distance >= 1 ? 1 : 0) : distance;
+  const values = stretches.flatMap(([from, to], i) => {
+    const round = multiples(from, to, distance);
+    if (!paused) return round;
+    const next = stretches[i + 1], last = right + 8 - LABEL; // a label may end a little after the axis
+    const end = next ? Math.min(xOf(next[0]), last) - LABEL : Infinity;
+    return [from, ...round.filter((time) => time - from >= precision && xOf(time) <= end)];
+  });
+  return { values, label: timeLabel(values.at(-1) ?? span, span, precision) };
+}
+
 /**
  * The function that writes the times of one axis.
  * @param {number} largest The largest time on it, which decides about the unit of all.

@@ -18,6 +18,9 @@ const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
 /** Pixels: outlines of narrower bars are joined. */
 const NARROW = 12;
 
+/** Pixels between two outlines from which on they are not joined: nothing ran. */
+const GAP = 2;
+
 /** Share of the visible time from which on the wait before it is stated. */
 const WORTH_SAYING = 0.01;
 
@@ -79,7 +82,7 @@ export class TimelinePanel extends StepPanel {
     for (let step = 0; step < (other?.numSteps ?? 0); step++) {
       result.tokens = Math.max(result.tokens, other.numTokens(step));
     }
-    return { ...result, ghosts: this.view.otherCount };
+    return { ...result, ghosts: this.view.otherCount, pauses: axis.shared?.pauses.length };
   }
 
   layout() {
@@ -89,7 +92,7 @@ export class TimelinePanel extends StepPanel {
   /** The idle time that the axis leaves out, and the reason why it may begin after 0, the first arrival. */
   timeHints() {
     const axis = this.axis(), idle = axis.stretches.leftOut, { before } = this.store.clock, hints = [];
-    if (idle) hints.push(`time, without ${formatSeconds(idle)} idle`);
+    if (idle) hints.push(`time, without ${formatSeconds(idle)} idle${axis.shared ? " in both runs" : ""}`);
     if (!axis.first && before > WORTH_SAYING * (axis.t1 - axis.t0)) {
       hints.push(`step 0 began ${formatSeconds(before)} after the first arrival, which is 0`);
     }
@@ -222,19 +225,22 @@ export class TimelinePanel extends StepPanel {
     context.strokeStyle = this.theme.colours.cursor;
     context.lineWidth = 1;
     context.beginPath();
-    let begun = false;
+    let begun = false, before = -Infinity; // the right end of the outline
+    const times = axis.byTime ? axis.timesOf(other) : null;
     for (let step = 0; step < other.numSteps; step++) {
-      const [start, end] = axis.byTime ? [other.clockStart.data[step], other.clockEnd.data[step]] : [step, step + 1];
+      const [start, end] = times ? [times.starts[step], times.ends[step]] : [step, step + 1];
       const x = axis.byTime ? axis.xOfTime(start) : axis.x(start),
         right = axis.byTime ? axis.xOfTime(end) : axis.x(end);
       if (right < axis.x0 || x > axis.x1) continue;
       const top = Math.round(y(other.numTokens(step))) + 0.5;
-      const joined = right - x < NARROW;
-      if (!joined || !begun) context.moveTo(x, base);
+      const joined = right - x < NARROW, parted = begun && x - before >= GAP;
+      if (parted) context.lineTo(before, base);
+      if (!joined || !begun || parted) context.moveTo(x, base);
       context.lineTo(x, top);
       context.lineTo(right, top);
       if (!joined) context.lineTo(right, base);
       begun = joined;
+      before = right;
     }
     context.stroke();
   }
