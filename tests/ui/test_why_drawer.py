@@ -1,6 +1,11 @@
 """Why a request took so long, in the drawer."""
 
-from workbench import simulate
+from pathlib import Path
+
+import pytest
+
+from workbench import Trace, simulate
+from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.viz import export_html
 
@@ -79,3 +84,46 @@ def test_each_cause_has_a_mark_of_its_own_in_all_bars(page_of, long_trace):
         found = page.root.locator(f".wb-why {marks}").evaluate_all(looks)
         assert len(found) == 12 and len(set(found)) == 6, marks
         assert found[:6] == found[:5:-1], f"{marks}: a cause looks the same in both"
+
+
+AT_CLOSE = """(root) => {
+  const drawer = root.querySelector(".wb-drawer"), close = drawer.querySelector("header button.wb-quiet");
+  const { left, top, width, height } = close.getBoundingClientRect();
+  const name = drawer.querySelector("h3").getBoundingClientRect(), document = root.getRootNode();
+  const at = (x, y) => document.elementFromPoint(x, y);
+  return {
+    close: at(left + width / 2, top + height / 2) === close,
+    name: at(name.left + 4, (name.top + name.bottom) / 2) === drawer.querySelector("h3"),
+    height: drawer.offsetHeight,
+  };
+}"""
+
+
+@pytest.mark.parametrize("size", [(390, 844), (390, 664), (320, 700)])
+def test_a_card_can_be_closed_at_once_on_a_phone(open_page, serve, tmp_path, size):
+    """Its head is below the bars: in a page around a request, in a live one, with a message, after a pin."""
+    served = Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz"
+    who = "cmpl-bench-5-26-0"
+    assert main(["trace", "html", str(served), "--around", who, "--out", str(tmp_path / "around.html")]) == 0
+    saved = open_page(f"file://{tmp_path}/around.html#incident", width=size[0], height=size[1])
+    live = open_page(serve(Trace.load(served)), width=size[0], height=size[1])
+    live.wait("view.store.numSteps > 100")
+    index = "view.store.requests.findIndex(({ id }) => id.startsWith(argument))"
+    live.view(f"view.inspector.pin({{ kind: 'request', request: {index} }})", who)
+    live.root.get_by_role("button", name="Why so long?").click()
+    live.root.locator(".wb-drawer .wb-why li").first.wait_for()
+    for page in (saved, live):
+        page.wait("!view.inspector.element.hidden")
+        page.frame()
+        found = page.root.evaluate(AT_CLOSE)
+        assert found["close"] and found["name"] and found["height"] > 200, found
+        page.view("view.say('A message about the run, whose words take several lines of a phone: ' + 'so '.repeat(40))")
+        page.frame()
+        page.frame()
+        found = page.root.evaluate(AT_CLOSE)
+        assert found["close"] and found["name"], (found, "below a message")
+        page.root.locator(".wb-drawer > header button").click()
+        page.wait("!view.inspector.pinned")
+        page.view("view.inspector.pin({ kind: 'block', block: 3 })")
+        page.frame()
+        assert page.root.evaluate(AT_CLOSE)["close"]

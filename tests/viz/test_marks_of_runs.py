@@ -681,7 +681,7 @@ def check_incident_table(page, titles, bins, wide):
 def check_incident_words(page, facts, whole, part, stalled, slow):
     begin, end = part
     said = page("view.panel('incident').words()").split("; ")
-    expected = [counted(whole.arrivals, "request")]
+    expected = [""]
     for name, values in (("first token", whole.first), ("next token", whole.next)):
         if values:
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
@@ -689,9 +689,11 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
     expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate {cached} of prompt tokens",
                  counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
-    here = {c.request_id for r in facts.records if r.end > begin and r.time < end for c in r.chunks}
-    assert said[0].startswith(f"{expected[0] if whole.arrivals else counted(len(here), 'request')} in ")
-    assert said[0].endswith(", none arrived here") == (not whole.arrivals and bool(here))
+    inside = [r for r in facts.records if r.end > begin and r.time < end]
+    here = {who for r in inside for who in (*r.running, *r.waiting, *r.arrived, *r.finished, *r.aborted)}
+    here |= {info.request_id for info in facts.trace.requests.values() if begin <= info.arrival_time <= end}
+    assert said[0].startswith(f"{counted(len(here), 'request')} in ")
+    assert said[0].endswith(f", {whole.arrivals or 'none'} arrived here") == (whole.arrivals < len(here))
     assert len(said) == len(expected) and all(near(a, b) for a, b in zip(said[1:], expected[1:]))
     firsts = []
     for step, record in enumerate(facts.records):

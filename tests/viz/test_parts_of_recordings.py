@@ -16,6 +16,7 @@ from workbench import simulate
 from workbench.apps.cli import main
 from workbench.trace import Trace
 from workbench.trace.clock import time_of_day
+from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.window import window
 
@@ -336,6 +337,31 @@ def test_a_part_without_arrivals_has_its_requests(deno_page):
     assert re.match(rf"{number} requests? in .*, none arrived here;", words), words
     deno_page("view.panel('incident').showSlow()")
     assert deno_page("view.panel('incident').slow.querySelectorAll('thead').length") == 0
+
+
+@pytest.mark.parametrize("name", ["timed 3", "timed 4", "idle 1"])
+def test_the_page_of_a_part_has_as_many_requests_as_the_commands(deno_page, name):
+    """ "N requests" is one number; those that arrived in the part are another, which is said."""
+    trace, rng, fewer = run(name)[0], random.Random(f"requests {name}"), 0
+    for _ in range(8):
+        begin, end = sorted(rng.sample(range(len(trace)), 2))
+        part = window(trace, begin=trace[begin].time, end=trace[end].end)
+        here = len(part.requests)
+        assert f" {here} request" in str(part) and len(metrics(part).requests) == here
+        arrived = sum(part[0].time <= info.arrival_time <= part[-1].end for info in part.requests.values())
+        first, last = part[0].step, part[-1].step
+        deno_page.open(part)
+        words = [deno_page("(view.panel('incident').layout(), view.panel('incident').words())")]
+        deno_page.open(trace)
+        if last - first > 6:  # a page does not show fewer steps
+            deno_page("view.cursor.moveTo(argument[0], argument[1])", [first, last + 1 - first])
+            words.append(deno_page("(view.panel('incident').layout(), view.panel('incident').words())"))
+        for said in words if first else ():
+            said = said.split("; ")[0]
+            assert said.startswith(f"{here} request{'s' * (here != 1)} in "), (said, here)
+            assert said.endswith(f", {arrived or 'none'} arrived here") == (arrived < here), (said, arrived)
+            fewer += 0 < arrived < here
+    assert fewer or name == "idle 1"
 
 
 def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):

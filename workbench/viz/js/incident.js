@@ -6,7 +6,7 @@ import { counted, formatNumber, formatSeconds, h, plain, replace, setText, table
 import { hatch, outlinedText, SMALL, text, textWidth, tickLabel } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
-import { nameOf } from "./request.js";
+import { isOver, nameOf } from "./request.js";
 import { upperBound } from "./sorted.js";
 import { hasRoomAtRight, marginOf } from "./step_axis.js";
 import { timeTicks } from "./time_axis.js";
@@ -346,15 +346,13 @@ export class IncidentPanel extends CanvasPanel {
     ].filter(Boolean).join("; ");
   }
 
-  /** The number of requests of the visible part; those that only arrived before it are there as well. */
+  /** The number of requests that were there in the visible part, and of those that arrived in it if they are fewer. */
   requestWords(arrivals, from, to) {
-    const { store } = this, length = this.lengthWords(from, to);
-    if (arrivals) return `${counted(arrivals, "request")} in ${length}`;
-    const has = (step) => store.value("end", step) > from && store.value("time", step) < to;
-    const here = store.requests.filter(({ chunkSteps }) => chunkSteps.some(has)).length;
-    return here
-      ? `${counted(here, "request")} in ${length}, none arrived here`
-      : `${counted(0, "request")} in ${length}`;
+    const { store } = this, [first, last] = this.steps(true), isEnd = last === store.numSteps - 1;
+    const isGone = ({ changes }) => changes.length > 0 && isOver(changes.at(-1).state) && changes.at(-1).step < first;
+    const here = store.requests.filter((each) => (isEnd || !(each.arrival_time > to)) && !isGone(each)).length;
+    const arrived = arrivals < here ? `, ${arrivals ? formatNumber(arrivals) : "none"} arrived here` : "";
+    return `${counted(here, "request")} in ${this.lengthWords(from, to)}${arrived}`;
   }
 
   /** The length of the visible part; of one that begins with the first arrival also that from step 0 on. */

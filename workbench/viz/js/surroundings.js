@@ -30,7 +30,7 @@ export function hideStill(name) {
 
 /** Watch them for a view; returns a function that ends the watching. */
 export function watchSurroundings(view) {
-  const { root, panels, options } = view;
+  const { root, panels, options, controls: { element: bars } } = view;
   const measure = () => {
     const height = options.height ?? (options.page ? innerHeight : LOW_PIXELS);
     root.dataset.low = String(height < LOW_PIXELS);
@@ -41,6 +41,9 @@ export function watchSurroundings(view) {
   };
   const size = new ResizeObserver(measure), endPrinting = watchPrinting(view, measure);
   size.observe(root);
+  if (options.height) root.style.setProperty("--wb-height", `${options.height}px`);
+  const sizeOfBars = new ResizeObserver(() => root.style.setProperty("--wb-bars", `${bars.offsetHeight}px`));
+  sizeOfBars.observe(bars);
   const visibility = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       panels.find((panel) => panel.element === target).visible = isIntersecting;
@@ -54,7 +57,7 @@ export function watchSurroundings(view) {
   const page = new MutationObserver(applyTheme);
   page.observe(document.body, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
   return () => {
-    for (const observer of [size, visibility, page]) observer.disconnect();
+    for (const observer of [size, sizeOfBars, visibility, page]) observer.disconnect();
     system.removeEventListener("change", applyTheme);
     endPrinting();
   };
