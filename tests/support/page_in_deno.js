@@ -334,7 +334,10 @@ Object.assign(globalThis, {
   clearTimeout() {},
   scrollTo() {},
 });
-Object.defineProperty(globalThis, "location", { value: { hash: "", href: "" }, writable: true });
+Object.defineProperty(globalThis, "location", {
+  value: { hash: "", href: "http://192.0.2.7/", origin: "http://192.0.2.7", pathname: "/" },
+  writable: true,
+});
 Object.defineProperty(globalThis, "history", { value: { replaceState() {} }, writable: true });
 
 /** Draw what waits for a frame. A film or run that plays asks for frames until its time is over: stop it before. */
