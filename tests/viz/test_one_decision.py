@@ -126,9 +126,14 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
             f"{amount(after[name].value, 's')} ({' to '.join(ends)})",
         ]
     assert shown["mean TTFT"][0] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean"
-    weighed = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
+    weighed = {word: name for name, word in WORDS.items()} | {"longest TTFT": "ttft_max", "longest pause": "itl_max"}
+    assert shown.keys() <= {*weighed, "output tokens per s"}, "every row of the table is weighed"
     shares = {words: after[name].value / before[name].value - 1 for words, name in weighed.items()}
+    rate, gain = "output tokens per s", before["output_throughput"].value / after["output_throughput"].value - 1
     for word, sign in {"worse: ": 1, "better: ": -1}.items():
+        if sign * gain > max(sign * share for share in shares.values()):
+            assert f"{word}{rate} " in header["comparison"]["verdict"]
+            continue
         words = max(shares, key=lambda name: sign * shares[name])
         values = " -> ".join(amount(side[weighed[words]].value, "s") for side in (before, after))
         is_told = f"{word}{words} {values} (" in header["comparison"]["verdict"]
