@@ -125,10 +125,19 @@ def test_of_equal_settings_the_one_with_the_fewest_changes_is_taken(recording):
 
 
 def test_a_limit_inside_the_interval_is_not_decided(recording):
+    value = Predictor(recording, num_draws=2).predict(max_num_seqs=32)["ttft_p50"].value
+    for limit, verdict in ((value, "cannot tell"), (3 * value, "meets"), (value / 9, "misses")):
+        tuning = recording.tune({"ttft_p50": limit}, grid={"max_num_seqs": [32]}, num_draws=2)
+        assert tuning.best.changes and tuning.verdict == verdict
+
+
+def test_the_recorded_setting_is_judged_by_its_record(recording):
     now = values_of(recording)["ttft_p50"]
-    assert recording.tune({"ttft_p50": now}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "cannot tell"
-    assert recording.tune({"ttft_p50": 3 * now}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "meets"
-    assert recording.tune({"ttft_p50": now / 9}, grid={"max_num_seqs": [8]}, num_draws=2).verdict == "misses"
+    for limit, verdict in ((1.01 * now, "meets"), (0.99 * now, "misses")):
+        tuning = recording.tune({"ttft_p50": limit}, grid={"max_num_seqs": [8]}, num_draws=2)
+        assert tuning.best is tuning.current and tuning.verdict == tuning.current_verdict == verdict
+        words = {"meets": "met the target when it was recorded", "misses": f"(recorded {shown('ttft_p50', now)}, limit"}
+        assert words[verdict] in tuning.verdict_sentence
 
 
 def test_a_target_that_the_recorded_setting_meets_too_is_no_reason_to_change_it(recording):

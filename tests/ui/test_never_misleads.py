@@ -11,6 +11,11 @@ from workbench import Engine, EngineConfig
 from workbench.viz.feed import Feed
 
 
+def p99(values):
+    """The 99th percentile, between two values where it lies there."""
+    return float(np.percentile(values, 99))
+
+
 class VirtualTime:
     """Stands in for the module ``time``: a forward pass takes as long as its rows say, and nothing else takes time."""
 
@@ -71,6 +76,7 @@ def test_the_times_of_what_if_are_those_of_a_second_run(open_page, serve, tiny_l
         gaps = [[gap for each in side for gap in each.gaps("s")] for side in requests]
         weighed = {"mean TTFT": (fmean, firsts), "mean ITL": (fmean, gaps)}
         weighed |= {"longest TTFT": (max, firsts), "longest pause": (max, gaps)}
+        weighed |= {"P99 TTFT": (p99, firsts), "P99 ITL": (p99, gaps)}
         measured = {name: tuple(map(statistic, sides)) for name, (statistic, sides) in weighed.items()}
         worst, *times = found.groups()
         best = times.pop(2)

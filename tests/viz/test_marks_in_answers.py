@@ -361,7 +361,7 @@ def test_the_table_of_a_fleet_that_runs(num_steps):
 
 def spoken(value, timed):
     if not timed:
-        return f"{value:g} step{'' if value == 1 else 's'}"
+        return f"{value:.3g} step{'' if value == 1 else 's'}"
     for unit, size in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= size or unit == "µs":
             return f"{value / size:.3g} {unit}"
@@ -394,6 +394,8 @@ def test_comparison(name, same):
         "mean ITL": [fmean(side) for side in pauses],
         "longest TTFT": [max(side) for side in firsts],
         "longest pause": [max(side) for side in pauses],
+        "P99 TTFT": [percentile(sorted(side), 99) for side in firsts],
+        "P99 ITL": [percentile(sorted(side), 99) for side in pauses],
     }
     changes = [] if timed else [("steps", *map(len, facts))]
     changes += [("most KV blocks in use", *(each.num_blocks - 1 - min(r.free_blocks for r in each.records)
@@ -405,16 +407,21 @@ def test_comparison(name, same):
     counts = [f"{what} {one} -> {other}" for what, one, other in changes if one != other]
     assert [line for line in said if line.startswith(("steps", "most"))] == counts
     shares = {name: after / before - 1 for name, (before, after) in weighed.items()}
+    rates = {row[0]: row[1:3] for row in found["measures"] if timed and row[0].startswith("output tokens")}
+    for rate, (before, after) in rates.items():  # a larger one is better
+        shares[rate] = float(before.replace(",", "")) / float(after.replace(",", "")) - 1
     told = [line for line in said if line not in counts]
     for word, sign in (("worse", 1), ("better", -1)):
         (name, share), *_ = sorted(shares.items(), key=lambda item: -sign * item[1])
         lines = [line for line in told if line.startswith(f"{word}: ")]
         assert len(lines) == (sign * share >= 0.03), (lines, shares)
         if lines:
-            before, after = (spoken(value, timed) for value in weighed[name])
+            before, after = rates.get(name) or (spoken(value, timed) for value in weighed[name])
             assert near(lines[0].rpartition(" (")[0], f"{word}: {name} {before} -> {after}")
     if all(abs(share) < 0.03 for share in shares.values()):
-        assert told[0].startswith("neither mean TTFT, mean ITL, longest TTFT nor longest pause changes")
+        assert told[0].startswith(
+            "neither mean TTFT, P99 TTFT, mean ITL, P99 ITL, longest TTFT nor longest pause changes"
+        )
     parted = found["first_divergence"]
     step = next((i for i, (a, b) in enumerate(zip(*(each.records for each in facts)))
                  if [(c.request_id, c.start, c.num_tokens) for c in a.chunks]
@@ -638,7 +645,7 @@ def test_a_verdict_of_equal_counts_says_what_moves(deno_page):
         "or chunks, first that of a in step 0"
     )
     assert comparison_facts(first, first)["verdict"] == "nothing changes, every step is as before"
-    unmoved = "neither mean TTFT, mean ITL, longest TTFT nor longest pause changes"
+    unmoved = "neither mean TTFT, P99 TTFT, mean ITL, P99 ITL, longest TTFT nor longest pause changes"
     assert comparison_facts(first, moved(192, tokens=7))["verdict"] == f"{unmoved}; 1 request ends later"
     assert comparison_facts(first, moved(192, tokens=5))["verdict"] == f"{unmoved}; 1 request ends earlier"
     deno_page.open(first, second, width=1100)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from workbench import CostModel, Trace, compare, simulate
+from workbench.analysis.check import MAX_ERROR
 from workbench.analysis.fork import fork
 from workbench.analysis.pauses import without_pauses
 from workbench.analysis.predict import Predictor, comparing
@@ -18,10 +19,11 @@ from workbench.apps.cli import main
 from workbench.simulation.costs.fit import FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, number
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.viz.changed_run import changed_run, unit_of_changes
+from workbench.viz.changed_run import LITTLE, changed_run, unit_of_changes
 from workbench.viz.duel import settled
 from workbench.viz.feed import Feed
 from workbench.viz.layout.comparison import comparison_facts
+from workbench.viz.router_duel import settled as settled_routers
 
 COST = CostModel(fixed=0.01, per_prefill_token=0.0006, per_sequence=0.001)
 WORDS = {"ttft_mean": "mean TTFT", "ttft_p99": "P99 TTFT", "itl_mean": "mean ITL", "itl_p99": "P99 ITL"}
@@ -90,7 +92,14 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
     tuning = trace.tune("ttft_p99=1000s")
     assert tuning.words_of_best == words and words in (("best",) if caution else ("best", "keep"))
     if caution:
-        assert tuning.verdict == "cannot tell" and caution[:-1] in repr(tuning)
+        assert tuning.verdict == ("cannot tell" if tuning.best.changes else "meets") and caution[:-1] in repr(tuning)
+        far = trace.tune("ttft_p99=1ms", grid={"max_num_seqs": [4, 16]})
+        assert far.verdict == far.current_verdict == "misses", "far outside the interval"
+        assert far.verdict_sentence.startswith("misses ttft_p99 by ") and caution[:-1] in far.verdict_sentence
+        changed = {"max_num_batched_tokens": 2048}
+        limit = comparing(trace).predict(**changed)["ttft_p99"].low / 1.2
+        near = trace.tune({"ttft_p99": limit}, grid={name: [value] for name, value in changed.items()})
+        assert near.best.changes and near.verdict == "cannot tell", "near the interval of a rough prediction"
         with pytest.raises(NoSeconds, match="no seconds: "):
             trace.whatif(max_num_seqs=4)
         assert len(trace.whatif(max_num_seqs=4, force=True))
@@ -117,9 +126,14 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
             f"{amount(after[name].value, 's')} ({' to '.join(ends)})",
         ]
     assert shown["mean TTFT"][0] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean"
-    weighed = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
+    weighed = {word: name for name, word in WORDS.items()} | {"longest TTFT": "ttft_max", "longest pause": "itl_max"}
+    assert shown.keys() <= {*weighed, "output tokens per s"}, "every row of the table is weighed"
     shares = {words: after[name].value / before[name].value - 1 for words, name in weighed.items()}
+    rate, gain = "output tokens per s", before["output_throughput"].value / after["output_throughput"].value - 1
     for word, sign in {"worse: ": 1, "better: ": -1}.items():
+        if sign * gain > max(sign * share for share in shares.values()):
+            assert f"{word}{rate} " in header["comparison"]["verdict"]
+            continue
         words = max(shares, key=lambda name: sign * shares[name])
         values = " -> ".join(amount(side[weighed[words]].value, "s") for side in (before, after))
         is_told = f"{word}{words} {values} (" in header["comparison"]["verdict"]
@@ -177,6 +191,30 @@ def test_the_error_that_is_told_is_that_of_the_values_that_are_shown():
     assert len(told) >= 2
     for name, word in WORDS.items():
         assert told.get(word, 0) == pytest.approx(100 * (predicted[name] / recorded[name] - 1), abs=1.0)
+
+
+@pytest.mark.parametrize("sigma", [0.02, 0.3])
+def test_one_run_has_one_error_for_a_value_in_every_answer(sigma, tmp_path, capsys):
+    """*What if*, a duel of routers, `whatif` and `tune`; a value that is off by more than 20% has a mark in each."""
+    trace = recording(sigma)
+    errors = comparing(trace).check.errors
+    changed = changed_run(trace, None, 0, {"max_num_seqs": 4})
+    page, *rest = re.findall(r"Of the run as it was, .*? is off by .*?\.(?= |$)", changed.facts["predicted"])
+    routers = {"a": "round_robin", "b": "random", "replicas": 2}
+    duel = settled_routers(trace, routers, "mean time to first token").notes
+    assert not rest and any(page in note for note in duel), duel
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", "max_num_seqs=4", "--force"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    tuning = trace.tune("ttft_p99=1000s", grid={"max_num_seqs": [4]}, force=True)
+    assert tuning.errors == errors
+    for name, word in WORDS.items():
+        is_far = abs(errors[name]) > MAX_ERROR
+        assert f"{errors[name]:+.1%}" in rows[name] and rows[name].endswith("!") == is_far
+        mark = " (do not rely on it)" if is_far else ""
+        told = f"{errors[name]:+.0%} for {word}{mark}"
+        assert (f"{told}," in page or f"{told}." in page) == (abs(errors[name]) >= LITTLE), (told, page)
+    assert (sigma == 0.3) == any(abs(errors[name]) > MAX_ERROR for name in WORDS)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from workbench.analysis.check import MAX_COMPARED_ERROR, Check
 from workbench.analysis.flags import Server
 from workbench.analysis.fork import recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
@@ -134,6 +135,7 @@ def tune(
         raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
     scored.sort(key=_order)
     server = Server.of(predictor.trace)
+    recorded = predictor.check.measured
     current = _candidate({}, predictor.unchanged, limits, server)
     # Settings that do nothing here score exactly like another one with fewer changes.
     chosen: dict[float, dict[str, Any]] = {score(current.prediction.outcome.values, limits): {}}
@@ -153,8 +155,8 @@ def tune(
         best=best,
         current=current,
         runners_up=runners_up,
-        verdict=_verdict(best.prediction, limits, predictor.check.caution),
-        current_verdict=_verdict(current.prediction, limits, predictor.check.caution),
+        verdict=_verdict(best.prediction, limits, predictor.check, recorded if best is current else {}),
+        current_verdict=_verdict(current.prediction, limits, predictor.check, recorded),
         losers=_losers(current.prediction.outcome.e2e, best.prediction.outcome.e2e) if best is not current else (),
         rows=tuple(mark_front(rows, list(limits))),
         check=predictor.check,
@@ -181,10 +183,19 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -
     return fmean(wins) >= 0.85 if wins else one.score < other.score
 
 
-def _verdict(prediction: Prediction, slo: Mapping[str, float], caution: str) -> str:
-    """The target against an interval; predictions with a caution cannot tell."""
-    if caution:
-        return "cannot tell"
+def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, recorded: Mapping[str, float]) -> str:
+    """The target against a record or, without one, against an interval.
+
+    Predictions with a caution miss a target only if the interval, moved by MAX_COMPARED_ERROR, still misses it.
+
+    Args:
+        prediction: The prediction.
+        slo: The limits.
+        check: The prediction of the recorded setting.
+        recorded: What was measured under this setting; empty for another setting than the recorded one.
+    """
+    if recorded.keys() >= slo.keys() and not check.is_cut:
+        return "meets" if score(recorded, slo) <= 1 else "misses"
 
     def ratios(end: str) -> float:
         values = {}
@@ -194,6 +205,8 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], caution: str) -> 
             values[name] = getattr(interval, end if is_maximum else {"low": "high", "high": "low"}[end])
         return score(values, slo)
 
+    if check.caution:
+        return "misses" if ratios("low") > 1 + MAX_COMPARED_ERROR else "cannot tell"
     if ratios("high") <= 1:
         return "meets"
     return "misses" if ratios("low") > 1 else "cannot tell"

@@ -139,7 +139,8 @@ class Tuning:
         best: The chosen setting.
         current: The recorded setting.
         runners_up: The next best settings.
-        verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting.
+        verdict: "meets", "misses" or "cannot tell": the target against the interval of the chosen setting, or against
+            the record if the recorded setting is chosen.
         current_verdict: The same of the recorded setting.
         losers: Requests that end later than in the recorded setting, as (request, seconds before, seconds after).
         rows: Every setting of the sweep with its predicted values; "pareto" marks those that no other one beats.
@@ -172,9 +173,15 @@ class Tuning:
         return f"the prediction of the recorded setting is off by: {off}" if off else ""
 
     @property
+    def _judged(self) -> Mapping[str, float]:
+        """The values of the chosen setting that its verdict is about: recorded ones if there are any."""
+        known = self.check.measured if self.best is self.current and not self.check.is_cut else {}
+        return known if known.keys() >= self.slo.keys() else self.best.values
+
+    @property
     def misses(self) -> dict[str, float]:
         """The values of the chosen setting that miss their limits, each with its distance as a share of the limit."""
-        values = self.best.values
+        values = self._judged
         ratios = {name: _ratio(name, values.get(name, math.nan), limit) for name, limit in self.slo.items()}
         return {
             name: 1 - 1 / ratio if name == "output_throughput" else ratio - 1
@@ -185,9 +192,10 @@ class Tuning:
     @property
     def _misses_words(self) -> str:
         """The same as text, such as "ttft_p99 by 34% (1.2 s, limit 900 ms)"."""
-        values = self.best.values
+        values = self._judged
+        recorded = "recorded " if values is self.check.measured else ""
         return ", ".join(
-            f"{name} by {miss:.0%} ({shown(name, values[name])}, limit {shown(name, self.slo[name])})"
+            f"{name} by {miss:.0%} ({recorded}{shown(name, values[name])}, limit {shown(name, self.slo[name])})"
             if name in values
             else f"{name}, which no request has"
             for name, miss in self.misses.items()
@@ -204,10 +212,10 @@ class Tuning:
 
         Without advice it is "closest" or "best" by the target; "perhaps" where the limit lies inside the interval.
         """
-        if self.check.caution:
-            return "best"
         if self.verdict == "misses":
             return "closest" if self.is_closest else "best"
+        if self.check.caution:
+            return "best"
         if self.verdict == "cannot tell":
             return "perhaps"
         if self.best is self.current:
@@ -300,10 +308,14 @@ class Tuning:
     @property
     def verdict_sentence(self) -> str:
         """The verdict as a sentence."""
-        if self.check.caution:
-            return f"cannot tell whether it meets the target. {self.check.caution.removesuffix('.')}"
+        caution = f". {self.check.caution.removesuffix('.')}" if self.check.caution else ""
+        if self.verdict == "meets" and self._judged is self.check.measured:
+            return f"met the target when it was recorded{caution}"
+        if caution:
+            words = f"misses {self._misses_words}" if self.verdict == "misses" else ""
+            return f"{words or 'cannot tell whether it meets the target'}{caution}"
         if self.verdict == "misses":
-            values = self.best.values
+            values = self._judged
             worst = max(self.misses, key=lambda name: _ratio(name, values.get(name, math.nan), self.slo[name]))
             closest = (
                 f"the worst value of this one, {worst}, is nearer to its limit than that of any other"

@@ -24,7 +24,7 @@ AT_WORK = "time at work"
 
 _TIMES = {"mean TTFT": "ttft_mean", "P99 TTFT": "ttft_p99", "mean ITL": "itl_mean", "P99 ITL": "itl_p99"}
 
-_WEIGHED = {"mean TTFT": "ttft_mean", "mean ITL": "itl_mean", "longest TTFT": "ttft_max", "longest pause": "itl_max"}
+_LONGEST = {"longest TTFT": "ttft_max", "longest pause": "itl_max"}
 
 LITTLE = 0.01
 """Relative error of a predicted measure from which on it is told."""
@@ -127,22 +127,20 @@ def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float 
 
 def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
     """The measures of a comparison with their ranges, and its verdict, in place of those of two traces."""
-    rows = []
+    rows, weighed = [], []
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
-    for words, name in {**_TIMES, rate: "output_throughput"}.items():
+    for words, name in {**_TIMES, rate: "output_throughput", **_LONGEST}.items():
         if name in before.intervals and name in after.intervals:
             found = after[name]
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
+            weighed.append(measure)
+            if words in _LONGEST:  # those of the requests below
+                continue
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
-    times = [
-        Measure(words, before[name].value, after[name].value, "s")
-        for words, name in _WEIGHED.items()
-        if name in before.intervals and name in after.intervals
-    ]
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
-    return {"measures": rows, "verdict": nothing or extremes(times)}
+    return {"measures": rows, "verdict": nothing or extremes(weighed)}
 
 
 def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:

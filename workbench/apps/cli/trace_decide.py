@@ -339,10 +339,11 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
     if width is not None and max(map(len, lines)) > width:
         changed = ["changed", "change"] if is_changed else []
         rows = [[cell.replace(" tokens/s", "/s") for cell in row] for row in table[1:]]
-        ahead = [["predicted", "now", *changed, "interval"], *(row[: interval_at + 1] for row in rows)]
+        ahead = [["predicted", "now", *changed, "interval", ""]]
+        ahead += [[*row[: interval_at + 1], row[-1]] for row in rows]
         behind = [["now", "predicted", "recorded", "off by", ""]]
         behind += [[*row[:2], *row[interval_at + 1 :]] for row in rows]
-        lines = [*table_lines(ahead, width=width, left=(0, interval_at)), ""]
+        lines = [*table_lines(ahead, width=width, title=(0, interval_at + 1), left=(0, interval_at)), ""]
         lines += table_lines(behind, width=width, title=(0, 4), left=(0,))
     yield from lines
     if "duration" in names and prediction.outcome.idle:

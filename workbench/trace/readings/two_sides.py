@@ -93,8 +93,8 @@ class Measure(NamedTuple):
         return f"{share} {more if ratio > 1 else fewer}"
 
 
-def extremes(times: Sequence[Measure]) -> str:
-    """Of the times of two runs, the one that gets worst and the one that gets best; those that change little are not.
+def extremes(measures: Sequence[Measure]) -> str:
+    """Of times and rates of two runs, the one that gets worst and the one that gets best, if they change enough.
 
     Example:
         >>> extremes([Measure("mean TTFT", 2.0, 1.5, "s"), Measure("longest pause", 0.1, 0.3, "s")])
@@ -102,17 +102,23 @@ def extremes(times: Sequence[Measure]) -> str:
         >>> extremes([Measure("mean TTFT", 2.0, 2.02, "s"), Measure("longest pause", 0.1, 0.1, "s")])
         'neither mean TTFT nor longest pause changes by 3% or more'
     """
-    if not times:
+    if not measures:
         return ""
-    ends = {"worse": max(times, key=lambda each: each.share), "better": min(times, key=lambda each: each.share)}
+
+    def loss(each: Measure) -> float:
+        share = each.share
+        return share if each.unit else Measure("", each.b, each.a, "").share if share else 0.0
+
+    ends = {"worse": max(measures, key=loss), "better": min(measures, key=loss)}
     told = [
         f"{word}: {each.name} {' -> '.join(each.values())} ({each.words})"
         for word, each in ends.items()
-        if (each.share if word == "worse" else -each.share) >= LITTLE_CHANGE
+        if (loss(each) if word == "worse" else -loss(each)) >= LITTLE_CHANGE
     ]
-    names = [each.name for each in times]
+    names = [each.name for each in measures]
     neither = f"neither {', '.join(names[:-1])} nor {names[-1]} changes" if names[1:] else f"{names[0]} does not change"
-    return "; ".join(told) or f"{neither}{f' by {LITTLE_CHANGE:.0%} or more' if any(t.share for t in times) else ''}"
+    least = f" by {LITTLE_CHANGE:.0%} or more" if any(each.share for each in measures) else ""
+    return "; ".join(told) or f"{neither}{least}"
 
 
 @dataclass(frozen=True)

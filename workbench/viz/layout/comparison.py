@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
 SAME_COUNTS = "no number of steps, blocks, preemptions or cached tokens changes"
-MEANS = ("mean TTFT", "mean ITL")
-"""The measures that a verdict weighs beside the longest times."""
 
 
 def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
@@ -79,13 +77,13 @@ def _means(found: Comparison) -> list[float | None]:
 
 
 def verdict(found: Comparison) -> str:
-    """The comparison in one line: of the means and longest times, the one that gets worst and the one that gets best.
+    """The comparison in one line: of its measures and the longest times, the ones that get worst and best.
 
     Example: "worse: mean ITL 42 ms -> 72 ms (71% longer); better: longest TTFT 9.6 s -> 8.4 s (12% shorter)". Without
     times it has the numbers of steps, and of KV blocks in use. Values that stay the same are left out.
     """
-    times = [] if found.counts_only else [each for each in found.measures if each.name in MEANS]
-    times += [] if found.counts_only else longest_of(found.requests, found.unit)
+    weighed = [each for each in found.measures if each.unit or found.unit == "s"]  # a rate per step counts the steps
+    times = [] if found.counts_only else [*weighed, *longest_of(found.requests, found.unit)]
     changed = any(each.share for each in (*found.measures, *times))
     ends = _ends_words(found)
     if not (changed or ends) and found.first_divergence is None and found.same_tokens is not False:
