@@ -195,6 +195,27 @@ def step_ticks(first: int, last: int) -> range:
     return range(-(-first // stride) * stride, last, stride)
 
 
+EVENT_WORDS = {"admit": "admitted", "resume": "resumed", "preempt": "preempted", "finish": "finished"}
+"""The words for the marks above the bars of a timeline."""
+
+
+def _event(x: float, y: float, kind: str, title: str = "") -> str:
+    """The mark of an event; x is its middle, y its upper edge."""
+    shape, colour = EVENT_MARKS[kind]
+    d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
+    body = f"<title>{escape(title)}</title>" if title else ""
+    return f'<path d="M{x:.1f} {y:.0f}{d}" fill="{colour}">{body}</path>'
+
+
+def _event_legend(kinds: Sequence[str], y: float) -> list[str]:
+    """What the marks above the bars mean; "requests:" keeps an admission from being taken for an arrival."""
+    parts, x = [text(LEFT, y, "requests:", "muted")], LEFT + 62.0
+    for kind in kinds:
+        parts += [_event(x + 3, y - 8, kind), text(x + 11, y, EVENT_WORDS[kind], "muted")]
+        x += 26 + 6.2 * len(EVENT_WORDS[kind])
+    return parts
+
+
 def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mapping[int, str] = EMPTY) -> str:
     """Tokens per step against the budget: decode at the bottom, prefill above it.
 
@@ -232,18 +253,20 @@ def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mappi
             parts.append(_rect(x - 1, 4, width + 1, base, "cursor"))
     first, last = marks.span
     for step, kind in marks.events:
-        shape, colour = EVENT_MARKS[kind]
         x = LEFT + marks.place(step + 0.5) * SPACE
-        d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
-        y = 10 if kind == "finish" else 2
-        parts.append(f'<path d="M{x:.1f} {y}{d}" fill="{colour}"><title>{kind} in step {step}</title></path>')
+        parts.append(_event(x, 10 if kind == "finish" else 2, kind, f"{kind} in step {step}"))
     for step, words in marks.stalls:
         x = LEFT + marks.place(step + 0.5) * SPACE
         title = f"<title>stall: {escape(words)}</title>"
         parts.append(f'<path d="M{x - 1:.1f} 0h2v{base:.0f}h-2z" class="stall">{title}</path>')
     for tick in step_ticks(first, last):
         parts.append(text(LEFT + marks.place(tick) * SPACE, base + 14, str(tick), "number muted"))
-    return drawing(base + 20, f"Tokens of steps {first} to {last - 1}", parts)
+    label, height = f"Tokens of steps {first} to {last - 1}", base + 20
+    seen = {kind for _, kind in marks.events}
+    if kinds := [kind for kind in EVENT_WORDS if kind in seen]:
+        parts += _event_legend(kinds, base + 32)
+        label, height = f"{label}; marks above: requests {', '.join(map(EVENT_WORDS.__getitem__, kinds))}", height + 18
+    return drawing(height, label, parts)
 
 
 def pool(state: PoolState, focus: Focus) -> str:

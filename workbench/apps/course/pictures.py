@@ -20,7 +20,8 @@ MAX_LABEL = 14
 """Maximum number of characters of a label."""
 MAX_BAR_LABEL = 36
 """Maximum number of characters beside a bar; a character is CHARACTER wide."""
-CHARACTER = 6.2
+CHARACTER = 6.7
+"""Maximum width of a character of the fonts of numbers in pixels; DejaVu Sans Mono has 6.6."""
 MAX_CELLS = 40_000
 """Maximum number of cells of a matrix. Each run of equal cells in a row is one rectangle."""
 

@@ -242,8 +242,8 @@ export class Classroom {
     rows.forEach((row, y) =>
       [...row].forEach((dark, x) => dark === "1" && context.fillRect(8 * (x + 4), 8 * (y + 4), 8, 8))
     );
-    const unreached = this.unreached && h("p", { class: "wb-hint" }, this.unreached);
-    replace(this.code, rows.length > 0 && [canvas, h("p", {}, this.link), unreached]);
+    if (!rows.length) return replace(this.code);
+    replace(this.code, canvas, h("p", {}, this.link), this.unreached && h("p", { class: "wb-hint" }, this.unreached));
   }
 
   /** The number of answers so far, and the button that shows the answers and the picture to everybody. */
