@@ -180,3 +180,13 @@ def test_fields_and_words_are_those_of_the_configuration():
     for name, words in config_fields().items():
         if words == ("true", "false"):
             assert getattr(EngineConfig(), name) in (True, False), name
+
+
+def test_the_short_form_of_out_is_one_wherever_out_is():
+    found = 0
+    for name in COMMANDS:
+        for action in _actions(build_parser(name)):
+            if "--out" in action.option_strings:
+                assert "-o" in action.option_strings, (name, action)
+                found += 1
+    assert found > 10

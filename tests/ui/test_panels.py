@@ -526,3 +526,29 @@ def test_a_large_pool_has_no_empty_frame(page_of):
     last_row = "panel.top + panel.cell * (panel.rows - 0.5)"
     block = page.view(f"(() => {{ const panel = view.panel('pool'); return panel.hit(1, {last_row}).block; }})()")
     assert block == shown - columns, "the last row begins with it"
+
+
+def test_panels_outside_the_window_are_those_of_the_step_too(page_of, long_trace):
+    """A screen reader reads a table, or the words of a picture, where nobody sees it."""
+    page = page_of(long_trace, width=700, height=400)
+    step = 40
+    page.view("view.cursor.seek(3)")
+    page.view("view.panels.forEach((panel) => ['packed', 'tables'].includes(panel.id) && panel.showTable(true))")
+    page.frame()
+    page.page.evaluate("scrollTo(0, 0)")
+    page.wait("!view.panel('tables').visible && !view.panel('pool').visible")
+    page.view("view.cursor.seek(argument)", step)
+    captions = "[...root.querySelectorAll('.wb-table-view caption')].map((caption) => caption.textContent)"
+    page.wait(f"{captions}.filter((words) => / step 40$/.test(words)).length === 2")
+    page.wait("view.panel('pool').stale.size === 0")
+    said = page.view("view.panel('pool').canvas.getAttribute('aria-label')")
+    owned = int((long_trace.pool_state(step).state == 3).sum())
+    assert said.startswith(f"KV pool: {owned} blocks in use, "), said
+    assert not page.view("view.panel('tables').visible"), "it was never in the window"
+    page.view("view.show('kernel')")
+    page.view("view.cursor.seek(argument)", 60)
+    page.frame()
+    shown = page.view("view.panels.filter((panel) => panel.element.offsetParent).map((panel) => panel.id)")
+    page.wait("view.panels.filter((panel) => panel.element.offsetParent).every((panel) => !panel.stale.size)")
+    assert 0 < len(shown) < page.view("view.panels.length"), "a panel of another view is not drawn"
+    assert page.view("view.panels.some((panel) => !panel.element.offsetParent && panel.stale.size > 0)")

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 from painted import Marks
+from runs_to_draw import run
 
 from workbench import simulate
 from workbench.analysis.fleet.demand import Demand
@@ -243,3 +244,16 @@ def test_a_prediction_is_judged_without_the_pauses_that_it_has_not():
     facts = changed_run(trace, lambda **changes: fork(trace, **changes), 0, {"max_num_seqs": 3}).facts
     errors = {name: int(error) for error, name in re.findall(r"([+-]\d+)% for ([\w ]+)", facts["predicted"])}
     assert abs(errors.get("time at work", 0)) < 10, facts
+
+
+def test_a_narrow_timeline_has_its_notes_in_short_and_whole_in_their_title(deno_page):
+    trace = run("idle 1")[0]
+    hint = "view.panel('timeline').hintElement"
+    said = {}
+    for width in (1200, 600):
+        deno_page.open(trace, width=width)
+        deno_page.painted("timeline")
+        said[width] = deno_page(f"{hint}.textContent"), deno_page(f"{hint}.attributes.title")
+    (wide, title), (narrow, same) = said.values()
+    assert title == same and wide.endswith(f"; {title}") and len(narrow) < len(wide)
+    assert re.fullmatch(r"tokens per step against the token budget; without [\d.]+ s idle(; step 0 at .*)?", narrow)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.apps.cli.options import Commands, add_command, add_list, add_number, say_written
+from workbench.apps.cli.options import Commands, add_command, add_list, add_number, add_out_option, say_written
 from workbench.apps.cli.say import say, say_text
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_record_parser(actions: Commands) -> None:
     record.add_argument("--threadgroups", default="1", metavar="N", help=f"{help} (default 1)")
     add_list(record, "--watch", "NAME", "a variable whose value is recorded after every assignment")
     help = "a page (.html), or a recording that workbench.msl.KernelRun.load reads (.kernelrun)"
-    record.add_argument("--out", type=Path, required=True, metavar="OUT", help=help)
+    add_out_option(record, "OUT", help, required=True)
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:

@@ -149,9 +149,15 @@ class _LastWord(argparse.Action):
 
 
 def add_out_option(
-    parser: argparse.ArgumentParser, metavar: str, help: str, *, before: Sequence[str] = (), is_last_word: bool = False
+    parser: argparse.ArgumentParser,
+    metavar: str,
+    help: str,
+    *,
+    before: Sequence[str] = (),
+    is_last_word: bool = False,
+    required: bool = False,
 ) -> None:
-    """Add ``--out``, the file or folder that a command writes.
+    """Add ``--out``, also as ``-o``: the file or folder that a command writes.
 
     Args:
         parser: The command.
@@ -159,10 +165,11 @@ def add_out_option(
         help: Its meaning.
         before: Earlier spellings, which scripts may use; the help leaves them out.
         is_last_word: The file may also be the last word of the command, as that of ``cp``.
+        required: The command does nothing without it.
     """
     if is_last_word:
         parser.add_argument("out", nargs="?", type=Path, action=_LastWord, help="the same as --out")
-    parser.add_argument("--out", type=Path, metavar=metavar, help=help)
+    parser.add_argument("--out", "-o", type=Path, metavar=metavar, required=required, help=help)
     for spelling in before:
         parser.add_argument(spelling, type=Path, dest="out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 

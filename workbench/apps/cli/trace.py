@@ -98,7 +98,7 @@ def add_parser(commands: Commands) -> None:
     otlp = add_command(actions, "otlp", _otlp, help, examples=_OTLP)
     otlp.add_argument("trace", type=Path, help=TRACE_FILE)
     help = "file to write (default: beside the trace, .otlp.json)"
-    add_out_option(otlp, "FILE", help, before=["-o"], is_last_word=True)
+    add_out_option(otlp, "FILE", help, is_last_word=True)
 
     trace_watch.add_parser(actions)
 

@@ -45,6 +45,9 @@ const NOT_SIMULATED = "A run without its first steps, or beside another one, is 
 /** Milliseconds after which a command without an answer is explained. */
 const PATIENCE_MS = 1500;
 
+/** Milliseconds without a change after which the panels outside the window are drawn as well. */
+const SETTLED_MS = 300;
+
 class View {
   constructor(model, root) {
     this.model = model;
@@ -370,6 +373,8 @@ class View {
     this.tooltip.update();
     this.keepFocus();
     this.place.share();
+    clearTimeout(this.settling);
+    this.settling = setTimeout(() => this.panels.forEach((panel) => panel.frame(true)), SETTLED_MS);
   }
 
   /** The focus stays in the view when the element that had it disappears, so that the keys still work. */

@@ -86,8 +86,9 @@ export class Panel {
     this.redraw();
   }
 
-  frame() {
-    if (!this.stale.size || !this.visible) return;
+  /** Render what is stale; outside the window only when the view has settled, because a screen reader reads it there. */
+  frame(settled = false) {
+    if (!this.stale.size || !(this.visible || (settled && this.element.offsetParent))) return;
     if (!this.asTable) this.render(this.stale);
     else if (TABLE_CHANGES.some((what) => this.stale.has(what))) this.fillTableView();
     this.stale.clear();
@@ -175,9 +176,9 @@ export class CanvasPanel extends Panel {
     this.overlayShown = shows;
   }
 
-  frame() {
+  frame(settled = false) {
     const moved = this.pointed && [...this.stale].some((what) => this.changesPicture(what));
-    super.frame();
+    super.frame(settled);
     if (moved && this.view.tooltip.about === this.canvas) this.tell(this.pointed);
   }
 

@@ -21,6 +21,9 @@ const NARROW = 12;
 /** Pixels between two outlines from which on they are not joined: nothing ran. */
 const GAP = 2;
 
+/** Pixels: a narrower panel has its notes on the axis in short, and whole in their title. */
+const WORDY = 900;
+
 /** Share of the visible time from which on the wait before it is stated. */
 const WORTH_SAYING = 0.01;
 
@@ -86,15 +89,21 @@ export class TimelinePanel extends StepPanel {
   }
 
   layout() {
-    setText(this.hintElement, [HINT, ...(this.cursor.byTime ? this.timeHints() : [])].join("; "));
+    const hints = this.cursor.byTime ? this.timeHints() : [];
+    setText(this.hintElement, [HINT, ...hints.map(([short, long]) => this.width < WORDY ? short : long)].join("; "));
+    this.hintElement.title = hints.map(([, long]) => long).join("; ");
   }
 
-  /** The idle time that the axis leaves out, and the reason why it may begin after 0, the first arrival. */
+  /** The idle time that the axis leaves out, and the reason why it may begin after 0: each in short, and all of it. */
   timeHints() {
     const axis = this.axis(), idle = axis.stretches.leftOut, { before } = this.store.clock, hints = [];
-    if (idle) hints.push(`time, without ${formatSeconds(idle)} idle${axis.shared ? " in both runs" : ""}`);
+    const left = `without ${formatSeconds(idle)} idle${axis.shared ? " in both runs" : ""}`;
+    if (idle) hints.push([left, `time, ${left}`]);
     if (!axis.first && before > WORTH_SAYING * (axis.t1 - axis.t0)) {
-      hints.push(`step 0 began ${formatSeconds(before)} after the first arrival, which is 0`);
+      hints.push([
+        `step 0 at ${formatSeconds(before)}`,
+        `step 0 began ${formatSeconds(before)} after the first arrival, which is 0`,
+      ]);
     }
     return hints;
   }

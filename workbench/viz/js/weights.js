@@ -30,9 +30,9 @@ export class WeightsPanel extends Panel {
     super.redraw();
   }
 
-  frame() {
+  frame(settled = false) {
     this.element.hidden = !this.view.can("capture"); // what is hidden is not in sight, and would not render to appear
-    super.frame();
+    super.frame(settled);
   }
 
   render() {
