@@ -537,8 +537,9 @@ def test_a_bet_on_a_phone_shows_the_settings_of_b(open_playground):
     page.page.click("#duel")
     assert page.page.is_visible("#sliders") and page.page.is_visible("#policy")
     page.page.wait_for_function(
-        "() => { const box = document.getElementById('bets').getBoundingClientRect(); "
-        "return box.top >= 0 && box.bottom < innerHeight + 1; }"
+        "() => { const [bets, numbers] = ['bets', 'numbers'].map((id) => document.getElementById(id)); "
+        "const box = bets.getBoundingClientRect(), { top } = numbers.getBoundingClientRect(); "
+        "return box.top >= 0 && box.bottom <= Math.min(top, innerHeight); }"  # the numbers cover the lower edge
     )
 
 
