@@ -302,6 +302,9 @@ def test_lines_of_the_modules_fit_a_screen():
 def test_nothing_in_the_module_can_reach_the_network_or_parse_html():
     for path in bundling.JS_DIRECTORY.iterdir():
         source = path.read_text(encoding="utf-8")
+        if path.name == "connection.js":  # a served page asks its own server, for a script of the page, if it answers
+            assert "script.src.startsWith(location.origin)" in source
+            source = source.replace("fetch(src ?? location.href, ", "", 1)
         for word in (
             "innerHTML",
             "outerHTML",
