@@ -392,8 +392,15 @@ def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     said = page.text("verdict")
     assert said.startswith("Time until all are finished: A ") and "You bet on A: you were right." in said
     assert said.endswith("Right so far: 1 of 1.")
+    after = page.decodes()
     page.page.click("#duel")
-    assert page.text("verdict") == said and page.page.is_visible("#verdict"), "it is that of the run on display"
+    assert page.page.is_hidden("#verdict"), "the answer is above the bet"
+    page.page.wait_for_function("() => document.querySelectorAll('#numbers tbody tr').length === 1")
+    assert page.decodes() == before and page.store(which="other") is None, "and so is its picture"
+    page.page.click("#duel")  # no bet
+    page.settle()
+    assert page.page.is_hidden("#bets") and page.decodes() == after and page.decodes("other") == before
+    page.page.click("#duel")
     page.page.check("#bets input[value=B]")
     page.page.select_option("#policy", "")
     assert page.text("status") == "B waits for your bet" and page.page.is_hidden("#verdict")
@@ -415,8 +422,9 @@ def test_an_earlier_b_is_taken_away_until_the_bet_is_made(open_playground):
     page.slide("max_num_seqs", 4)
     page.page.wait_for_function("() => document.querySelectorAll('#numbers tbody tr').length === 2")
     page.page.click("#duel")
-    page.slide("max_num_seqs", 32, settles=False)
     page.page.wait_for_function("() => document.querySelectorAll('#numbers tbody tr').length === 1")
+    assert page.text("status") == "B waits for your bet" and page.decodes() == pinned
+    page.slide("max_num_seqs", 32, settles=False)
     assert page.text("status") == "B waits for your bet"
     assert page.page.eval_on_selector_all("#numbers tbody tr", ROWS) == ["A"]
     assert page.decodes() == pinned and page.store(which="other") is None
@@ -528,6 +536,11 @@ def test_a_bet_on_a_phone_shows_the_settings_of_b(open_playground):
     assert page.page.is_hidden("#sliders")
     page.page.click("#duel")
     assert page.page.is_visible("#sliders") and page.page.is_visible("#policy")
+    page.page.wait_for_function(
+        "() => { const [bets, numbers] = ['bets', 'numbers'].map((id) => document.getElementById(id)); "
+        "const box = bets.getBoundingClientRect(), { top } = numbers.getBoundingClientRect(); "
+        "return box.top >= 0 && box.bottom <= Math.min(top, innerHeight); }"  # the numbers cover the lower edge
+    )
 
 
 def test_two_routers_duel(open_playground):

@@ -107,7 +107,7 @@ def test_the_outline_in_the_timeline_is_at_its_times(deno_page, budgets):
         expected = (x(record.time), x(record.end))
         assert any(top == pytest.approx(expected, abs=1e-3) for top in tops), record.step
     for left, right in pairwise(tops):
-        assert right[0] - left[1] < 2 or (left[1], base) in corners, "a pause of B alone is no bar"
+        assert right[0] - left[1] < 2 or (left[1], base) in corners, "nothing is outlined while B alone pauses"
     for step in (0, len(a) // 2, len(a) - 1):
         place = page(f"[view.panel('timeline').axis().x({step}), view.panel('timeline').axis().end({step})]")
         assert place == pytest.approx([x(a[step].time), x(a[step].end)], abs=1e-3)

@@ -448,6 +448,11 @@ class Playground {
       at("bets").reset();
       this.offerMeasures();
       at("fold").open = true; // B is made by what is folded away on a narrow page
+      requestAnimationFrame(() => at("bets").scrollIntoView({ block: "center" })); // which is below its settings there
+      at("verdict").hidden = true;
+      if (!this.hasOther) return;
+      this.stale = true; // B comes back with the bet, or without it
+      return this.awaitBet();
     } else if (this.stale) return this.run();
   }
 
