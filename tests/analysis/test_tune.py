@@ -131,6 +131,27 @@ def test_a_limit_inside_the_interval_is_not_decided(recording):
         assert tuning.best.changes and tuning.verdict == verdict
 
 
+def test_a_target_can_be_given_by_name(recording):
+    by_name, both = (recording.tune(*given, ttft_p99=1, grid={"max_num_seqs": [8]}, num_draws=1)
+                     for given in ((), ("itl_p99=100ms",)))  # fmt: skip
+    assert by_name.slo == {"ttft_p99": 1.0} and both.slo == {"itl_p99": 0.1, "ttft_p99": 1.0}
+    with pytest.raises(ValueError, match=r"no target is known for 'ttft' \(did you mean ttft_p99\?\)"):
+        recording.tune(ttft=1)
+    with pytest.raises(ValueError, match="there is no target"):
+        recording.tune()
+    for count in (0, "a", -1):
+        with pytest.raises(ValueError, match=r"count must be .*>= 1, or None for all, got"):
+            recording.slowest(count)
+
+
+def test_whatif_has_one_zero(tmp_path, capsys):
+    requests = [{"id": f"r{n}", "prompt": {"len": 90 + n}, "max_tokens": 9, "arrival_time": n / 9} for n in range(40)]
+    simulate({"requests": requests}, cost_model=CostModel(fixed=0.0123, per_row=1e-5)).save(tmp_path / "run.jsonl")
+    assert main(["trace", "whatif", str(tmp_path / "run.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert "+0.0%" in said and "-0.0%" not in said
+
+
 def test_the_recorded_setting_is_judged_by_its_record(recording):
     now = values_of(recording)["ttft_p50"]
     for limit, verdict in ((1.01 * now, "meets"), (0.99 * now, "misses")):

@@ -151,6 +151,11 @@ def test_each_load_without_an_answer_has_its_closest_layout(demand):
         line = next(line for line in said if line.startswith(f"at {load}x"))
         assert line.endswith(f"closest: {row.replicas} replicas, whose worst value is {row.score:.3g} times its limit")
         assert said[place].split()[1] != "-"
+        assert line.startswith(f"at {load}x none of 1, 2 replicas meets the target, and no number can: even with a ")
+    alone = max(each.values["ttft_p99"] for each in (point.alone for point in curve.points))
+    busy = load_curve(Demand.read(demand), [3.0], {"ttft_p99": 1.3 * alone}, max_replicas=1)
+    [line] = [line for line in repr(busy).splitlines() if line.startswith("at 3x")]
+    assert line.startswith("at 3x 1 replica misses the target; closest: 1 replica"), "the control: more would"
 
 
 def test_without_noise_and_at_the_same_load_a_run_is_exact():

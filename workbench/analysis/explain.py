@@ -19,6 +19,7 @@ from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Sp
 from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
+from workbench.base.field_checks import integer
 from workbench.config import MAX_LORAS
 from workbench.simulation.costs.cost_model import CostModel, StepCost
 from workbench.simulation.costs.fit import MIN_STEPS, Fit, FitReport
@@ -449,7 +450,7 @@ def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "
         by: "ttft" or "e2e".
 
     Raises:
-        ValueError: ``by`` is something else.
+        ValueError: ``by`` is something else, or ``count`` is not a number from 1 on.
 
     Example:
         >>> from workbench import simulate
@@ -460,5 +461,7 @@ def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "
     """
     if by not in ("ttft", "e2e"):
         raise ValueError(f'by must be "ttft" or "e2e", got {by!r}')
+    if count is not None:
+        count = integer("count", count, 1, hint=", or None for all")
     explainer = explainer_of(trace)
     return [explainer.explain(request_id) for request_id in explainer.slowest(by)[:count]]

@@ -48,7 +48,7 @@ def default_grid(trace: Trace) -> dict[str, list[Any]]:
 
 def tune(
     trace: Trace,
-    slo: str | Mapping[str, float],
+    slo: str | Mapping[str, float] | None = None,
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
     cost_model: CostModel | None = None,
@@ -60,6 +60,7 @@ def tune(
     executor: Executor | None = None,
     predictor: Predictor | None = None,
     tell: Callable[[int, int], None] = lambda num_done, num_all: None,
+    **more_limits: float,
 ) -> Tuning:
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
 
@@ -69,7 +70,7 @@ def tune(
 
     Args:
         trace: A recorded run.
-        slo: The target, such as "ttft_p99=1s,itl_p99=100ms".
+        slo: The target, such as "ttft_p99=1s,itl_p99=100ms"; None if all of it follows by name.
         grid: Values to try by EngineConfig field; None for settings around the recorded ones.
         cost_model: Duration of a step; None to fit it to the trace.
         others: More recordings to fit the cost model to.
@@ -81,6 +82,7 @@ def tune(
             Dask's ``client.get_executor()``.
         predictor: Predicts the run, instead of one made from the arguments above.
         tell: Called with the number of settings that were simulated and of all; KeyboardInterrupt in it acts as Ctrl-C.
+        **more_limits: The target, or more of it, in seconds: ``ttft_p99=1``.
 
     Ctrl-C during the sweep ends it: the answer is the best of the settings that were simulated.
 
@@ -88,7 +90,7 @@ def tune(
         ValueError: The target, a field or a value is wrong, the grid is too large, or the fit or the check of the
             recorded setting does not hold.
     """
-    limits = read_slo(slo)
+    limits = read_slo({**(read_slo(slo) if slo is not None else {}), **more_limits})
     grid = default_grid(trace) if grid is None else grid
     combinations = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
     if not grid or len(combinations) > MAX_RUNS:

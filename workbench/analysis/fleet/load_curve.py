@@ -27,12 +27,16 @@ class Point:
         replicas: The number that is given: at least that of every smaller load. None if no fleet meets the target.
         row: The smallest layout that met the target; None if none did.
         closest: The layout closest to the target, if none met it.
+        tried: The numbers of replicas that were tried.
+        alone: The run with a replica for each request, if it misses the target too; None if that is not known.
     """
 
     load: float
     replicas: int | None
     row: FleetRow | None
     closest: FleetRow | None = None
+    tried: tuple[int, ...] = ()
+    alone: FleetRow | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ class LoadCurve:
                     f"{self._ranges(point.row)}"
                 )
             elif point.row is None:
-                yield f"at {point.load:g}x no number of replicas that was tried meets the target{_closest(point)}"
+                several = f"none of {', '.join(map(str, point.tried))} replicas meets the target"
+                tried = several if point.tried[1:] else f"{counted(*point.tried, 'replica')} misses the target"
+                yield f"at {point.load:g}x {tried}{self._never(point)}{_closest(point)}"
         yield from check_lines(self.check, list(self.slo))
         yield f"steps are simulated; their durations come from {self.source}"
 
@@ -80,6 +86,15 @@ class LoadCurve:
             return [f"{point.load:g}x", rate, "-", *("-" for _ in self.slo), "-"]
         values = [row.shown(name) for name in self.slo]
         return [f"{point.load:g}x", rate_words(row.rate), str(point.replicas), *values, percent(row.hit_rate)]
+
+    def _never(self, point: Point) -> str:
+        """The reason for which no number of replicas meets the target; "" if one might."""
+        if point.alone is None:
+            return ""
+        values = ", ".join(
+            f"{name} {shown(name, point.alone.values[name])}" for name in point.alone.values if name in self.slo
+        )
+        return f", and no number can: even with a replica for each request it is missed ({values})"
 
     def _ranges(self, row: FleetRow) -> str:
         return ", ".join(f"{name} {shown(name, row.low[name])} to {shown(name, row.high[name])}" for name in self.slo)
@@ -115,6 +130,7 @@ def load_curve(
     Raises:
         ValueError: An argument is malformed, or a request cannot be served.
     """
+    limits = read_slo(slo)
     points: list[Point] = []
     check = demand.check  # before other loads are made, which share it
     most = 0
@@ -122,5 +138,17 @@ def load_curve(
         table = size(demand.times(load / demand.load), slo, router=router, max_replicas=max_replicas, **options)
         answer, closest = table.best, min(table.rows, key=lambda row: row.score)
         most = max(most, answer.replicas) if answer is not None else most
-        points.append(Point(load, most, answer) if answer is not None else Point(load, None, None, closest))
-    return LoadCurve(tuple(points), read_slo(slo), demand.source, check)
+        if answer is not None:
+            points.append(Point(load, most, answer))
+            continue
+        tried = tuple(sorted({row.replicas for row in table.rows}))
+        points.append(Point(load, None, None, closest, tried, _alone(demand.times(load / demand.load), limits)))
+    return LoadCurve(tuple(points), limits, demand.source, check)
+
+
+def _alone(demand: Demand, slo: Mapping[str, float]) -> FleetRow | None:
+    """The demand with a replica for each request, which no other request slows down, if it misses the target too."""
+    if demand.sessions is not None or "output_throughput" in slo:
+        return None
+    row = FleetRow.of(demand.run(len(demand.arrivals), "round_robin"), slo)
+    return None if row.meets else row

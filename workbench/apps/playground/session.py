@@ -220,18 +220,21 @@ class Session:
     def _do_numbers(self) -> Answer:
         """The numbers of the runs on display; the page asks for them when it has drawn the runs.
 
-        The ``unit`` of times is "" for two runs without common times whose steps do not last equally long: only their
-        counts are compared, as in *Compare*.
+        The ``unit`` of times is "" for a run without times beside one whose steps do not last equally long: only their
+        counts are compared, as in *Compare*. A run that has times, such as a recording, keeps them.
         """
         first, other = self._on_display()
         newest = first if other is None else other
         sides = {"summary": first} if other is None else {"summary": first, "other": other}
-        facts = {name: _summary(*side.traces) for name, side in sides.items()}
+        own = facts = {name: _summary(*side.traces) for name, side in sides.items()}
         if len({summary["unit"] for summary in facts.values()}) > 1:
             facts = {name: _summary(*side.traces, in_steps=True) for name, side in sides.items()}
         units = {summary["unit"] for summary in facts.values()}
         if other is not None and units == {"steps"} and are_unequal(first.traces, other.traces):
-            facts = {name: summary | {"unit": ""} for name, summary in facts.items()}
+            facts = {
+                name: own[name] if own[name]["unit"] == "s" else summary | {"unit": ""}
+                for name, summary in facts.items()
+            }
         return Answer(json.dumps({"other": None, **facts, "slowest": newest.slowest, "apart": self._is_apart}))
 
     def _do_explain(self, request: str) -> Answer:
