@@ -257,3 +257,14 @@ def test_a_narrow_timeline_has_its_notes_in_short_and_whole_in_their_title(deno_
     (wide, title), (narrow, same) = said.values()
     assert title == same and wide.endswith(f"; {title}") and len(narrow) < len(wide)
     assert re.fullmatch(r"tokens per step against the token budget; without [\d.]+ s idle(; step 0 at .*)?", narrow)
+
+
+def test_after_a_drag_no_mark_of_the_old_place_stays(deno_page):
+    deno_page.open(run("timed 3")[0])
+    deno_page.painted("incident")
+    deno_page("view.show('incident')")
+    deno_page("page.frame()")
+    deno_page("view.cursor.setHover({ step: 20 })")
+    deno_page("Object.assign(view.panel('incident'), { drag: { from: 300, to: 700 }, onWhole: true }).dropped()")
+    first, last = deno_page("view.cursor.range")
+    assert last - first < len(run("timed 3")[0]) and deno_page("view.cursor.hover") == {}

@@ -152,6 +152,8 @@ export class IncidentPanel extends CanvasPanel {
     const { timeAt } = this.scale(!this.onWhole);
     const [from, to] = [drag.from, drag.to].sort((a, b) => a - b).map((x) => this.stepAt(timeAt(x)));
     cursor.moveTo(from, Math.max(6, to + 1 - from));
+    cursor.setHover({}); // another step is under the pointer now
+    this.view.tooltip.hide();
     if (cursor.step < from || cursor.step > to) cursor.seek(from, { stay: true });
   }
 

@@ -270,9 +270,11 @@ export class PoolPanel extends CanvasPanel {
     };
     if (hover.request !== undefined) {
       const request = store.requests[hover.request];
+      context.setLineDash([2, 2]); // a whole line says that a block changed
       store.groups.forEach((_, group) => {
         for (const block of store.blockTable(request, step, group)) if (block) outline(block, colours.outline, 1);
       });
+      context.setLineDash([]);
     }
     for (const block of new Set([hover.block, this.pinned])) if (block > 0) outline(block, colours.cursor, 2);
   }
