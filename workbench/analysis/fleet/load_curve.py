@@ -74,7 +74,7 @@ class LoadCurve:
                 )
             elif point.row is None:
                 several = f"none of {', '.join(map(str, point.tried))} replicas meets the target"
-                tried = several if point.tried[1:] else f"{counted(*point.tried, 'replica')} misses the target"
+                tried = several if point.tried[1:] else f"{counted(sum(point.tried), 'replica')} misses the target"
                 yield f"at {point.load:g}x {tried}{self._never(point)}{_closest(point)}"
         yield from check_lines(self.check, list(self.slo))
         yield f"steps are simulated; their durations come from {self.source}"
