@@ -93,7 +93,7 @@ def _work(step: StepRecord) -> str:
             return f"the reply to {_name(step.chunks[0].request_id)} grows{_by(step.chunks)}"
         return f"{num_replies:,} replies grow{_by(step.chunks)}"
     again = sum(chunk.num_recomputed_tokens for chunk in prefills)
-    # What a preempted request computes again is its prompt and its output so far.
+    # A preempted request computes its prompt and its output so far again.
     kind = "token" if again or any(chunk.request_id in step.resumed for chunk in prefills) else "prompt token"
     words = counted(num_tokens, kind)
     if num_replies:
