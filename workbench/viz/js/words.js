@@ -60,7 +60,7 @@ export function numbersOf(store, step) {
   return lines;
 }
 
-/** What a view holds of a run: "the whole run", or the steps of a part. */
+/** The steps of a run that a view holds: "the whole run", or those of a part by number. */
 export function heldOf(store) {
   const [first, last] = [0, store.numSteps - 1].map((step) => formatNumber(store.label(step)));
   return store.isPart ? `steps ${first} to ${last}` : "the whole run";
