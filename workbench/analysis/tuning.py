@@ -191,11 +191,12 @@ class Tuning:
 
     @property
     def _misses_words(self) -> str:
-        """The same as text, such as "ttft_p99 by 34% (1.2 s, limit 900 ms)", from twice the limit on without a percentage."""
+        """The same as text, such as "ttft_p99 by 34% (1.2 s, limit 900 ms)"; a share of 100% or more is left out."""
         values = self._judged
         recorded = "recorded " if values is self.check.measured else ""
         return ", ".join(
-            f"{name}{f' by {miss:.0%}' if miss < 1 else ''} ({recorded}{shown(name, values[name])}, limit {shown(name, self.slo[name])})"
+            f"{name}{f' by {miss:.0%}' * (miss < 1)} ({recorded}{shown(name, values[name])}, limit "
+            f"{shown(name, self.slo[name])})"
             if name in values
             else f"{name}, which no request has"
             for name, miss in self.misses.items()
