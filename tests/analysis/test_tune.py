@@ -481,7 +481,9 @@ def test_a_verdict_says_which_values_miss_and_by_how_much(recording, slo):
     missed = {name for name, share in shares.items() if (share < 1) == (name == "output_throughput")}
     assert missed and tuning.verdict == "misses" and set(tuning.misses) == missed
     for name in limits:
-        told = f"{name} by {abs(shares[name] - 1):.0%} ({shown(name, values[name])}, limit {shown(name, limits[name])})"
+        far = abs(shares[name] - 1)
+        by = f" by {far:.0%}" if far < 1 else ""
+        told = f"{name}{by} ({shown(name, values[name])}, limit {shown(name, limits[name])})"
         assert (told in said) == (name in missed), said
     worst = max(missed, key=lambda name: max(shares[name], 1 / shares[name]))
     assert ("nearer to its limit" in said) <= (f"the worst value of this one, {worst}, is" in said)
