@@ -151,7 +151,7 @@ def few_prompts(slow):
     """A recording as of the demo: of seven steps with prompts one alone tells a cost per step from one per token.
 
     Args:
-        slow: How much longer the other six take by chance.
+        slow: Factor by which the other six take longer by chance.
     """
 
     class Uneven(CostModel):

@@ -2,9 +2,10 @@
 
 A prediction simulates the recorded arrivals on a clock. Its values are those of the simulation that is shown, with the
 cost model of all steps and without noise. Its intervals come from several more: with cost models fitted to other
-stretches of the recording, and with the noise that steps had around the model. The mean of these is no value: where few
-steps tell two costs apart their models are of two kinds, and the mean belongs to neither. The unchanged configuration
-is predicted first: its error against the recording, which is known, widens every other interval.
+stretches of the recording, and with the noise that steps had around the model. The mean of these would be a bad value:
+if few steps tell two costs apart, their models are of two kinds, and the mean belongs to neither. The unchanged
+configuration is predicted first: its error against the recording, which is known, widens every other
+interval.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, rec
         prediction: The prediction.
         slo: The limits.
         check: The prediction of the recorded setting.
-        recorded: What was measured under this setting; empty for another setting than the recorded one.
+        recorded: The values measured under this setting; empty for another setting than the recorded one.
     """
     if recorded.keys() >= slo.keys() and not check.is_cut:
         return "meets" if score(recorded, slo) <= 1 else "misses"

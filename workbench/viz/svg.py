@@ -208,7 +208,7 @@ def _event(x: float, y: float, kind: str, title: str = "") -> str:
 
 
 def _event_legend(kinds: Sequence[str], y: float) -> list[str]:
-    """What the marks above the bars mean; "requests:" keeps an admission from being taken for an arrival."""
+    """The meaning of the marks above the bars; "requests:" keeps an admission from being taken for an arrival."""
     parts, x = [text(LEFT, y, "requests:", "muted")], LEFT + 62.0
     for kind in kinds:
         parts += [_event(x + 3, y - 8, kind), text(x + 11, y, EVENT_WORDS[kind], "muted")]

@@ -14,7 +14,7 @@ const LOOPBACK = /^(localhost|127\.[\d.]+|\[::1\])$/;
 
 const UNREACHED = "Only this machine reaches this address: start the server with --host 0.0.0.0 for other machines.";
 
-const STOPPED = "The teacher has stopped: look around. This page follows again when the class goes on.";
+const STOPPED = "The teacher has stopped: look around. This page follows again when somebody teaches.";
 
 /** The words of a page instead of an answer while its class predicts. */
 export const HIDDEN = "The class predicts: the pictures come after its answers.";

@@ -7,7 +7,7 @@ import { StepPanel } from "./step_panel.js";
 
 const ROW = 46, TOP = 4;
 
-/** Height of a line for the name of a metric and its value, where there is no room for them at the right. */
+/** Height of a line for the name of a metric and its value, if the right side has no room for them. */
 const LINE = 14;
 
 /**
