@@ -32,7 +32,7 @@ def test_what_a_command_writes_is_named_out(prog):
     for action in ALL[prog]._actions:
         shown = action.option_strings and action.help is not argparse.SUPPRESS
         if shown and action.type is Path and re.search(r"\b(save|write|folder for|table of|keep each)\b", action.help):
-            assert set(action.option_strings) <= {"--out", *OTHER_FILES}
+            assert set(action.option_strings) <= {"--out", "-o", *OTHER_FILES}
 
 
 def test_the_file_is_the_last_word_or_out(tmp_path, capsys):

@@ -27,7 +27,7 @@ from workbench.simulation.costs.slow_steps import compare_steps, slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.clock import time_of_day
-from workbench.trace.find_request import find_request
+from workbench.trace.find_request import find_in
 from workbench.trace.readings.latency import RequestTimes
 from workbench.trace.readings.metrics import RequestMetrics
 from workbench.trace.readings.metrics_collector import metrics
@@ -177,7 +177,7 @@ class Explainer:
 
     def explain(self, request_id: str) -> Explanation:
         """See `explain`."""
-        course = self._course(find_request(self.trace.requests, request_id))
+        course = self._course(find_in([self.trace], request_id))
         arrival, end = course.arrival, course.end
         return Explanation(
             course.request_id,

@@ -16,7 +16,7 @@ from workbench.base.text import counted
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.trace import Trace
-from workbench.trace.find_request import find_request
+from workbench.trace.find_request import find_in
 
 _histories: WeakKeyDictionary[Trace, PrefixHistory] = WeakKeyDictionary()
 _lock = threading.Lock()
@@ -58,7 +58,7 @@ def why_missed(trace: Trace, request_id: str) -> Misses:
         >>> miss.found, miss.block, miss.reason, miss.tokens
         (32, 2, 'not full', 8)
     """
-    found = find_request(trace.requests, request_id)
+    found = find_in([trace], request_id)
     return Misses(history_of(trace).misses.get(found, ()))
 
 

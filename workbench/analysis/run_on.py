@@ -24,6 +24,7 @@ from workbench.simulation.workload import made_up_token
 from workbench.trace import Trace
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.contents import Contents
+from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk
 
@@ -59,6 +60,7 @@ class LastState:
         self._was_admitted: set[str] = set()
         self._requests: dict[str, Request] = {}  # as they are, with the hashes of their blocks
         self._hashing: tuple[object, ...] = ()
+        self._outputs_before = outputs_before(trace)
         self._replay = replay = BlockReplay.at_start_of(trace)
         for request_id, table in replay.tables.items():
             self._note_origins(request_id, 0, 0, table)
@@ -134,16 +136,21 @@ class LastState:
             cache_salt=info.cache_salt,
             adapter=info.adapter,
         )
+        request.token_ids += [0] * self._num_before(request_id)
         outputs: Sequence[int] = self._outputs.get(request_id, ())
         if not info.prompt_token_ids:
             outputs = self.contents.tokens(request_id, request.num_tokens, request.num_tokens + len(outputs))
         request.token_ids += outputs
-        keyframe = self.trace.keyframe
-        if keyframe is not None and request_id in keyframe.num_kv_computed:  # earlier outputs are not in the trace
-            chunk = self._chunks.get(request_id)
-            lacking = self.num_computed(request_id) + (chunk is not None and chunk.arm == "decode") - request.num_tokens
-            request.token_ids += [0] * lacking
         return request
+
+    def _num_before(self, request_id: str) -> int:
+        """Number of output tokens before the trace, which are not in it; of a running request its progress tells it."""
+        keyframe, before = self.trace.keyframe, self._outputs_before.get(request_id)
+        if before is None and keyframe is not None and request_id in keyframe.num_kv_computed:
+            chunk, num_prompt_tokens = self._chunks.get(request_id), self.trace.requests[request_id].num_prompt_tokens
+            known = num_prompt_tokens + len(self._outputs.get(request_id, ()))
+            return max(0, self.num_computed(request_id) + (chunk is not None and chunk.arm == "decode") - known)
+        return before or 0
 
     def scheduler(
         self,

@@ -164,7 +164,7 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
 
 TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
 """The end of a trace: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
-scheduled, "max_steps" when the steps asked for were taken,
+scheduled, "max_steps" when the steps asked for were taken, as in the file of a slice,
 "cut" when its file ends too early, or its run with a fault."""
 
 

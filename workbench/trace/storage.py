@@ -40,6 +40,8 @@ class Stored(Protocol):
     problems: list[str]
 
     @property
+    def is_followed(self) -> bool: ...  # noqa: D102
+    @property
     def keyframe(self) -> Keyframe | None: ...  # noqa: D102
     @property
     def supplements(self) -> list[Supplement]: ...  # noqa: D102
@@ -69,7 +71,7 @@ def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None
             ):
                 writer.write(line, flush=False)
             writer.clock_drift = trace.clock_drift
-            writer.close(trace.end)
+            writer.close(trace.end or ("max_steps" if trace.is_followed else ""))
         finally:
             writer.abandon()
 

@@ -231,6 +231,11 @@ class Trace:
         # A trace without an attribute for itself ends with its last reader, before Python looks for cycles.
         return self if self._slice_of is None else self._slice_of
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is a slice behind whose last step the run has more steps."""
+        return self.offset + len(self) < len(self.whole)
+
     def _check_whole(self) -> None:
         if self._slice_of is not None:
             raise TraceError("a slice of a trace cannot be added to: add to the trace it was taken from")

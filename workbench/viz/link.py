@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from workbench.base.text import shown
-from workbench.trace.find_request import find_request
+from workbench.trace.find_request import find_in
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -52,7 +52,7 @@ def link_to(
     if step is not None and not trace[0].step <= step <= trace[-1].step:
         raise ValueError(f"step must be from {trace[0].step} to {trace[-1].step}, got {shown(step)}")
     if request_id is not None:
-        request_id = find_request(trace.requests, request_id)
+        request_id = find_in([trace], request_id)
     address = playground or os.environ.get("WORKBENCH_PLAYGROUND") or LOCAL_PLAYGROUND
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
         raise ValueError(f"playground must be an http or https address, got {shown(address)}")

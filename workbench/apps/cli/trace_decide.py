@@ -171,11 +171,10 @@ def _slowest_table(found: Sequence[tuple[str, Explanation]], by: str) -> list[li
 
 def _named(traces: Mapping[str, Trace], names: Sequence[str]) -> Iterator[tuple[str, Trace]]:
     """Requests by their names, each with the trace that it is in."""
-    from workbench.trace.find_request import find_request
+    from workbench.trace.find_request import find_in
 
-    known = [request_id for trace in traces.values() for request_id in trace.requests]
     for name in names:
-        request_id = find_request(known, name)
+        request_id = find_in(traces.values(), name)
         yield request_id, next(trace for trace in traces.values() if request_id in trace.requests)
 
 

@@ -113,7 +113,9 @@ def _describe(trace: Trace, request_id: str, step: int, scheduled: Scheduled | N
     if scheduled is not None and scheduled[0] == step:
         return f"computes tokens [{scheduled[1]}, {scheduled[1] + scheduled[2]})"
     position = step - trace[0].step if len(trace) else 0
-    if not 0 <= position < len(trace):
+    if position < 0:
+        return f"begins with step {trace[0].step}"
+    if position >= len(trace):
         return "has ended"
     record = trace[position]
     if request_id in record.preempted:

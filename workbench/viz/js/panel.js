@@ -86,7 +86,7 @@ export class Panel {
     this.redraw();
   }
 
-  /** Render what is stale; outside the window only when the view has settled, because a screen reader reads it there. */
+  /** Render what is stale; outside the window, where a screen reader reads on, only when the view has settled. */
   frame(settled = false) {
     if (!this.stale.size || !(this.visible || (settled && this.element.offsetParent))) return;
     if (!this.asTable) this.render(this.stale);

@@ -40,7 +40,9 @@ class PoolChanges:
     def __init__(self, trace: Trace) -> None:
         self._blocks = BlockReplay.at_start_of(trace)
         self._seen: dict[int, BlockChange] = {}
-        at_start = dict.fromkeys([*self._blocks.cached, *self._blocks.holders])
+        cached, holders = self._blocks.cached, self._blocks.holders
+        # Those in the free queue in its order: the first of them is evicted next.
+        at_start = dict.fromkeys([*(block for block in self._blocks.free if block in cached), *cached, *holders])
         self._touched = self._blocks.touched = at_start
         self.num_at_start = len(at_start)
         self.num_cached = self._blocks.num_cached_free
