@@ -468,3 +468,32 @@ def test_the_tokens_left_of_a_part_are_those_of_the_run(is_forgotten, tmp_path):
         assert answer.num_running == 1 and [waiter.request_id for waiter in answer.waiters] == ["r2"]
         zero = f"step {cut} began" if is_forgotten else "the first arrival"
         assert f"s after {zero}:" in repr(answer)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_part_whose_requests_were_preempted_before_it_gets_the_verdict_of_the_run(seed):
+    """A preempted request holds no KV: only the steps before the part tell how many tokens it has."""
+    rng = random.Random(seed)
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": rng.randint(20, 60)}, "max_tokens": rng.randint(30, 60), "arrival_step": n}
+        for n in range(5)
+    ]
+    whole = simulate({"config": {"num_blocks": 14, "block_size": 16}, "requests": requests})
+    preempted = [record.step for record in whole if record.preempted]
+    assert preempted and whole.end == "done"
+    for step in preempted:
+        for end in range(step + 1, min(step + 30, len(whole)), 4):
+            expected = repr(whole[:end].why()).splitlines()
+            for begin in (step + 1, rng.randrange(step + 1, end + 1), rng.randrange(1, end)):
+                if begin < end:
+                    assert repr(whole[begin:end].why()).splitlines() == expected, (begin, end)
+
+
+def test_the_file_of_a_part_of_a_servers_recording_does_not_say_that_it_died(tmp_path):
+    whole = Trace.load(RECORDED.parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz")
+    for part, is_followed in ((whole[169:274], True), (whole[:200], True), (whole[300:], False)):
+        part.save(tmp_path / "part.jsonl")
+        loaded = Trace.load(tmp_path / "part.jsonl")
+        assert loaded.end == ("max_steps" if is_followed else whole.end)
+        assert loaded.why().verdict == part.why().verdict != "ended"
+        assert [each.request_id for each in loaded.why().waiters] == [each.request_id for each in part.why().waiters]

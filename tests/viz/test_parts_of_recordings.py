@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
-from test_marks_of_the_pool import Picture
+from test_marks_of_the_pool import Picture, next_evicted
 
 from workbench import simulate
 from workbench.apps.cli import main
@@ -164,6 +164,23 @@ def test_a_part_frames_the_blocks_that_a_step_changed(deno_page, name):
                 framed += len(frames)
                 kept += len(facts[step].holders) - len(blocks) if step == at else 0
     assert framed and kept > 0
+
+
+@pytest.mark.parametrize("name", [*RUNS, "long 3"])
+def test_a_part_names_the_block_that_is_evicted_next(deno_page, name):
+    """The order of the free queue before the part counts, in which blocks are not in order of their ids."""
+    trace, facts = run(name)
+    rng, out_of_order = random.Random(f"next {name}"), 0
+    for _ in range(3):
+        at, parts = cuts(trace, rng)
+        for part in parts.values():
+            deno_page.open(part)
+            for step in sorted({*range(at, min(at + 6, len(trace))), rng.randrange(at, len(trace))}):
+                deno_page.painted("pool", step - at)
+                expected = next_evicted(facts[step])
+                assert deno_page("view.panel('pool').nextEvicted") == (expected or -1), (at, step)
+                out_of_order += expected is not None and expected != min(facts[step].cached & {*facts[step].queue})
+    assert out_of_order or not any(facts[step].cached for step in range(len(trace)))
 
 
 def searched(page, trace, query, step):
