@@ -472,7 +472,7 @@ def test_a_view_whose_host_has_gone_offers_nothing_that_the_host_would_answer(op
     page.root.get_by_role("button", name="What if").first.click()
     dialog = page.root.get_by_role("dialog", name="What if")
     dialog.wait_for()
-    page.view("(view.lose(), null)")
+    page.view("(view.lose('It has ended.', 'kernel ended'), null)")
     page.frame()
     assert not dialog.is_visible(), "its answer would never come"
     for name in ("What if", "Which setting?", "Copy link", "Save HTML", "Run: "):
