@@ -387,7 +387,9 @@ def test_a_page_of_a_part_counts_as_the_whole_page_does_for_its_steps(open_page,
     arrived = [info for info in trace.requests.values() if info.arrival_time <= part[-1].end]
     if part[0].step:
         arrived = [info for info in arrived if info.arrival_time >= part[0].time]
-    assert shown[0][0][0].startswith(f"{len(arrived)} requests in ")
+    assert shown[0][0][0].startswith(f"{len(part.requests)} requests in ")
+    assert ("arrived here" in shown[0][0][0]) == (len(arrived) < len(part.requests))
+    assert shown[0][0][0].endswith(f", {len(arrived)} arrived here") == (len(arrived) < len(part.requests))
 
 
 def test_the_strip_of_the_whole_run_has_its_own_times_beside_a_part(page_of):
