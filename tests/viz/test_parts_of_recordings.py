@@ -104,8 +104,6 @@ def test_a_part_counts_as_the_whole(deno_page, name):
         at, parts = cuts(trace, rng)
         steps = sorted({at, rng.randrange(at, len(trace)), len(trace) - 1})
         on_whole = shown(deno_page, trace, steps)
-        taken = {block for chunk in trace[at].chunks for block in chunk.new_block_ids}
-        taken |= {block for chunk in trace[at].chunks for other in chunk.other_groups for block in other.new_block_ids}
         for kind, part in parts.items():
             number = outputs_before(part)
             assert kind == "forgotten" or None not in number.values()
@@ -131,13 +129,10 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                     if number.get(facts.get("owner"), 0) is None:
                         continue  # the page cannot tell an output token from a draft
                     assert ("text" in facts) == ("text" in written)
-                    # Blocks that the end of the step before gave back are free when the part begins. The whole counts
-                    # them with the step after, in which a request may have taken the block again.
-                    came_back = int(block) in taken
-                    if "last change" in facts and not (came_back and facts["last change"] == f"step {at}"):
+                    if "last change" in facts:
                         assert facts["last change"] == written["last change"]
-                    elif "last change" in written and not came_back:
-                        assert int(written["last change"].removeprefix("step ")) <= at
+                    elif "last change" in written:
+                        assert int(written["last change"].removeprefix("step ")) < at
                     assert "contents" not in facts or facts["contents"] == written["contents"]
                     text = facts.get("text", "")
                     if "of earlier steps" not in text:
@@ -158,7 +153,7 @@ def test_a_part_frames_the_blocks_that_a_step_changed(deno_page, name):
             for step in sorted({*range(at, min(at + 8, len(trace))), rng.randrange(at, len(trace))}):
                 marks, picture = Marks(deno_page.painted("pool", step - at)["marks"]), Picture(facts, 1200)
                 frames = {tuple(frame[1:3]) for frame in marks.frames(LIGHT.outline) if frame[2] > picture.top - 1}
-                blocks = facts[step].added if step == at else facts[step].fresh
+                blocks = facts[step].fresh
                 expected = {tuple(value + 0.5 for value in picture.xy(block)) for block in blocks}
                 assert frames == expected, (at, step)
                 framed += len(frames)
