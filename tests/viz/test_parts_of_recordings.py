@@ -5,8 +5,10 @@ import json
 import random
 import re
 from base64 import b64decode
+from pathlib import Path
 
 import pytest
+from facts_of_records import Facts
 from msgspec.structs import replace
 from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
@@ -19,6 +21,8 @@ from workbench.trace.clock import time_of_day
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.window import window
+
+ROOT = Path(__file__).parents[2]
 
 SHOWN = """(() => {
   const { store, inspector, cursor } = view, texts = view.panel("texts"), requests = {}, blocks = {};
@@ -273,6 +277,24 @@ def test_a_part_of_a_name_finds_a_token(deno_page):
     assert found("run 12 3").startswith("Token 3 of run 12: ")
     assert found("26-0 1,000") == "Token 1,000 of cmpl-bench-5-26-0-b517 is in no KV block: it has never been computed."
     assert found("nobody 9").startswith("No request has “nobody 9” in its name.")
+
+
+def test_a_search_says_who_holds_a_block_that_a_request_has_given_back(deno_page):
+    trace = Trace.load(ROOT / "docs/data/run.jsonl.gz")
+    facts, numbers = Facts(trace), set()
+    deno_page.open(trace)
+    for who, info in trace.requests.items():
+        for step in range(13, len(trace), 3):
+            for position in range(0, info.num_prompt_tokens, trace.block_size):
+                words = searched(deno_page, trace, f"{who} {position}", step)["words"]
+                if not (said := re.search(r"block (\d+), .*step \d+\. (.+)", words)):
+                    continue
+                first, *others = facts[step].holders.get(int(said[1]), []) or [None]
+                numbers.add(len(others) if first else None)
+                more = f" and {len(others)} more request{'s' * (len(others) > 1)} hold" if others else " holds"
+                given = f"{who} has given it back since; {first}{more} it."
+                assert said[2] == (given if first else "The block has been given back since.")
+    assert {None, 0, 2} <= numbers
 
 
 @pytest.mark.parametrize("name", ["timed 3", "spec 16"])
