@@ -122,7 +122,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
 def _explain(options: argparse.Namespace) -> int:
     from workbench.analysis.apart import apart
-    from workbench.analysis.causes import misfit_words, tabulate
+    from workbench.analysis.causes import misfit_words, none_has, tabulate
     from workbench.analysis.explain import Explainer, slowest
     from workbench.trace.readings.fleet import by_settings
 
@@ -147,6 +147,9 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
     found = found[: options.slowest]
+    if not found:
+        say(none_has(options.by))
+        return 0
     print("\n".join(table_lines(_slowest_table(found, options.by), width=width, left=(0, 3, 4))))
     for name, trace in traces.items():
         for difference in apart(trace, options.by):

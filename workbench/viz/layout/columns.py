@@ -116,8 +116,8 @@ appended before the token it ``sampled``.
 
 ``chunk.latency`` is the time to first token or the inter-token latency in seconds (in steps if the trace has no
 clock), NaN if the chunk gave no token or the token before is not in the trace; ``FLAG_FIRST_TOKEN`` tells the two
-apart. ``pool`` holds the blocks whose state, first owner or reference count has changed: the first ``num_earlier_changes`` of
-a step at the end of the step before, the others in its scheduling.
+apart. ``pool`` holds the blocks whose state, first owner or reference count has changed: the first
+``num_earlier_changes`` of a step at the end of the step before, the others in its scheduling.
 """
 
 
