@@ -21,6 +21,8 @@ from workbench.trace.clock import time_of_day
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.window import window
+from workbench.viz.export_html import html_page
+from workbench.viz.palette import EVENT_MARKS
 
 ROOT = Path(__file__).parents[2]
 
@@ -415,3 +417,23 @@ def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):
     assert said["saved"]["badge"].endswith(f" · steps {first} to {last} of a longer run")
     assert said["whole"]["badge"].startswith("live")
     assert "whole run" not in " ".join(said["kept"].values())
+
+
+def test_the_title_of_a_run_that_has_forgotten_steps_names_those_that_it_keeps():
+    trace = run("timed 3")[0]
+    at = len(trace) - 9
+    title = re.search("<title>(.*?)</title>", html_page(forgotten(trace, at)))[1]
+    assert title.endswith(f", steps {trace[at].step} to {trace[-1].step} of a longer run")
+
+
+def test_a_part_marks_no_preemption_that_was_before_it(deno_page):
+    trace = Trace.load(ROOT / "docs/data/run.jsonl.gz")
+    at = next(record.step for record in trace if record.preempted) + 1
+    num_marks = {}
+    for first in (at - 1, at):
+        part = trace[first:]
+        deno_page.open(part, width=1100)
+        marks = Marks(deno_page.painted("gantt", 0)["marks"])
+        num_marks[first] = sum(len(path) == 3 for colour, path in marks.filled() if colour == EVENT_MARKS["preempt"][1])
+    # The legend has one.
+    assert num_marks[at - 1] == num_marks[at] + 1
