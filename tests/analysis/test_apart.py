@@ -70,3 +70,15 @@ def test_an_incident_finds_the_causes_of_the_slowest_without_copies_of_the_run(m
     found = trace.incident()
     assert [one.request_id for one in found.slow] == asked == explainer.slowest()[:7]
     assert {"r3", "r50"} == set(asked[:2])
+
+
+def test_an_incident_is_a_few_lines():
+    found = run(Random(0), long=(3, 50)).incident()
+    head, *lines = repr(found).splitlines()
+    assert head == "time to first token, the slowest first" and "Slow(" not in repr(found)
+    for one, line in zip(found.slow[:5], lines):
+        assert line.startswith(f"  {one.request_id}: {one.ttft}, {one.share:.0%} of it {one.cause}")
+    assert lines[5] == f"  ... and {len(found.slow) - 5} more requests"
+    assert lines[6:] == [str(difference) for difference in found.apart[:5]]
+    empty = run(Random(0), long=(3, 50))[:0].incident()
+    assert repr(empty) == "no request waited for a first token"

@@ -463,3 +463,12 @@ def test_the_lines_of_an_explanation_add_up_to_its_heading_with_the_smaller_part
     assert len(lines) == sum(span.smaller > 0 for span in explanation.spans) > 0
     assert not any(" 0% " in line for line in lines)
     assert explanation._repr_html_().count("in smaller parts") == len(lines)
+
+
+def test_steps_in_which_no_request_has_a_latency_are_one_sentence(capsys):
+    path = ROOT / "docs/data/run.jsonl.gz"
+    for more in ([], ["--slowest", "3"]):
+        assert main(["trace", "explain", str(path), "--last", "3s", *more]) == 0
+        assert capsys.readouterr().out == "no request got its first token in these steps\n"
+    assert "<table" not in tabulate([], "ttft")._repr_html_()
+    assert str(tabulate([], "e2e")) == "no request ran or ended in these steps"

@@ -1,5 +1,6 @@
 """The command line as a user sees it: its output and its exit status, once of each kind of a real process."""
 
+import io
 import json
 import os
 import re
@@ -336,7 +337,21 @@ def test_output_that_nobody_reads_ends_the_command_without_a_message(words):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_what_a_command_writes_is_said(tmp_path, monkeypatch, capsys):
+class Watched(io.StringIO):
+    """An output that keeps the lines that were said before all files of a command were there."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.paths, self.early = [Path(name.partition(": ")[0].split()[-1]) for name in names], []
+
+    def write(self, text):
+        if text.strip() and not all(path.exists() for path in self.paths):
+            self.early.append(text)
+        return super().write(text)
+
+
+def test_what_a_command_writes_is_said_and_is_there_before_its_answer(tmp_path, monkeypatch):
+    """The reader of an answer may leave after its first lines, as ``head`` does."""
     monkeypatch.chdir(tmp_path)
     requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3, "arrival_time": n / 9} for n in range(40)]
     Path("work.json").write_text(json.dumps({"requests": requests, "cost_model": {"fixed": 0.01}}))
@@ -352,10 +367,21 @@ def test_what_a_command_writes_is_said(tmp_path, monkeypatch, capsys):
         ("fleet run work.json --replicas 2 --out traces --plot f.svg", ["f.svg", "2 traces to traces"]),
         ("fleet compare work.json --routers random --jobs 1 --plot c.svg", ["c.svg"]),
     ):
+        output = Watched(written)
+        monkeypatch.setattr(sys, "stdout", output)
         assert main(command.split()) == 0
-        said = capsys.readouterr().out.splitlines()
+        said = output.getvalue().splitlines()
         assert [line for line in said if line.startswith("wrote ")] == [f"wrote {name}" for name in written]
-        assert all(Path(name.partition(": ")[0].split()[-1]).exists() for name in written)
+        assert all(path.exists() for path in output.paths)
+        assert all(line.startswith("work.json: ") for line in output.early), "only what is said before a long run"
+
+
+def test_an_answer_is_said_although_its_file_cannot_be_written(run_here, tmp_path):
+    (tmp_path / "work.json").write_text(json.dumps({"requests": [{"id": "a", "prompt": {"len": 20}}]}))
+    (tmp_path / "file").write_text("")
+    found = run_here("simulate", tmp_path / "work.json", "--out", tmp_path / "file" / "run.jsonl")
+    assert found.returncode == 2 and "1 of 1 request" in found.stdout and "wrote" not in found.stdout
+    assert str(tmp_path / "file") in found.stderr
 
 
 def test_one_replica_is_no_plural(tmp_path, monkeypatch, capsys):

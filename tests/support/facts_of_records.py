@@ -43,9 +43,10 @@ class Moment:
         tables: Block tables by group of every request that holds blocks.
         holders: The requests that hold a block, in order of admission, for each block in use.
         cached: Free blocks with content.
-        changed: The last step in which a block's state, first holder or number of holders changed.
-        fresh: The blocks that changed in this step; those that the end of the step before gave back are among them.
-        added: The blocks that the scheduling of this step changed, without those.
+        changed: The last step in which a block's state, first holder or number of holders changed, up to the
+            scheduling of this one.
+        fresh: The blocks that the scheduling of this step changed, without those that the end of the step before gave
+            back.
         queue: Free blocks in the order in which they are handed out.
         computed: KV progress of every request that holds blocks.
         tokens: Output tokens so far of every request.
@@ -58,7 +59,6 @@ class Moment:
     cached: set[int] = field(default_factory=set)
     changed: dict[int, int] = field(default_factory=dict)
     fresh: set[int] = field(default_factory=set)
-    added: set[int] = field(default_factory=set)
     queue: list[int] = field(default_factory=list)
     computed: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, list[Token]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Facts:
         self._computed: dict[str, int] = {}
         self._tokens: dict[str, list[Token]] = {request_id: [] for request_id in self.order}
         self._changed: dict[int, int] = {}
-        self._before: dict[int, tuple[str, str | None, int]] = {}
+        self._scheduled: dict[int, tuple[str, str | None, int]] = {}
         self._at_end: dict[int, tuple[str, str | None, int]] = {}
         for record in self.records:
             self._step(record)
@@ -132,17 +132,18 @@ class Facts:
         for block in range(1, self.num_blocks or 1):
             now = self._state_of(block)
             if now != self._at_end.get(block, (FREE, None, 0)):
-                moment.added.add(block)
-            if now != self._before.get(block, (FREE, None, 0)):
                 moment.fresh.add(block)
                 self._changed[block] = record.step
-            self._before[block] = now
+            self._scheduled[block] = now
         moment.changed = dict(self._changed)
         self.moments.append(moment)
         for request_id in record.finished:
             self._let_go(request_id)
         self._apply(record.pool_end, published[len(published) - at_end :])
         self._at_end = {block: self._state_of(block) for block in range(1, self.num_blocks or 1)}
+        for block, state in self._scheduled.items():
+            if state != self._at_end[block]:
+                self._changed[block] = record.step
 
     def _state_of(self, block: int) -> tuple[str, str | None, int]:
         names = self._holders.get(block, [])

@@ -55,8 +55,8 @@ def line(browser, serve, long_trace, monkeypatch):
     url = serve(controller).rstrip("/")
 
     @contextmanager
-    def line_(role):
-        context = browser.new_context()
+    def line_(role, **options):
+        context = browser.new_context(**options)
         context.set_default_timeout(60_000)
         try:
             yield Line(context.new_page(), f"{url}/#teach={room.key}" if role == "teacher" else f"{url}/#follow")
@@ -112,3 +112,29 @@ def test_a_network_that_goes_is_noticed_and_a_question_that_was_not_heard_comes_
         teacher.page.context.set_offline(True)
         teacher.root.get_by_text("not connected").wait_for()
         assert prompt.input_value() == "Why is the sky blue?"
+
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+def test_a_phone_that_has_scrolled_has_the_words_and_the_way_back_in_sight(line):
+    with line("teacher", **PHONE) as teacher:
+        words = teacher.root.get_by_text(WORDS)
+        again = teacher.root.get_by_role("button", name="Load the page again")
+
+        def is_in_sight(element):
+            box = element.bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 844, box
+            x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+            return teacher.view(f"root.getRootNode().elementFromPoint({x}, {y})?.className")
+
+        teacher.page.evaluate("scrollTo(0, 900)")
+        teacher.cut()
+        words.wait_for()
+        teacher.page.wait_for_timeout(300)
+        assert teacher.page.evaluate("scrollY") > 500, "the page stays where it was read"
+        assert is_in_sight(words) == "wb-message"
+        teacher.mend()
+        again.wait_for()
+        teacher.page.wait_for_timeout(300)
+        assert is_in_sight(again) == "wb-button"

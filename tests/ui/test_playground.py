@@ -313,6 +313,24 @@ def test_times_that_cannot_be_compared_are_dashes(open_playground):
     assert [row[0] for row in rows] == ["A", "B"]
     for row in rows:
         assert row[1:8] == ["–"] * 7 and row[8].isdigit(), "latencies, rate and duration; then the number of steps"
+    assert "A and B have no times" in page.text("numbers")
+
+
+def test_the_meaning_of_a_heading_covers_no_number_and_waits_for_the_pointer(open_playground):
+    page = open_playground()
+    page.settle()
+    heading, tip, table = (
+        page.page.locator(it) for it in ("#numbers .term >> text=budget used", "#tip", "#numbers table")
+    )
+    heading.hover()
+    assert tip.is_visible()
+    shown, numbers, own = tip.bounding_box(), table.bounding_box(), heading.bounding_box()
+    assert shown["y"] >= numbers["y"] + numbers["height"] or shown["y"] + shown["height"] <= own["y"]
+    page.page.keyboard.press("Escape")
+    # The table moves below a pointer that rests, as after a run.
+    page.page.evaluate("document.querySelector('#numbers').replaceChildren(document.querySelector('#numbers table'))")
+    heading.evaluate("(term) => term.dispatchEvent(new PointerEvent('pointerover', { bubbles: true }))")
+    assert not tip.is_visible()
 
 
 @pytest.mark.repeats(of="test_a_link_shows_the_same_run_in_a_new_page")

@@ -127,3 +127,21 @@ def test_a_card_can_be_closed_at_once_on_a_phone(open_page, serve, tmp_path, siz
         page.view("view.inspector.pin({ kind: 'block', block: 3 })")
         page.frame()
         assert page.root.evaluate(AT_CLOSE)["close"]
+
+
+def test_a_narrow_phone_has_the_whole_name_and_each_comma_behind_its_request(open_page, tmp_path):
+    recording = Path(__file__).parents[2] / "notebooks/data/vllm_served.jsonl.gz"
+    slowest = Trace.load(recording).slowest(1)[0].request_id
+    out = tmp_path / "page.html"
+    assert main(["trace", "html", str(recording), str(out), "--around", slowest]) == 0
+    page = open_page(f"file://{out}#incident", width=320, height=700)
+    page.root.locator(".wb-why li").first.wait_for()
+    name = page.root.locator(".wb-name")
+    assert name.evaluate("(name) => name.scrollWidth <= name.clientWidth")
+    assert page.page.evaluate("document.documentElement.scrollWidth") == 320
+    rows = page.root.locator(".wb-why li > span").evaluate_all(
+        "(rows) => rows.map((row) => [...row.childNodes].map(({ textContent }) => textContent))"
+    )
+    parts = [part for row in rows for part in row]
+    assert not any(part.startswith(",") for part in parts), "it would stand alone on a line"
+    assert sum(part.endswith(",") for part in parts) > 3

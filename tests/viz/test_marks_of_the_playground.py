@@ -104,6 +104,11 @@ def test_the_numbers_of_the_playground(page, name):
                     assert near(cell, wanted) or rounds(cell, wanted), (title, cell, wanted)
     stuck = {"summary": summaries[0], "other": None, "pinned": False}
     said = "((element) => (page.showNumbers(element, argument), element.textContent))(document.createElement('div'))"
+    timed, counted = summaries[0] | {"unit": "s"}, summaries[1] | {"unit": ""}
+    both_have = {"summary": timed, "other": timed, "end": "done", "pinned": False}
+    assert "no times" not in page(said, both_have)
+    assert "B has no times" in page(said, both_have | {"other": counted})
+    assert "A and B have no times" in page(said, both_have | {"summary": counted, "other": counted})
     assert "can never be scheduled" in page(said, stuck | {"end": "stuck"})
     assert "stopped after 20,000 steps" in page(said, stuck | {"end": "max_steps"})
     assert "can never" not in page(said, stuck | {"end": "done"}) and "20,000" not in page(

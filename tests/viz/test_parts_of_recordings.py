@@ -5,8 +5,10 @@ import json
 import random
 import re
 from base64 import b64decode
+from pathlib import Path
 
 import pytest
+from facts_of_records import Facts
 from msgspec.structs import replace
 from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
@@ -19,6 +21,10 @@ from workbench.trace.clock import time_of_day
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.window import window
+from workbench.viz.export_html import html_page
+from workbench.viz.palette import EVENT_MARKS
+
+ROOT = Path(__file__).parents[2]
 
 SHOWN = """(() => {
   const { store, inspector, cursor } = view, texts = view.panel("texts"), requests = {}, blocks = {};
@@ -104,8 +110,6 @@ def test_a_part_counts_as_the_whole(deno_page, name):
         at, parts = cuts(trace, rng)
         steps = sorted({at, rng.randrange(at, len(trace)), len(trace) - 1})
         on_whole = shown(deno_page, trace, steps)
-        taken = {block for chunk in trace[at].chunks for block in chunk.new_block_ids}
-        taken |= {block for chunk in trace[at].chunks for other in chunk.other_groups for block in other.new_block_ids}
         for kind, part in parts.items():
             number = outputs_before(part)
             assert kind == "forgotten" or None not in number.values()
@@ -131,13 +135,10 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                     if number.get(facts.get("owner"), 0) is None:
                         continue  # the page cannot tell an output token from a draft
                     assert ("text" in facts) == ("text" in written)
-                    # Blocks that the end of the step before gave back are free when the part begins. The whole counts
-                    # them with the step after, in which a request may have taken the block again.
-                    came_back = int(block) in taken
-                    if "last change" in facts and not (came_back and facts["last change"] == f"step {at}"):
+                    if "last change" in facts:
                         assert facts["last change"] == written["last change"]
-                    elif "last change" in written and not came_back:
-                        assert int(written["last change"].removeprefix("step ")) <= at
+                    elif "last change" in written:
+                        assert int(written["last change"].removeprefix("step ")) < at
                     assert "contents" not in facts or facts["contents"] == written["contents"]
                     text = facts.get("text", "")
                     if "of earlier steps" not in text:
@@ -158,7 +159,7 @@ def test_a_part_frames_the_blocks_that_a_step_changed(deno_page, name):
             for step in sorted({*range(at, min(at + 8, len(trace))), rng.randrange(at, len(trace))}):
                 marks, picture = Marks(deno_page.painted("pool", step - at)["marks"]), Picture(facts, 1200)
                 frames = {tuple(frame[1:3]) for frame in marks.frames(LIGHT.outline) if frame[2] > picture.top - 1}
-                blocks = facts[step].added if step == at else facts[step].fresh
+                blocks = facts[step].fresh
                 expected = {tuple(value + 0.5 for value in picture.xy(block)) for block in blocks}
                 assert frames == expected, (at, step)
                 framed += len(frames)
@@ -297,6 +298,24 @@ def test_a_part_of_a_name_finds_a_token(deno_page):
     assert found("nobody 9").startswith("No request has “nobody 9” in its name.")
 
 
+def test_a_search_says_who_holds_a_block_that_a_request_has_given_back(deno_page):
+    trace = Trace.load(ROOT / "docs/data/run.jsonl.gz")
+    facts, numbers = Facts(trace), set()
+    deno_page.open(trace)
+    for who, info in trace.requests.items():
+        for step in range(13, len(trace), 3):
+            for position in range(0, info.num_prompt_tokens, trace.block_size):
+                words = searched(deno_page, trace, f"{who} {position}", step)["words"]
+                if not (said := re.search(r"block (\d+), .*step \d+\. (.+)", words)):
+                    continue
+                first, *others = facts[step].holders.get(int(said[1]), []) or [None]
+                numbers.add(len(others) if first else None)
+                more = f" and {len(others)} more request{'s' * (len(others) > 1)} hold" if others else " holds"
+                given = f"{who} has given it back since; {first}{more} it."
+                assert said[2] == (given if first else "The block has been given back since.")
+    assert {None, 0, 2} <= numbers
+
+
 @pytest.mark.parametrize("name", ["timed 3", "spec 16"])
 def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
     trace = run(name)[0]
@@ -415,3 +434,23 @@ def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):
     assert said["saved"]["badge"].endswith(f" · steps {first} to {last} of a longer run")
     assert said["whole"]["badge"].startswith("live")
     assert "whole run" not in " ".join(said["kept"].values())
+
+
+def test_the_title_of_a_run_that_has_forgotten_steps_names_those_that_it_keeps():
+    trace = run("timed 3")[0]
+    at = len(trace) - 9
+    title = re.search("<title>(.*?)</title>", html_page(forgotten(trace, at)))[1]
+    assert title.endswith(f", steps {trace[at].step} to {trace[-1].step} of a longer run")
+
+
+def test_a_part_marks_no_preemption_that_was_before_it(deno_page):
+    trace = Trace.load(ROOT / "docs/data/run.jsonl.gz")
+    at = next(record.step for record in trace if record.preempted) + 1
+    num_marks = {}
+    for first in (at - 1, at):
+        part = trace[first:]
+        deno_page.open(part, width=1100)
+        marks = Marks(deno_page.painted("gantt", 0)["marks"])
+        num_marks[first] = sum(len(path) == 3 for colour, path in marks.filled() if colour == EVENT_MARKS["preempt"][1])
+    # The legend has one.
+    assert num_marks[at - 1] == num_marks[at] + 1

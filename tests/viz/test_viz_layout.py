@@ -79,6 +79,16 @@ def test_block_tables_hold_every_kv_position(seed):
             assert row.block_ids[len(row.block_ids) - row.num_new :] == chunk.new_block_ids
 
 
+def changed_between(before, after):
+    """The blocks whose state, first owner or number of holders differs between two states of a pool."""
+
+    def of(pool, block):
+        owner = pool.owner[block]
+        return pool.state[block], pool.ref_count[block], None if owner < 0 else pool.request_ids[owner]
+
+    return {block for block in range(before.num_blocks) if of(before, block) != of(after, block)}
+
+
 @given(seeds)
 @few
 def test_pool_changes_add_up_to_the_pool(seed):
@@ -90,9 +100,18 @@ def test_pool_changes_add_up_to_the_pool(seed):
     references = np.zeros(trace.num_blocks, int)
     became_cached = {}
     for index, record in enumerate(trace):
-        changed = changes.advance(record)
-        assert len({change.block for change in changed}) == len(changed), "a block is named twice"
-        for block, *after in changed:
+        parts = changes.advance(record)
+        for changed in parts:
+            assert len({change.block for change in changed}) == len(changed), "a block is named twice"
+        if index:
+            at_end = trace.pool_state(index - 1, "end")
+            assert {change.block for change in parts[0]} == changed_between(
+                trace.pool_state(index - 1, "scheduled"), at_end
+            )
+            assert {change.block for change in parts[1]} == changed_between(
+                at_end, trace.pool_state(index, "scheduled")
+            )
+        for block, *after in itertools.chain(*parts):
             assert after != [state[block], owner[block], references[block]], "a change that changes nothing"
             if after[0] == CACHED and state[block] != CACHED:
                 became_cached.pop(block, None)
@@ -124,8 +143,9 @@ def test_a_block_that_changes_in_one_step_without_a_chunk_is_drawn():
     trace.append(StepRecord(1, chunks=(b,), admitted=("b",)))
     trace.append(StepRecord(2, preempted=("b",), pool=PoolChange.of([1], [1, 3, 2])))
     changes = PoolChanges(trace)
-    states = [{change.block: change.state for change in changes.advance(record)} for record in trace]
-    assert states == [{1: OWNED}, {1: CACHED, 2: OWNED, 3: OWNED}, {1: FREE, 2: FREE, 3: FREE}]
+    parts = [changes.advance(record) for record in trace]
+    states = [[{change.block: change.state for change in part} for part in both] for both in parts]
+    assert states == [[{}, {1: OWNED}], [{1: CACHED}, {2: OWNED, 3: OWNED}], [{}, {1: FREE, 2: FREE, 3: FREE}]]
     assert trace.pool_state(2).state.tolist() == [RESERVED, FREE, FREE, FREE]
 
 

@@ -38,6 +38,11 @@ def recorded(late, *, wait=0.0, gap=0.0, created=1e9):
     return trace
 
 
+def badge_of(page, trace):
+    page.open(trace, width=1100)
+    return page("view.controls.badgeText()")
+
+
 def everything_said(page, trace):
     """All words of the pictures on an axis of time with their places, their tables, and what the pointer finds."""
     page.open(trace, status=INCIDENT, width=1100)
@@ -130,6 +135,9 @@ def test_the_page_of_a_part_says_which_part_it_is(deno_page):
 
     deno_page.open(trace, status=INCIDENT, width=1100)
     assert deno_page("view.controls.badge.textContent") == "vllm · recording"
+    assert {badge_of(deno_page, each) for each in (trace.fork(), trace.fork(max_num_seqs=2))} == {"vllm · simulated"}
+    assert badge_of(deno_page, simulate({"requests": [{"id": "a", "prompt": {"len": 9}}]})) == "simulation"
+    deno_page.open(trace, status=INCIDENT, width=1100)
     words = Marks(deno_page.painted("incident")["marks"]).words()
     assert "whole run" in words and "this part" not in words
     assert re.search(r"<title>Workbench: [^,]*</title>", html_page(trace))

@@ -457,8 +457,10 @@ class CauseTable:
     @property
     def heading(self) -> list[str]:
         """Sentences about the sum, and about requests whose latency had not ended."""
+        if not self.num_requests:
+            return [none_has(self.by)]
         what = "time to first token" if self.by == "ttft" else "time from arrival to the end"
-        mean = amount(self.total / self.num_requests if self.num_requests else None, self.unit)
+        mean = amount(self.total / self.num_requests, self.unit)
         least = "at least " if self.num_open else ""
         lines = [f"{what} of {counted(self.num_requests, 'request')}, {least}{mean} on average"]
         if self.num_open:
@@ -483,6 +485,8 @@ class CauseTable:
         """
         cells = ([printable(f"{cell}") for cell in row] for row in self.cells)  # names come from a file
         heading = [line for sentence in self.heading for line in wrapped(sentence, width)]
+        if not self.rows:
+            return "\n".join(heading)
         cause = len(CAUSE_COLUMNS) - 1
         return "\n".join([*heading, *table_lines([CAUSE_COLUMNS, *cells], width=width, title=(cause,), left=(cause,))])
 
@@ -491,6 +495,11 @@ class CauseTable:
 
     def _repr_html_(self) -> str | None:
         return picture("CauseTable", self)
+
+
+def none_has(by: str) -> str:
+    """The sentence about steps in which no request has a latency, "ttft" or "e2e"."""
+    return "no request got its first token in these steps" if by == "ttft" else "no request ran or ended in these steps"
 
 
 def tabulate(explanations: Sequence[Explanation], by: str) -> CauseTable:

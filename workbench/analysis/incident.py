@@ -8,11 +8,16 @@ from typing import NamedTuple
 
 from workbench.analysis.apart import Difference, apart
 from workbench.analysis.explain import Explainer, explainer_of
+from workbench.base.text import printable
 from workbench.simulation.costs.stalls import Stall
 from workbench.trace import Trace
 
 MAX_SLOW = 1000
 """Maximum number of requests whose cause is named, the slowest."""
+
+
+MAX_SHOWN = 5
+"""Maximum number of lines of each kind in the text of an incident."""
 
 
 class Slow(NamedTuple):
@@ -33,7 +38,7 @@ class Slow(NamedTuple):
     culprits: tuple[str, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Incident:
     """The answer of ``trace.incident``.
 
@@ -46,6 +51,27 @@ class Incident:
     slow: tuple[Slow, ...]
     apart: tuple[Difference, ...]
     stalls: tuple[Stall, ...]
+
+    def __repr__(self) -> str:
+        lines = ["time to first token, the slowest first" if self.slow else "no request waited for a first token"]
+        lines += _few([f"  {_line(one)}" for one in self.slow], "request")
+        lines += _few([f"{difference}" for difference in self.apart], "property", "properties")
+        lines += _few([f"{stall}" for stall in self.stalls], "stall")
+        return "\n".join(map(printable, lines))  # names come from a file
+
+
+def _line(slow: Slow) -> str:
+    if not slow.cause:
+        return f"{slow.request_id}: {slow.ttft}"
+    behind = f": {', '.join(slow.culprits)}" if slow.culprits else ""
+    return f"{slow.request_id}: {slow.ttft}, {slow.share:.0%} of it {slow.cause}{behind}"
+
+
+def _few(lines: list[str], noun: str, plural: str | None = None) -> list[str]:
+    """The first of some lines, and the number of the others."""
+    hidden = len(lines) - MAX_SHOWN
+    others = noun if hidden == 1 else plural or f"{noun}s"
+    return [*lines[:MAX_SHOWN], *([f"  ... and {hidden:,} more {others}"] if hidden > 0 else [])]
 
 
 def incident(trace: Trace) -> Incident:

@@ -57,4 +57,4 @@ def _unbroken(text: str) -> str:
 
 def _fragment(heading: str, columns: tuple[str, ...], rows: list[tuple], notes: list[str]) -> str:
     said = (f"<p>{escape(printable(note))}</p>" for note in notes)
-    return fragment(f"<h4>{escape(printable(heading))}</h4>", table(columns, rows), *said)
+    return fragment(f"<h4>{escape(printable(heading))}</h4>", *([table(columns, rows)] if rows else []), *said)

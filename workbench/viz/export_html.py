@@ -120,6 +120,8 @@ def html_page(
     name = trace.meta.model.get("name") or trace.meta.source
     if len(trace) < len(trace.whole):
         name = f"{name}, {trace.steps_in_words} of {len(trace.whole):,}"
+    elif len(trace) and trace[0].step:
+        name = f"{name}, {trace.steps_in_words} of a longer run"
     return offline_page(title=title or f"Workbench: {name}", summary=repr(trace), packets=packets, module=bundle())
 
 

@@ -17,8 +17,9 @@ from workbench.apps.cli.options import (
     check_folder,
     check_suffix,
     load_trace,
+    plot,
     say_written,
-    write_plot,
+    writing,
 )
 from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, completed_by
@@ -201,15 +202,12 @@ def _run(options: argparse.Namespace) -> int:
     from workbench.analysis.hit_rates import hit_rates
 
     run = demand.run(replicas, options.router, options.seed)
-    say_text(run)
-    if any(trace.config.get("enable_prefix_caching") for trace in run.traces):
-        say_text(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
-    say(f"steps are simulated; their durations come from {demand.source}")
-    if options.plot:
-        write_plot(options.plot, run.to_svg())
-    if options.out:
-        run.save(options.out)
-        say_written(options.out, counted(replicas, "trace"))
+    traces = (options.out, run.save, counted(replicas, "trace"))
+    with writing((options.plot, plot(run.to_svg), ""), traces):
+        say_text(run)
+        if any(trace.config.get("enable_prefix_caching") for trace in run.traces):
+            say_text(hit_rates(run.traces, {each.request_id: each.after for each in demand.arrivals if each.after}))
+        say(f"steps are simulated; their durations come from {demand.source}")
     return 0
 
 
@@ -245,11 +243,10 @@ def _compare(options: argparse.Namespace) -> int:
     demand = _demand(options, *_loads(options.load, several=False))
     routers = _serving(demand, routers, asked=bool(options.routers))
     table = compare(demand, replicas, routers, slo, out=options.rows, jobs=jobs, progress=True, price=price)
-    say_text(table.text(terminal_width()))
-    if options.rows:
-        say_written(options.rows, counted(len(table.rows), "row"))
-    if options.plot:
-        write_plot(options.plot, table.to_svg())
+    with writing((options.plot, plot(table.to_svg), "")):
+        say_text(table.text(terminal_width()))
+        if options.rows:
+            say_written(options.rows, counted(len(table.rows), "row"))
     return 0
 
 
@@ -270,10 +267,9 @@ def _split(options: argparse.Namespace) -> int:
         tokens_per_second=options.tokens_per_second,
         seed=options.seed,
     )
-    say_text(found)
-    say(f"steps are simulated; their durations come from {demand.source}")
-    if options.plot:
-        write_plot(options.plot, found.to_svg())
+    with writing((options.plot, plot(found.to_svg), "")):
+        say_text(found)
+        say(f"steps are simulated; their durations come from {demand.source}")
     return 0
 
 

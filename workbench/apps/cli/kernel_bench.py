@@ -47,12 +47,12 @@ def _bench(options: argparse.Namespace) -> int:
     if not runs_on_gpu():
         say("MLX computes on a CPU here: the settings are for GPUs, and what follows only shows that they run")
     measured = measure(options.layers, options.rounds)
-    print(table(measured))
     chosen = recommended(measured)
-    say_text(f"\n{advice(chosen)}")
     path = cached("kernel-bench.json")
     make_folder(path.parent)
     path.write_text(json.dumps({"machine": _machine(), "milliseconds": measured, "recommended": chosen}))
+    print(table(measured))
+    say_text(f"\n{advice(chosen)}")
     return 0
 
 

@@ -6,7 +6,8 @@ import argparse
 import gc
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -246,10 +247,35 @@ def check_table_and_plot(options: argparse.Namespace) -> None:
     check_suffix("--out", options.out, ".csv", ".parquet")
 
 
-def write_plot(path: Path, svg: str) -> None:
-    """Write a plot, and say so."""
-    path.write_text(svg, encoding="utf-8")
-    say_written(path)
+@contextmanager
+def writing(*files: tuple[Path | None, Callable[[Path], object], str]) -> Iterator[None]:
+    """Write files before an answer is said, whose reader may leave early, as ``head`` does; they are named after it.
+
+    Args:
+        files: For each a path, None for none, a function that writes it, and its contents as in `say_written`.
+
+    Raises:
+        ValueError: A file cannot be written; raised after the answer, which may have taken long.
+        OSError: Likewise.
+    """
+    written, problems = [], []
+    for path, write, what in files:
+        if path is not None:
+            try:
+                write(path)
+                written.append((path, what))
+            except (OSError, ValueError) as problem:
+                problems.append(problem)
+    yield
+    for path, what in written:
+        say_written(path, what)
+    if problems:
+        raise problems[0]
+
+
+def plot(svg: Callable[[], str]) -> Callable[[Path], object]:
+    """The function that writes a plot, which is drawn only for it."""
+    return lambda path: path.write_text(svg(), encoding="utf-8")
 
 
 def say_written(path: Path, what: str = "", hint: str = "") -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,8 @@ from workbench.apps.cli.options import (
     check_suffix,
     check_table_and_plot,
     load_trace,
-    say_written,
-    write_plot,
+    plot,
+    writing,
 )
 from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
@@ -92,8 +94,8 @@ def run(options: argparse.Namespace) -> int:
     if "generate" in workload and (options.record or not options.out):
         return _run_at_scale(workload, options)
     trace = simulate_requests(config, arrivals, next_token, cost_model=cost_model)
-    say_text(metrics(trace))
-    _save(trace, options.out)
+    with _saving(trace, options.out):
+        say_text(metrics(trace))
     return 0
 
 
@@ -143,9 +145,8 @@ def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> i
     summary = simulate_at_scale(config, arrivals, cost_model, record_steps=steps, total=total, progress=True)
     if options.record and summary.recorded is None:
         raise ValueError(f"--record {options.record}: the run has only {counted(summary.num_steps, 'step')}")
-    say_text(summary)
-    if summary.recorded is not None:
-        _save(summary.recorded, options.out)
+    with _saving(summary.recorded, options.out):
+        say_text(summary)
     return 0
 
 
@@ -162,18 +163,13 @@ def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
 
     grid = read_grid(options.sweep)
     rows = sweep(workload, grid, jobs=options.jobs, progress=True)
-    for row in rows:
-        say(describe_row(row, grid))
-    say("* on the Pareto front of mean TTFT, mean ITL and throughput")
-    if options.out:
-        save_table(rows, options.out)
-        say_written(options.out)
-    if options.plot:
-        write_plot(options.plot, pareto_svg(rows, list(grid)))
+    table = (options.out, partial(save_table, rows), "")
+    with writing(table, (options.plot, plot(lambda: pareto_svg(rows, list(grid))), "")):
+        for row in rows:
+            say(describe_row(row, grid))
+        say("* on the Pareto front of mean TTFT, mean ITL and throughput")
     return 0
 
 
-def _save(trace: Trace, path: Path | None) -> None:
-    if path:
-        trace.save(path)
-        say_written(path, counted(len(trace), "step"))
+def _saving(trace: Trace | None, path: Path | None) -> AbstractContextManager[None]:
+    return writing((path, trace.save, counted(len(trace), "step"))) if trace is not None else nullcontext()

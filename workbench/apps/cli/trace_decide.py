@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,8 @@ from workbench.apps.cli.options import (
     load_ranks,
     load_trace,
     parts_of,
-    say_written,
-    write_plot,
+    plot,
+    writing,
 )
 from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, vllm_fields
@@ -122,7 +123,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
 def _explain(options: argparse.Namespace) -> int:
     from workbench.analysis.apart import apart
-    from workbench.analysis.causes import misfit_words, tabulate
+    from workbench.analysis.causes import misfit_words, none_has, tabulate
     from workbench.analysis.explain import Explainer, slowest
     from workbench.trace.readings.fleet import by_settings
 
@@ -147,6 +148,9 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     found.sort(key=lambda named: -getattr(named[1].span(options.by), "total", 0.0))
     found = found[: options.slowest]
+    if not found:
+        say(none_has(options.by))
+        return 0
     print("\n".join(table_lines(_slowest_table(found, options.by), width=width, left=(0, 3, 4))))
     for name, trace in traces.items():
         for difference in apart(trace, options.by):
@@ -301,19 +305,17 @@ def _whatif(options: argparse.Namespace) -> int:
     check = predictor.check
     gives_seconds = check.grade != "steps" or options.force
     names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
-    say(*_whatif_table(names, prediction, predictor.unchanged, check))
-    if not gives_seconds:
-        say(f"{check.refusal}; --force prints them")
-    elif check.caution:
-        say(f"! {check.caution}")
-    for note in (*prediction.notes, *check.notes):
-        say(f"note: {note}")
-    differs = prediction.outcome.values != predictor.unchanged.outcome.values
-    if differs and (command := Server.of(predictor.trace).command(changes)):
-        print(*folded_command(command, terminal_width()), sep="\n")
-    if options.out:
-        prediction.trace.save(options.out)
-        say_written(options.out, counted(len(prediction.trace), "predicted step"))
+    with writing((options.out, prediction.trace.save, counted(len(prediction.trace), "predicted step"))):
+        say(*_whatif_table(names, prediction, predictor.unchanged, check))
+        if not gives_seconds:
+            say(f"{check.refusal}; --force prints them")
+        elif check.caution:
+            say(f"! {check.caution}")
+        for note in (*prediction.notes, *check.notes):
+            say(f"note: {note}")
+        differs = prediction.outcome.values != predictor.unchanged.outcome.values
+        if differs and (command := Server.of(predictor.trace).command(changes)):
+            print(*folded_command(command, terminal_width()), sep="\n")
     return 0
 
 
@@ -365,10 +367,8 @@ def _tune(options: argparse.Namespace) -> int:
     grid = read_grid(options.sweep) if options.sweep else None
     predictor = _predictor(options)
     tuning = tune(predictor.trace, options.slo, grid=grid, predictor=predictor, force=options.force, progress=True)
-    say_text(tuning)
-    if options.out:
-        save_table(list(tuning.rows), options.out)
-        say_written(options.out)
-    if options.plot:
-        write_plot(options.plot, pareto_svg(list(tuning.rows), tuning.settings))
+    rows = list(tuning.rows)
+    drawn = (options.plot, plot(lambda: pareto_svg(rows, tuning.settings)), "")
+    with writing((options.out, partial(save_table, rows), ""), drawn):
+        say_text(tuning)
     return 0

@@ -140,7 +140,7 @@ class Comparison:
         lines = []
         order = {request_id: index for index, request_id in enumerate(self.a.requests)}
         requests = sorted(self.requests, key=lambda request: order[request.request_id])
-        is_measured = self.unit == "s" and not (_is_simulated(self.a) and _is_simulated(self.b))
+        is_measured = self.unit == "s" and not (is_simulated(self.a) and is_simulated(self.b))
         for measure in self.measures:
             unit = f" {measure.unit}" if measure.unit not in ("", "s") else ""
             a, b = (amount(each, "s") if measure.unit == "s" else number(each) for each in (measure.a, measure.b))
@@ -331,7 +331,7 @@ def _known_only(name: str, one: Trace, other: Trace) -> str:
     return ", ".join(f"{field} {one.config[field]!r}" for field in fields) + f" in {name}" if fields else ""
 
 
-def _is_simulated(trace: Trace) -> bool:
+def is_simulated(trace: Trace) -> bool:
     """Whether its times come from a cost model, so that the same run would take the same time again."""
     return trace.meta.source.startswith("simulation") or FORKED in trace.meta.source
 

@@ -241,7 +241,11 @@ export class Controls {
   badgeText() {
     const { store, cursor, status, live } = this.view;
     if (this.view.gone) return this.view.gone;
-    if (!live) return `${plain(store.facts.source || "recording", 30)} · ${this.partWords() || "recording"}`;
+    if (!live) {
+      const { source = "", is_simulated: isSimulated } = store.facts, name = source.split(", forked at step ")[0];
+      const what = this.partWords() || (isSimulated ? "simulated" : "recording");
+      return name === "simulation" && what === "simulated" ? name : `${plain(name || "recording", 30)} · ${what}`;
+    }
     const [step, condition] = status.stopped_by || [];
     const stopped = status.state === "paused" && step === store.label(cursor.last);
     return `live · ${status.state || "recording"}${stopped ? `: ${plain(condition, 40)}` : ""}`;

@@ -45,8 +45,14 @@ const wordsOf = ({ cause, amount, share }) => `${cause}: ${amount}, ${Math.round
 function rowOf(view, part, mark, inspector) {
   const culprits = part.culprits.flatMap((id, i) => {
     const request = view.store.byId.get(id);
-    const name = inspector.elementOf(request ? inspector.toRequest(request) : plain(id));
-    return [i ? ", " : ": ", name, part.tokens[i]];
+    const words = part.tokens[i], comma = i + 1 < part.culprits.length ? "," : "";
+    const parting = i ? " " : ": ";
+    if (!request) return [parting, plain(id), words, comma];
+    // A button is a box: a comma behind one that fills its line would stand alone on the next.
+    const link = inspector.toRequest(request), isIn = comma && !words;
+    const name = h("span", { class: "wb-underlined" }, link.words);
+    const inside = isIn ? [name, h("span", { "aria-hidden": "true" }, comma)] : [name];
+    return [parting, inspector.elementOf({ ...link, words: inside }), words, isIn ? "" : comma];
   });
   const more = part.more ? ` and ${part.more}` : "";
   const first = view.store.label(0), step = inspector.elementOf(inspector.toStep(part.first - first));

@@ -18,12 +18,10 @@ export class PoolHistory {
     this.column = null;
     this.bounds = [0];
     this.used = 0; // the highest block that any step has changed
-    this.numAtStart = 0; // entries of the first step that say what was there before it
   }
 
-  resize(size, numAtStart = 0) {
+  resize(size) {
     this.size = size;
-    this.numAtStart = numAtStart;
     this.newest = emptyPool(size);
     this.newestStep = -1;
     this.used = 0;
@@ -55,22 +53,21 @@ export class PoolHistory {
     return (this.current = pool);
   }
 
-  /** The first change of a step: in the entries of the first one those before it say what was there already. */
-  firstChange(begin, end) {
-    return Math.max(begin, Math.min(end, this.numAtStart));
+  /** The first entry of a step that its scheduling made: those before it are of the end of the step before. */
+  firstChange(step) {
+    return this.bounds[step] + this.column("num_earlier_changes")[step];
   }
 
-  /** The blocks that a step changed. */
+  /** The blocks that the scheduling of a step changed. */
   changedIn(step) {
-    const begin = this.bounds[step], end = this.bounds[step + 1];
-    if (end === undefined) return [];
-    return this.column("pool.block").subarray(this.firstChange(begin, end), end);
+    const end = this.bounds[step + 1];
+    return end === undefined ? [] : this.column("pool.block").subarray(this.firstChange(step), end);
   }
 
   /** Enter the changes of a step; when a block that was there before the first one last changed is not known. */
   apply(pool, begin, end, step) {
-    const changed = this.firstChange(begin, end);
-    apply(pool, this.column, begin, changed, -1);
+    const changed = this.firstChange(step);
+    apply(pool, this.column, begin, changed, step - 1);
     apply(pool, this.column, changed, end, step);
   }
 }

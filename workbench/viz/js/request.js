@@ -53,7 +53,9 @@ export function newRequest(info, index, start) {
     everBefore: 0, // the same with those that a preemption threw away; null if it is not known
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
-    changes: [], // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"
+    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"; isBefore of a change that
+    // happened before the first step
+    changes: [],
     finishReason: "",
     wait: null, // the words of a wait that is over; see way.js
   };
@@ -87,6 +89,6 @@ function placeAtStart(request, start) {
     request.tables.push({ step: 0, groups: [table, ...others].map((ids) => newTable(ids)) });
     request.changes.push({ step: 0, state: "running" });
   } else if (start.waiting.includes(request.id)) {
-    request.changes.push({ step: 0, state: request.everBefore ? "preempted" : "waiting" });
+    request.changes.push({ step: 0, state: request.everBefore ? "preempted" : "waiting", isBefore: true });
   }
 }

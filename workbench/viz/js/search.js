@@ -109,13 +109,21 @@ function positionAnswer(view, request, position) {
   const step = now ? cursor.step : found.step, block = blockAt(step);
   const how = found.cached ? "found in the prefix cache in" : isOlder ? "written before" : "written in";
   const slot = position % size, written = store.label(found.step);
-  const gone = !now && found.step <= cursor.step ? " The block has been given back since." : "";
+  const gone = !now && found.step <= cursor.step ? ` ${whoHolds(store, request, block, cursor.step)}` : "";
   const words = `${token}: block ${block}, slot ${slot} of ${size}, ${how} step ${written}.${gone}`;
   const go = () => {
     cursor.seek(step);
     view.inspector.pin({ kind: "block", block, request: request.index, position });
   };
   return { words, go, block, slot, written };
+}
+
+/** Who holds a block at a step that a request has given back since it had it. */
+function whoHolds(store, request, block, step) {
+  const { owner, references } = store.pool.at(step), first = references[block] ? store.requests[owner[block]] : null;
+  if (!first || first === request) return "The block has been given back since.";
+  const others = references[block] - 1, more = others ? ` and ${counted(others, "more request")}` : "";
+  return `${nameOf(request)} has given it back since; ${nameOf(first)}${more} ${others ? "hold" : "holds"} it.`;
 }
 
 /** Why a position is in no block; of a part of a run, the steps that are not here count too. */

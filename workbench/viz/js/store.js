@@ -79,7 +79,7 @@ export class Store {
       if (this.numSteps && (first_step !== this.facts.first_step || isOther)) this.reset(zero);
       this.facts = header.facts;
       this.comparison = header.comparison;
-      if (!this.pool.size) this.pool.resize(header.facts.num_blocks, header.facts.start?.num_pool);
+      if (!this.pool.size) this.pool.resize(header.facts.num_blocks);
     }
     if (this.misses(header)) return false;
     this.addRequests(header);

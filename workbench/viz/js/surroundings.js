@@ -30,7 +30,7 @@ export function hideStill(name) {
 
 /** Watch them for a view; returns a function that ends the watching. */
 export function watchSurroundings(view) {
-  const { root, panels, options, controls: { element: bars } } = view;
+  const { root, panels, options, controls: { element: bars, message } } = view;
   const measure = () => {
     const height = options.height ?? (options.page ? innerHeight : LOW_PIXELS);
     root.dataset.low = String(height < LOW_PIXELS);
@@ -42,7 +42,10 @@ export function watchSurroundings(view) {
   const size = new ResizeObserver(measure), endPrinting = watchPrinting(view, measure);
   size.observe(root);
   if (options.height) root.style.setProperty("--wb-height", `${options.height}px`);
-  const sizeOfBars = new ResizeObserver(() => root.style.setProperty("--wb-bars", `${bars.offsetHeight}px`));
+  const sizeOfBars = new ResizeObserver(() => {
+    root.style.setProperty("--wb-bars", `${bars.offsetHeight}px`);
+    root.style.setProperty("--wb-message-top", `${message.offsetTop}px`);
+  });
   sizeOfBars.observe(bars);
   const visibility = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {

@@ -71,6 +71,7 @@ STEP_COLUMNS: dict[str, str] = {
     "num_events": "i",
     "num_passed_over": "i",
     "num_pool_changes": "i",
+    "num_earlier_changes": "i",
     "num_work_items": "i",
 }
 """One value per step. ``waiting_reason`` and ``kernel`` are indices into a packet's tables, -1 for none."""
@@ -115,8 +116,8 @@ appended before the token it ``sampled``.
 
 ``chunk.latency`` is the time to first token or the inter-token latency in seconds (in steps if the trace has no
 clock), NaN if the chunk gave no token or the token before is not in the trace; ``FLAG_FIRST_TOKEN`` tells the two
-apart. ``pool`` holds the blocks whose state, first owner or reference count has changed since the step before, after
-scheduling.
+apart. ``pool`` holds the blocks whose state, first owner or reference count has changed: the first
+``num_earlier_changes`` of a step at the end of the step before, the others in its scheduling.
 """
 
 
@@ -279,12 +280,12 @@ class TraceColumns:
             "passed_over", ((self._request(rid), self._reason(why)) for rid, why in record.passed_over.items())
         )
         num_decode_tokens = sum([n for n, arm in zip(chunks["num_tokens"], chunks["arm"]) if arm == "decode"])
-        changes = pool.advance(record)
+        earlier, changes = pool.advance(record)
         num_pool_changes = self._extend(
             "pool",
             (
                 (block, state, -1 if owner is None else self._request(owner), min(references, 65535))
-                for block, state, owner, references in changes
+                for block, state, owner, references in (*earlier, *changes)
             ),
         )
         items = record.kernel.work_items if record.kernel else ()
@@ -309,6 +310,7 @@ class TraceColumns:
             "num_events": num_events,
             "num_passed_over": passed_over,
             "num_pool_changes": num_pool_changes,
+            "num_earlier_changes": len(earlier),
             "num_work_items": num_work_items,
         }
         for name, value in of_step.items():

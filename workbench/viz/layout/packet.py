@@ -16,6 +16,7 @@ import msgspec
 from workbench.base.on_demand import np
 from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
+from workbench.trace.readings.compare import is_simulated
 from workbench.trace.readings.computed_before import computed_before
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.run_zero import run_zero
@@ -29,7 +30,6 @@ from workbench.viz.layout.columns import (
     PROMPT_PREVIEW,
     TraceColumns,
 )
-from workbench.viz.layout.pool_changes import PoolChanges
 
 PACKET_VERSION = 1
 
@@ -107,6 +107,7 @@ def trace_facts(trace: Any) -> dict[str, Any]:
     layout = layout_of(trace.kv_cache_groups, trace.block_size)
     return {
         "source": trace.meta.source,
+        "is_simulated": is_simulated(trace),
         "config": dict(trace.meta.config),
         "model": dict(trace.meta.model),
         "versions": dict(trace.meta.versions),
@@ -153,7 +154,6 @@ def _start(trace: Any) -> dict[str, Any] | None:
         "other_tables": others,
         "waiting": [rid for rid in waiting if rid not in tables],
         "num_outputs": outputs_before(trace),
-        "num_pool": PoolChanges(trace).num_at_start,
         "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
         "ever_computed": computed_before(trace),
     }

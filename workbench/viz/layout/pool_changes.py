@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class BlockChange(NamedTuple):
-    """The state of a block after the scheduling of a step, if it differs from the step before.
+    """The new state of a block, after the scheduling of a step or at its end.
 
     Attributes:
         block: Physical block id.
@@ -34,7 +34,6 @@ class PoolChanges:
     Attributes:
         num_cached: Number of free blocks whose content is in the prefix cache, after the last step's scheduling.
         num_unused_slots: Number of KV slots in block tables that hold no token (internal fragmentation).
-        num_at_start: Number of blocks that are cached or in use before the first step.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -44,22 +43,22 @@ class PoolChanges:
         # Those in the free queue in its order: the first of them is evicted next.
         at_start = dict.fromkeys([*(block for block in self._blocks.free if block in cached), *cached, *holders])
         self._touched = self._blocks.touched = at_start
-        self.num_at_start = len(at_start)
         self.num_cached = self._blocks.num_cached_free
         self.num_unused_slots = self._blocks.num_unused_slots
 
-    def advance(self, record: StepRecord) -> list[BlockChange]:
-        """Apply a step and return the changed blocks; freed blocks stand in the order in which they were freed.
+    def advance(self, record: StepRecord) -> tuple[list[BlockChange], list[BlockChange]]:
+        """Apply a step; returns what had changed before it, and what its scheduling changed.
 
-        Before the changes of the first step stand the ``num_at_start`` blocks as they were before it.
+        The first are what the end of the step before gave back, and before the first step the blocks that are cached or
+        in use. Freed blocks stand in the order in which they were freed.
         """
-        at_start = self._changes() if self.num_at_start and not self._seen else []
+        earlier = self._changes()
         self._blocks.schedule(record)
         self.num_cached = self._blocks.num_cached_free
         self.num_unused_slots = self._blocks.num_unused_slots
         changes = self._changes()
         self._blocks.finish(record)
-        return at_start + changes
+        return earlier, changes
 
     def _changes(self) -> list[BlockChange]:
         """The blocks that have changed since the last call."""

@@ -70,6 +70,13 @@ export function showNumbers(element, { summary, other, end, pinned }) {
     h("tr", {}, h("th", { scope: "row" }, name), columns.map(([, of]) => cell(of(values))))
   );
   element.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  const without = rows.filter(([, { unit }]) => !unit).map(([name]) => name);
+  if (without.length) {
+    const have = `${without.join(" and ")} ${without.length > 1 ? "have" : "has"} no times`;
+    element.append(
+      h("p", {}, `${have}, and a step of B may hold more or less than one of A: only counts are compared.`),
+    );
+  }
   if (end === "stuck") element.append(h("p", {}, "Some requests can never be scheduled: the run ended without them."));
   if (end === "max_steps") element.append(h("p", {}, "The run was stopped after 20,000 steps."));
 }

@@ -28,15 +28,17 @@ function show({ type, target }) {
   tip.textContent = meanings.get(term);
   tip.hidden = false;
   const box = term.getBoundingClientRect(), { width, height } = tip.getBoundingClientRect();
-  const below = box.bottom + 6 + height <= innerHeight;
+  // Below the numbers that a heading is of, not over them.
+  const bottom = (term.closest("table") ?? term).getBoundingClientRect().bottom + 6;
   tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - width - 8))}px`;
-  tip.style.top = `${below ? box.bottom + 6 : Math.max(4, box.top - height - 6)}px`;
+  tip.style.top = `${bottom + height <= innerHeight ? bottom : Math.max(4, box.top - height - 6)}px`;
 }
 
 function hide() {
   tip.hidden = true;
 }
 
-for (const type of ["pointerover", "click", "focusin"]) addEventListener(type, show);
+// What comes to lie under a pointer that rests is not pointed at.
+for (const type of ["pointermove", "click", "focusin"]) addEventListener(type, show);
 addEventListener("scroll", hide, { passive: true });
 addEventListener("keydown", ({ key }) => key === "Escape" && hide());
