@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from workbench import CostModel, Trace, compare, simulate
-from workbench.analysis.check import MAX_ERROR
+from workbench.analysis.check import LITTLE, MAX_ERROR
 from workbench.analysis.fork import fork
 from workbench.analysis.pauses import without_pauses
 from workbench.analysis.predict import Predictor, comparing
@@ -19,7 +19,7 @@ from workbench.apps.cli import main
 from workbench.simulation.costs.fit import FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, number
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.viz.changed_run import LITTLE, changed_run, unit_of_changes
+from workbench.viz.changed_run import changed_run, terms_of_changes
 from workbench.viz.duel import settled
 from workbench.viz.feed import Feed
 from workbench.viz.layout.comparison import comparison_facts
@@ -73,7 +73,7 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
     assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", "max_num_batched_tokens=64"]) in (0, 2)
     told = capsys.readouterr()
     tuned, changed = asked(trace), changed_run(trace, lambda **changes: fork(trace, **changes), 0, {"max_num_seqs": 4})
-    assert unit_of_changes(trace) == ("steps" if grade == "steps" else "s")
+    assert terms_of_changes(trace) == ("steps" if grade == "steps" else "s", grade == "comparison")
     if grade == "steps":
         with pytest.raises(NoSeconds):
             comparing(trace)

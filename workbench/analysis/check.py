@@ -19,6 +19,9 @@ MAX_COMPARED_ERROR = 0.5
 LITTLE = 0.01
 """Relative error of a predicted value from which on it is told in percent."""
 
+ROUGH_DIFFERENCE = 0.1
+"""Relative difference of two predictions with a caution up to which not even its direction counts."""
+
 BOUNDED = ("ttft_mean", "tpot_mean", "e2e_mean")
 """Latencies that decide whether seconds are given."""
 
@@ -125,7 +128,7 @@ class Check:
             return ""
         return (
             f"{self._why}: compare the two predictions with each other, not with a clock. Of differences of more than "
-            "10%, rely on the direction, not on the size."
+            f"{ROUGH_DIFFERENCE:.0%}, rely on the direction, not on the size."
         )
 
     @property
@@ -189,9 +192,14 @@ class Check:
         return "\n".join([*check, *self.notes])
 
 
-def off_words(error: float) -> str:
-    """A relative error as text, marked if it is too large to rely on the value: "-64% (do not rely on it)"."""
-    off = f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%"
+def off_words(error: float, of: str = "") -> str:
+    """A relative error as text, marked if it is too large to rely on the value: "-64% for P99 ITL (do not rely on it)".
+
+    Args:
+        error: The error.
+        of: The value, to be named behind it.
+    """
+    off = (f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%") + (f" for {of}" if of else "")
     return f"{off} (do not rely on it)" if abs(error) > MAX_ERROR else off
 
 
