@@ -691,7 +691,7 @@ def test_a_duel_of_routers_in_seconds_stays_one_when_steps_are_noisy():
     routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 3}
     score = settled(trace, routers, "mean time to first token")
     assert not re.search(r"A [\d.]+ steps?, B", score.sentence)
-    values = [float(value) for value in re.findall(r"[AB] ([\d.]+) s", score.sentence)]
+    values = [float(value) for value in re.findall(r"[AB] ([\d.]+) m?s", score.sentence)]
     assert (1 - min(values) / max(values) < 0.1) == (score.winner == "neither") == ("is a tie here" in score.sentence)
     (told,) = [note for note in score.notes if note.startswith("Both sides are simulated")]
     assert "with times predicted from its own step costs" in told and caution[:-1] in told
