@@ -128,6 +128,8 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
     assert shown["mean TTFT"][0] != compare(trace, trace).measures[0].values()[0], "the control: not the recorded mean"
     weighed = {word: name for name, word in WORDS.items()} | {"longest TTFT": "ttft_max", "longest pause": "itl_max"}
     assert shown.keys() <= {*weighed, "output tokens per s"}, "every row of the table is weighed"
+    for word in ("longest TTFT", "longest pause"):
+        assert (word in shown) == (word in header["comparison"]["verdict"]), "the table has what the sentence names"
     shares = {words: after[name].value / before[name].value - 1 for words, name in weighed.items()}
     rate, gain = "output tokens per s", before["output_throughput"].value / after["output_throughput"].value - 1
     for word, sign in {"worse: ": 1, "better: ": -1}.items():

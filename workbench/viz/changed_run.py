@@ -124,7 +124,10 @@ def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float 
 
 
 def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
-    """The measures of a comparison with their ranges, and its verdict, in place of those of two traces."""
+    """The measures of a comparison with their ranges, and its verdict, in place of those of two traces.
+
+    The longest times are among the measures only if the verdict names them.
+    """
     rows, weighed = [], []
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
@@ -133,12 +136,12 @@ def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
             found = after[name]
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
             weighed.append(measure)
-            if words in _LONGEST:  # those of the requests below
-                continue
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
-    return {"measures": rows, "verdict": nothing or extremes(weighed)}
+    verdict = nothing or extremes(weighed)
+    rows = [row for row in rows if row[0] not in _LONGEST or row[0] in verdict]
+    return {"measures": rows, "verdict": verdict}
 
 
 def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:
