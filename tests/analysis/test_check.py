@@ -123,7 +123,7 @@ def test_a_target_that_no_setting_meets_gets_the_closest(recording):
     tuning = recording.tune("ttft_p99=1ms", grid={"max_num_seqs": [2, 4, 8]}, num_draws=2)
     assert tuning.verdict == "misses" and set(tuning.misses) == {"ttft_p99"}
     said = repr(tuning)
-    assert f"misses ttft_p99 by {tuning.misses['ttft_p99']:.0%}" in said
+    assert tuning.misses["ttft_p99"] > 1 and "misses ttft_p99 (" in said
     assert "closest: " in said and "take: " not in said
     assert "check, the recorded setting predicted: " in said and "hit_rate" in said
 

@@ -168,7 +168,7 @@ def test_a_target_that_the_recorded_setting_meets_too_is_no_reason_to_change_it(
     far, near = (recording.tune({name: limit}, grid=grid, num_draws=3) for limit in (100.0, highest))
     for tuning in (far, near):
         assert tuning.best.changes == {"max_num_seqs": 32} and tuning.verdict == "meets"
-        also = "so does the setting of now" in repr(tuning)
+        also = "; the recorded setting met it: ttft_p99 " in " ".join(repr(tuning).split())
         assert also == (tuning.current.prediction[name].high <= tuning.slo[name]) == (tuning is far)
         assert tuning.words_of_best == ("best" if also else "take"), "nobody is told to take what is not needed"
 
@@ -457,10 +457,82 @@ def test_nobody_is_told_to_take_a_setting_that_is_worse_than_the_recorded_one(re
     """Few changes do not justify it: of two settings that cannot be told apart, one is worse than now."""
     predictor = Told(recording, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
     grid = {"max_num_seqs": [8, 7], "num_blocks": [4000, 300]}
-    tuning = recording.tune("ttft_p99=900ms", grid=grid, predictor=predictor, cost_model=predictor.model)
-    assert len(tuning.runners_up) == 2 and tuning.current.score == pytest.approx(1 / 0.9)
+    tuning = recording.tune("ttft_p99=1ms", grid=grid, predictor=predictor, cost_model=predictor.model)
+    assert len(tuning.runners_up) == 2 and tuning.current.score == pytest.approx(1000)
     assert tuning.best.changes == {"max_num_seqs": 7, "num_blocks": 300}, tuning
     assert tuning.best.score < tuning.current.score
+
+
+class FarOff(Predictor):
+    """Predicts a third of every TTFT: what it says of a target of TTFT cannot be relied on."""
+
+    def predict_all(self, settings, **options):
+        return [self._told(each) for each in super().predict_all(settings, **options)]
+
+    @property
+    def unchanged(self):
+        return self._told(super().unchanged)
+
+    @property
+    def check(self):
+        check = super().check
+        return replace(check, unchanged={**check.unchanged, "ttft_p99": check.measured["ttft_p99"] / 3})
+
+    def _told(self, prediction):
+        value = values_of(self.trace)["ttft_p99"] / (6 if prediction.changes else 3)
+        return replace(
+            prediction,
+            intervals=dict(prediction.intervals) | {"ttft_p99": Interval(value, value * 0.9, value * 1.1)},
+            draws=dict(prediction.draws) | {"ttft_p99": [value] * 3},
+        )
+
+
+def test_a_value_that_cannot_be_relied_on_decides_nothing(recording):
+    predictor = FarOff(recording, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
+    now = predictor.check.measured["ttft_p99"]
+    options = {"grid": {"max_num_seqs": [8, 7]}, "predictor": predictor, "cost_model": predictor.model}
+    tuning = recording.tune({"ttft_p99": now * 0.9}, **options)
+    assert tuning.best.changes and tuning.best.prediction["ttft_p99"].high < now * 0.9
+    assert (tuning.verdict, tuning.words_of_best) == ("cannot tell", "perhaps")
+    facts = tuning_facts(tuning)
+    for said in (" ".join(repr(tuning).split()), " ".join([facts["verdict"], *facts["notes"]])):
+        assert "is off by: ttft_p99 -67% (do not rely on it)" in said
+        assert "cannot tell whether it meets the target: its predictions are too far off (ttft_p99 -67%)" in said
+        assert "take:" not in said and "whole interval" not in said
+    kept, far = (recording.tune({"ttft_p99": limit}, **options) for limit in (now * 1.01, now / 100))
+    assert kept.best is kept.current and kept.words_of_best == "keep" and far.verdict == "misses"
+
+
+@pytest.mark.parametrize("other", [(0.4, 1.2), (0.4, 0.5)], ids=["may miss", "meets"])
+def test_the_recorded_setting_that_met_the_target_is_kept_unless_another_surely_meets_it(recording, other):
+    now = values_of(recording)["ttft_p99"]
+    low, high = other
+
+    class Better(Told):
+        @property
+        def check(self):
+            check = super().check
+            return replace(check, unchanged={**check.unchanged, "ttft_p99": now})
+
+        def _told(self, prediction):
+            better = bool(prediction.changes)
+            interval = Interval(0.45 * now, low * now, high * now) if better else Interval(now, 0.9 * now, 1.3 * now)
+            intervals = dict(prediction.intervals) | {"ttft_p99": interval}
+            return replace(
+                prediction, intervals=intervals, draws=dict(prediction.draws) | {"ttft_p99": [interval.value] * 3}
+            )
+
+    predictor = Better(recording, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
+    options = {"grid": {"max_num_seqs": [8, 7]}, "predictor": predictor, "cost_model": predictor.model}
+    tuning = recording.tune({"ttft_p99": now * 1.1}, **options)
+    said, recorded = " ".join(repr(tuning).split()), f"recorded {shown('ttft_p99', now)}"
+    values = [one["values"]["ttft_p99"] for one in tuning_facts(tuning)["candidates"]]
+    assert bool(tuning.best.changes) == (high < 1), tuning
+    met = f"the recorded setting met it: ttft_p99 {shown('ttft_p99', now)}"
+    kept = f"met the target when it was recorded (ttft_p99 {shown('ttft_p99', now)})"
+    assert (met if tuning.best.changes else kept) in said
+    assert [recorded in each for each in values] == ([True, False] if high > 1 else [False, True]), values
+    assert recorded in said and "cannot tell" not in said
 
 
 def test_a_closest_setting_is_only_called_so_if_no_other_has_a_better_value(recording):

@@ -1,6 +1,7 @@
 """Other loads: copies are other users, who come at other times, with their own prompts, and wait for their answers."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -152,6 +153,10 @@ def test_each_load_without_an_answer_has_its_closest_layout(demand):
         assert line.endswith(f"closest: {row.replicas} replicas, whose worst value is {row.score:.3g} times its limit")
         assert said[place].split()[1] != "-"
         assert line.startswith(f"at {load}x none of 1, 2 replicas meets the target, and no number can: even with a ")
+    first = curve.points[0]
+    better = replace(first, closest=replace(first.closest, score=first.alone.score * 0.9))
+    [line] = [line for line in repr(replace(curve, points=(better,))).splitlines() if line.startswith("at 1x")]
+    assert "and no number can: a replica for each request is no better; closest: " in line and "missed (" not in line
     alone = max(each.values["ttft_p99"] for each in (point.alone for point in curve.points))
     busy = load_curve(Demand.read(demand), [3.0], {"ttft_p99": 1.3 * alone}, max_replicas=1)
     [line] = [line for line in repr(busy).splitlines() if line.startswith("at 3x")]

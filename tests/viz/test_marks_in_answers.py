@@ -401,6 +401,11 @@ def test_comparison(name, same):
     changes += [("most KV blocks in use", *(each.num_blocks - 1 - min(r.free_blocks for r in each.records)
                                             for each in facts))] if not timed else []  # fmt: skip
     said = found["verdict"].split("; ")
+    shown = {row[0]: row[1:3] for row in found["measures"]}
+    for name in ("longest TTFT", "longest pause"):
+        assert (name in shown) == (name in found["verdict"]), "the table has what the sentence names"
+        if name in shown:
+            assert near(" ".join(shown[name]), " ".join(spoken(value, timed) for value in weighed[name]))
     if same:
         assert said == ["nothing changes, every step is as before"]
         return

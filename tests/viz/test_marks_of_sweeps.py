@@ -247,5 +247,7 @@ def test_the_picture_of_an_answer_has_the_axes_of_its_front_and_says_what_filled
     facts = tuning_facts(tuning)
     listed = " and ".join([*([", ".join(goals)] if goals else []), "output_throughput"])
     assert f"at least as good in {listed}." in facts["alt"]
+    for (word, one), row in zip(tuning.named, facts["candidates"], strict=True):
+        assert row["words"] == word + " (cannot tell from the first)" * one.same_as_best
     assert all(RING not in picture for picture in facts["pictures"]), "all points would have one, which says nothing"
     assert "Filled: no other setting here" in facts["key"] and len(facts["pictures"]) == len(panels)

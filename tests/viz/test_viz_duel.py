@@ -357,7 +357,7 @@ def test_a_duel_in_seconds_is_one_of_two_predictions_and_says_how_far_that_of_th
     recorded = measured([trace], measure)
     assert shown(recorded, measure, True) != told[0], "the control: the recorded value is another one"
     (note,) = score["notes"]
-    assert note.startswith("Both sides are predicted")
+    assert note.startswith("Both sides are predicted") and "ranges" not in note, "its values have none"
     if sigma < 0.5:
         assert note.endswith(f"is off by {sides[0] / recorded - 1:+.0%}.")
     else:
@@ -372,11 +372,46 @@ def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predi
     teacher = Feed(engine, room=room)
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
-    monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "steps")
+    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace: ("steps", False))
     put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
     assert f"A {len(engine.trace)} steps, B " in teacher.status()["class"]["score"]["sentence"]
+
+
+@pytest.mark.parametrize("ratio", [0.92, 0.8])
+@pytest.mark.parametrize("kind", ["asked with it", "since then", "none", "hit rate"])
+def test_with_a_caution_less_than_it_names_is_a_tie_and_the_class_knows_before_the_bet(kind, ratio, monkeypatch):
+    measure = "hit rate of prompt tokens" if kind == "hit rate" else "mean time to first token"
+    monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
+    engine, room = Engine(run(3, False)), Classroom()
+    while engine.step():
+        pass
+    teacher = Feed(engine, room=room)
+    teacher.confirm()
+    teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
+    monkeypatch.setattr(
+        "workbench.viz.feed.terms_of_changes", lambda trace: ("s", kind in ("asked with it", "hit rate"))
+    )
+    caution = "Compare the two." if kind in ("since then", "hit rate") else ""
+    monkeypatch.setattr(
+        "workbench.viz.feed.changed_run",
+        lambda trace, fork, at, changes: Changed(trace, {}, trace, caution, ({"ttft_mean": 1.0}, {"ttft_mean": ratio})),
+    )
+    put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": measure})
+    is_told = "A difference of less than 10% is a tie here." in teacher.status()["class"]["question"]["text"]
+    assert is_told == (kind == "asked with it")
+    teacher.handle({"name": "settle", "args": {}})
+    teacher.update(View())
+    score = teacher.status()["class"]["score"]
+    if kind == "hit rate":  # of the same run, and no time: nothing is rough in it
+        assert score["winner"] == "neither" and "less than" not in score["sentence"]
+        return
+    is_tie = ratio > 0.9 and kind != "none"
+    assert score["winner"] == ("neither" if is_tie else "B")
+    assert score["sentence"].endswith(
+        "Neither wins: a difference of less than 10% is a tie here." if is_tie else "B wins."
+    )
 
 
 def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
@@ -387,7 +422,7 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     teacher = Feed(engine, room=room)
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
-    monkeypatch.setattr("workbench.viz.feed.unit_of_changes", lambda trace: "s")
+    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace: ("s", False))
     monkeypatch.setattr(
         "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: Changed(trace, {"no_times": "wild"})
     )
@@ -540,7 +575,7 @@ def test_a_trend_of_the_run_begins_anew_on_each_side(monkeypatch):
     num_rows = sum(record.num_tokens for record in trace)
     predictor._drift = Drift(change=-1.6, center=0.5, num_rows=num_rows)
     monkeypatch.setattr("workbench.analysis.predict.comparing", lambda *_: predictor)
-    a, b, clock, _ = _sides(trace, {"a": "sticky", "b": "sticky", "replicas": 3}, "s")
+    a, b, clock, *_ = _sides(trace, {"a": "sticky", "b": "sticky", "replicas": 3}, "s")
     assert clock == ""
     lengths = [[metrics(each).summary.duration for each in side.traces if len(each)] for side in (a, b)]
     assert lengths[0] == lengths[1]
@@ -635,7 +670,7 @@ def test_the_sides_of_a_duel_of_routers_begin_as_the_run_did(pause):
 
     predictor = comparing(trace)
     expected = {name: each.ttft.seconds for name, each in metrics(predictor.simulate()).requests.items()}
-    side, _, clock, told = _sides(trace, {"a": "round_robin", "b": "sticky", "replicas": 1}, "s")
+    side, _, clock, told, _ = _sides(trace, {"a": "round_robin", "b": "sticky", "replicas": 1}, "s")
     (alone,) = side.traces
     assert not clock and [chunk.request_id for chunk in alone[0].chunks] == [c.request_id for c in trace[0].chunks]
     found = {name: each.ttft.seconds for name, each in metrics(alone).requests.items()}
@@ -656,6 +691,8 @@ def test_a_duel_of_routers_in_seconds_stays_one_when_steps_are_noisy():
     routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 3}
     score = settled(trace, routers, "mean time to first token")
     assert not re.search(r"A [\d.]+ steps?, B", score.sentence)
+    values = [float(value) for value in re.findall(r"[AB] ([\d.]+) m?s", score.sentence)]
+    assert (1 - min(values) / max(values) < 0.1) == (score.winner == "neither") == ("is a tie here" in score.sentence)
     (told,) = [note for note in score.notes if note.startswith("Both sides are simulated")]
     assert "with times predicted from its own step costs" in told and caution[:-1] in told
     told = settled(noisy(1, 4.0), routers, "mean time to first token").notes[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,12 @@ MAX_ERROR = 0.2
 
 MAX_COMPARED_ERROR = 0.5
 """The same for a comparison of two predictions, of which the sign of a difference counts."""
+
+LITTLE = 0.01
+"""Relative error of a predicted value from which on it is told in percent."""
+
+ROUGH_DIFFERENCE = 0.1
+"""Relative difference of two predictions with a caution up to which not even its direction counts."""
 
 BOUNDED = ("ttft_mean", "tpot_mean", "e2e_mean")
 """Latencies that decide whether seconds are given."""
@@ -78,6 +84,10 @@ class Check:
             if known and name in self.unchanged and name not in COUNTS
         }
 
+    def unreliable(self, names: Iterable[str]) -> list[str]:
+        """Those of the names whose prediction of the recorded setting is off by more than MAX_ERROR."""
+        return [name for name in names if abs(self.errors.get(name, 0.0)) > MAX_ERROR]
+
     @property
     def worst(self) -> tuple[str, float] | None:
         """The latency of ``BOUNDED`` with the largest error, and this error; None if none was measured."""
@@ -118,7 +128,7 @@ class Check:
             return ""
         return (
             f"{self._why}: compare the two predictions with each other, not with a clock. Of differences of more than "
-            "10%, rely on the direction, not on the size."
+            f"{ROUGH_DIFFERENCE:.0%}, rely on the direction, not on the size."
         )
 
     @property
@@ -180,6 +190,17 @@ class Check:
         until = " until the recording ended" if self.is_cut else ""
         check = [f"check, the recorded setting predicted{until}: {', '.join(pairs)}"] if pairs else []
         return "\n".join([*check, *self.notes])
+
+
+def off_words(error: float, of: str = "") -> str:
+    """A relative error as text, marked if it is too large to rely on the value: "-64% for P99 ITL (do not rely on it)".
+
+    Args:
+        error: The error.
+        of: The value, to be named behind it.
+    """
+    off = (f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%") + (f" for {of}" if of else "")
+    return f"{off} (do not rely on it)" if abs(error) > MAX_ERROR else off
 
 
 def shown(name: str, value: float) -> str:

@@ -139,6 +139,7 @@ def tune(
     server = Server.of(predictor.trace)
     recorded = predictor.check.measured
     current = _candidate({}, predictor.unchanged, limits, server)
+    current_verdict = _verdict(current.prediction, limits, predictor.check, recorded)
     # Settings that do nothing here score exactly like another one with fewer changes.
     chosen: dict[float, dict[str, Any]] = {score(current.prediction.outcome.values, limits): {}}
     for points, changes in scored:
@@ -146,19 +147,27 @@ def tune(
             chosen.setdefault(points, changes)
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
     finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
-    first = min(finalists, key=lambda candidate: candidate.score)
+    # A setting that meets the target is not given up for one that may miss it, or that may be no better.
+    allowed = [
+        c
+        for c in finalists
+        if c is current
+        or current_verdict != "meets"
+        or (_verdict(c.prediction, limits, predictor.check, {}) == "meets" and _surely_better(c, current, limits))
+    ]
+    first = min(allowed, key=lambda candidate: candidate.score)
     # Few changes do not justify a setting that is further from the target than the recorded one.
-    equals = [c for c in finalists if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
+    equals = [c for c in allowed if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
     best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
-    runners_up = tuple(replace(c, same_as_best=not _surely_better(best, c, limits)) for c in others_left)
+    runners_up = tuple(replace(c, same_as_best=_cannot_be_told(best, c, limits)) for c in others_left)
     return Tuning(
         slo=limits,
         best=best,
         current=current,
         runners_up=runners_up,
         verdict=_verdict(best.prediction, limits, predictor.check, recorded if best is current else {}),
-        current_verdict=_verdict(current.prediction, limits, predictor.check, recorded),
+        current_verdict=current_verdict,
         losers=_losers(current.prediction.outcome.e2e, best.prediction.outcome.e2e) if best is not current else (),
         rows=tuple(mark_front(rows, list(limits))),
         check=predictor.check,
@@ -185,10 +194,16 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -
     return fmean(wins) >= 0.85 if wins else one.score < other.score
 
 
+def _cannot_be_told(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
+    """Whether neither of two settings is surely better than the other."""
+    return not (_surely_better(one, other, slo) or _surely_better(other, one, slo))
+
+
 def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, recorded: Mapping[str, float]) -> str:
     """The target against a record or, without one, against an interval.
 
-    Predictions with a caution miss a target only if the interval, moved by MAX_COMPARED_ERROR, still misses it.
+    With a caution, or for a value that cannot be relied on, the target is never met by a prediction, and missed only if
+    the interval, moved by MAX_COMPARED_ERROR, still misses it.
 
     Args:
         prediction: The prediction.
@@ -199,19 +214,17 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, rec
     if recorded.keys() >= slo.keys() and not check.is_cut:
         return "meets" if score(recorded, slo) <= 1 else "misses"
 
-    def ratios(end: str) -> float:
-        values = {}
-        for name in slo:
-            interval = prediction.intervals.get(name, Interval(math.nan, math.nan, math.nan))
-            is_maximum = name != "output_throughput"
-            values[name] = getattr(interval, end if is_maximum else {"low": "high", "high": "low"}[end])
-        return score(values, slo)
+    rough = slo.keys() if check.caution else check.unreliable(slo)
 
-    if check.caution:
-        return "misses" if ratios("low") > 1 + MAX_COMPARED_ERROR else "cannot tell"
-    if ratios("high") <= 1:
-        return "meets"
-    return "misses" if ratios("low") > 1 else "cannot tell"
+    def ratio(name: str, end: str) -> float:
+        interval = prediction.intervals.get(name, Interval(math.nan, math.nan, math.nan))
+        is_maximum = name != "output_throughput"
+        value = getattr(interval, end if is_maximum else {"low": "high", "high": "low"}[end])
+        return score({name: value}, {name: slo[name]})
+
+    if any(ratio(name, "low") > 1 + MAX_COMPARED_ERROR * (name in rough) for name in slo):
+        return "misses"
+    return "cannot tell" if rough or any(ratio(name, "high") > 1 for name in slo) else "meets"
 
 
 def _losers(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:

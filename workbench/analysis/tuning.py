@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.analysis.check import COUNTS, MAX_ERROR, Check, shown
+from workbench.analysis.check import COUNTS, Check, off_words, shown
 from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
@@ -169,14 +169,32 @@ class Tuning:
     @property
     def errors_sentence(self) -> str:
         """The errors of the values of the target as a sentence; "" if none was measured."""
-        off = ", ".join(f"{name} {self.errors[name]:+.0%}" for name in self.slo if name in self.errors)
+        off = ", ".join(f"{name} {off_words(self.errors[name])}" for name in self.slo if name in self.errors)
         return f"the prediction of the recorded setting is off by: {off}" if off else ""
+
+    @property
+    def recorded(self) -> Mapping[str, float]:
+        """The values of the target as they were recorded; empty if one was not, or if requests had not ended."""
+        known = {} if self.check.is_cut else self.check.measured
+        return {name: known[name] for name in self.slo} if known.keys() >= self.slo.keys() else {}
+
+    def shown_values(self, candidate: Candidate) -> dict[str, str]:
+        """The values of the target as texts: predicted with intervals, and those recorded of the recorded setting."""
+        texts = candidate.shown_values(self.slo)
+        known = self.recorded if candidate is self.current else {}
+        return {
+            name: text + (f", recorded {shown(name, known[name])}" if known else "") for name, text in texts.items()
+        }
+
+    @property
+    def _met_words(self) -> str:
+        """The recorded values of the target, such as "ttft_p99 17.2 s"."""
+        return ", ".join(f"{name} {shown(name, value)}" for name, value in self.recorded.items())
 
     @property
     def _judged(self) -> Mapping[str, float]:
         """The values of the chosen setting that its verdict is about: recorded ones if there are any."""
-        known = self.check.measured if self.best is self.current and not self.check.is_cut else {}
-        return known if known.keys() >= self.slo.keys() else self.best.values
+        return (self.recorded if self.best is self.current else {}) or self.best.values
 
     @property
     def misses(self) -> dict[str, float]:
@@ -193,7 +211,7 @@ class Tuning:
     def _misses_words(self) -> str:
         """The same as text, such as "ttft_p99 by 34% (1.2 s, limit 900 ms)"; a share of 100% or more is left out."""
         values = self._judged
-        recorded = "recorded " if values is self.check.measured else ""
+        recorded = "recorded " if self.best is self.current and self.recorded else ""
         return ", ".join(
             f"{name}{f' by {miss:.0%}' * (miss < 1)} ({recorded}{shown(name, values[name])}, limit "
             f"{shown(name, self.slo[name])})"
@@ -215,12 +233,12 @@ class Tuning:
         """
         if self.verdict == "misses":
             return "closest" if self.is_closest else "best"
+        if self.verdict == "meets" and self.best is self.current:
+            return "keep"
         if self.check.caution:
             return "best"
         if self.verdict == "cannot tell":
             return "perhaps"
-        if self.best is self.current:
-            return "keep"
         return "best" if self.current_verdict == "meets" else "take"
 
     @property
@@ -291,8 +309,8 @@ class Tuning:
         Values whose prediction of the recorded setting is too far off to be relied on are left out.
         """
         before, after = (each.prediction.intervals for each in (self.current, self.best))
-        relied = [name for name in _PRICES if abs(self.errors.get(name, 0.0)) <= MAX_ERROR]
-        names = [name for name in relied if name in before and name in after]
+        unreliable = self.check.unreliable(_PRICES)
+        names = [name for name in _PRICES if name not in unreliable and name in before and name in after]
         pairs = {name: (before[name].value, after[name].value) for name in names}
         return {
             name: (old, new)
@@ -310,8 +328,8 @@ class Tuning:
     def verdict_sentence(self) -> str:
         """The verdict as a sentence."""
         caution = f". {self.check.caution.removesuffix('.')}" if self.check.caution else ""
-        if self.verdict == "meets" and self._judged is self.check.measured:
-            return f"met the target when it was recorded{caution}"
+        if self.verdict == "meets" and self.best is self.current and self.recorded:
+            return f"met the target when it was recorded ({self._met_words}){caution}"
         if caution:
             words = f"misses {self._misses_words}" if self.verdict == "misses" else ""
             return f"{words or 'cannot tell whether it meets the target'}{caution}"
@@ -324,8 +342,25 @@ class Tuning:
                 else "none is surely closer than this one"
             )
             return f"misses {self._misses_words}; no setting of the sweep meets the target, and {closest}"
-        also = self.best is not self.current and self.verdict == self.current_verdict == "meets"
-        return _VERDICTS[self.verdict] + (", and so does the setting of now" if also else "")
+        if unreliable := self.check.unreliable(self.slo):
+            off = ", ".join(f"{name} {self.errors[name]:+.0%}" for name in unreliable)
+            return f"cannot tell whether it meets the target: its predictions are too far off ({off})"
+        if self.best is self.current or self.verdict != "meets" or self.current_verdict != "meets":
+            return _VERDICTS[self.verdict]
+        also = (
+            f"; the recorded setting met it: {self._met_words}" if self.recorded else ", and so does the setting of now"
+        )
+        return _VERDICTS[self.verdict] + also
+
+    def _lines_of(self, words: str, candidate: Candidate) -> list[str]:
+        """A setting as lines of text."""
+        changes = settings_text(candidate.changes) or "the recorded setting, predicted"
+        lines = [f"{words}: {changes}"]
+        lines += [f"  {name} {text}" for name, text in self.shown_values(candidate).items()]
+        intervals = candidate.prediction.intervals
+        others = [name for name in ("output_throughput", *COUNTS) if name in intervals and name not in self.slo]
+        lines.append("  " + ", ".join(f"{name} {shown(name, intervals[name].value)}" for name in others))
+        return lines + [f"  {note}" for note in candidate.prediction.notes]
 
     def _repr_html_(self) -> str | None:
         return picture("Tuning", self)
@@ -333,7 +368,7 @@ class Tuning:
     def __repr__(self) -> str:
         lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
         lines += [self.errors_sentence] if self.errors_sentence else []
-        lines += _candidate_lines(self.words_of_best, self.best, self.slo)
+        lines += self._lines_of(self.words_of_best, self.best)
         if self.best.changes:
             command = f"  {self.best.server.command(self.best.changes)}".rstrip()
             lines += folded_command(command, terminal_width())
@@ -341,10 +376,10 @@ class Tuning:
         lines += [f"  {self.costs_sentence}"] if self.costs else []
         lines += [f"  {self.losers_sentence}"] if self.losers else []
         if self.best.changes:
-            lines += _candidate_lines("now", self.current, self.slo)
+            lines += self._lines_of("now", self.current)
         for candidate in self.runners_up:
             words = "cannot tell from the first" if candidate.same_as_best else "next"
-            lines += _candidate_lines(words, candidate, self.slo)
+            lines += self._lines_of(words, candidate)
         notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
         lines += [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
         return wrapped_text("\n".join(lines), terminal_width())
@@ -354,16 +389,6 @@ _VERDICTS = {
     "meets": "meets the target with its whole interval",
     "cannot tell": "cannot tell whether it meets the target: the limit lies inside the interval",
 }
-
-
-def _candidate_lines(words: str, candidate: Candidate, slo: Mapping[str, float]) -> list[str]:
-    changes = settings_text(candidate.changes) or "the recorded setting, predicted"
-    lines = [f"{words}: {changes}"]
-    lines += [f"  {name} {text}" for name, text in candidate.shown_values(slo).items()]
-    intervals = candidate.prediction.intervals
-    others = [name for name in ("output_throughput", *COUNTS) if name in intervals and name not in slo]
-    lines.append("  " + ", ".join(f"{name} {shown(name, intervals[name].value)}" for name in others))
-    return lines + [f"  {note}" for note in candidate.prediction.notes]
 
 
 def mark_front(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:

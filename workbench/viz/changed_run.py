@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from workbench.analysis.intervals import Prediction
     from workbench.analysis.predict import Predictor
 
-BOTH = (
-    "Both sides are predicted from this run's own step costs, each by one simulation. The ranges come from several "
-    "more, in which steps vary as those of this run did."
-)
+BOTH = "Both sides are predicted from this run's own step costs, each by one simulation."
+
+_RANGES = "The ranges come from several more, in which steps vary as those of this run did."
 
 AT_WORK = "time at work"
 """The name of a value that only these views have: the duration without idle time."""
@@ -25,9 +24,6 @@ AT_WORK = "time at work"
 _TIMES = {"mean TTFT": "ttft_mean", "P99 TTFT": "ttft_p99", "mean ITL": "itl_mean", "P99 ITL": "itl_p99"}
 
 _LONGEST = {"longest TTFT": "ttft_max", "longest pause": "itl_max"}
-
-LITTLE = 0.01
-"""Relative error of a predicted measure from which on it is told."""
 
 
 class Changed(NamedTuple):
@@ -55,17 +51,19 @@ class Changed(NamedTuple):
     limits: str = ""
 
 
-def unit_of_changes(trace: Trace) -> str:
-    """The unit in which `changed_run` would answer now: "s", or "steps" if times cannot be predicted."""
+def terms_of_changes(trace: Trace) -> tuple[str, bool]:
+    """The unit in which `changed_run` would answer now, and whether it would with a caution.
+
+    The unit is "s", or "steps" if times cannot be predicted.
+    """
     from workbench.analysis.predict import comparing
 
     if not len(trace) or not trace[-1].end or trace[0].step:
-        return "steps"
+        return "steps", False
     try:
-        comparing(trace)
+        return "s", bool(comparing(trace).check.caution)
     except (ValueError, TraceError):
-        return "steps"
-    return "s"
+        return "steps", False
 
 
 def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]) -> Changed:
@@ -126,7 +124,10 @@ def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float 
 
 
 def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
-    """The measures of a comparison with their ranges, and its verdict, in place of those of two traces."""
+    """The measures of a comparison with their ranges, and its verdict, in place of those of two traces.
+
+    The longest times are among the measures only if the verdict names them.
+    """
     rows, weighed = [], []
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
@@ -135,18 +136,18 @@ def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
             found = after[name]
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
             weighed.append(measure)
-            if words in _LONGEST:  # those of the requests below
-                continue
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
-    return {"measures": rows, "verdict": nothing or extremes(weighed)}
+    verdict = nothing or extremes(weighed)
+    rows = [row for row in rows if row[0] not in _LONGEST or row[0] in verdict]
+    return {"measures": rows, "verdict": verdict}
 
 
 def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:
     """The origin of both predictions, their limits, and the error of the unchanged one or the way to read them."""
     loops = predictor.loops.sentence
-    return " ".join(filter(None, (BOTH, limits, trust_words(predictor, errors), loops and f"{loops}.")))
+    return " ".join(filter(None, (BOTH, _RANGES, limits, trust_words(predictor, errors), loops and f"{loops}.")))
 
 
 def limits_of(changed: Prediction, predictor: Predictor) -> str:
@@ -173,18 +174,11 @@ def trust_words(predictor: Predictor, errors: Mapping[str, float]) -> str:
         predictor: Predicts the run.
         errors: The relative errors by name, see `with_work`.
     """
-    from workbench.analysis.check import COMPARED, WORDS
+    from workbench.analysis.check import COMPARED, LITTLE, WORDS, off_words
 
     if caution := predictor.check.caution:
         return caution
     words = {**{name: WORDS[name] for name in COMPARED}, AT_WORK: AT_WORK}
     far = {name: errors[name] for name in words if abs(errors.get(name, 0.0)) >= LITTLE}
-    off = ", ".join(f"{error:+.0%} for {words[name]}{mark_of(error)}" for name, error in far.items())
+    off = ", ".join(off_words(error, words[name]) for name, error in far.items())
     return f"Of the run as it was, the prediction is off by {off or 'less than 1%'}."
-
-
-def mark_of(error: float) -> str:
-    """The mark of a value whose prediction is too far off, with a space before it; "" for others."""
-    from workbench.analysis.check import MAX_ERROR
-
-    return " (do not rely on it)" if abs(error) > MAX_ERROR else ""

@@ -17,7 +17,7 @@ from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
 from workbench.trace.readings.two_sides import BOUNDS, UNEQUAL, has_unequal_steps
 from workbench.trace.trace import Trace
-from workbench.viz.changed_run import AT_WORK, BOTH, LITTLE, mark_of
+from workbench.viz.changed_run import AT_WORK, BOTH
 from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workbench.viz.changed_run import Changed
 
 SIDES = ("A", "B", "neither")
-"""The bets: this run, the other one, or both within TIE of each other."""
+"""The bets: this run, the other one, or a tie, see `tie_of`."""
 
 REFUSED = (
     f"{UNEQUAL}, so they cannot settle this duel: choose the hit rate as the measure, change another setting, or give "
@@ -34,7 +34,7 @@ REFUSED = (
 """Why steps do not settle a duel between two values of a setting that bounds what a step holds."""
 
 TIE = 0.01
-"""Relative difference up to which neither side wins."""
+"""Relative difference up to which neither side wins, unless `tie_of` says more."""
 
 Side = Sequence[Trace]
 """The traces of one side: one, or one for each replica of a fleet."""
@@ -153,6 +153,7 @@ def question(
     routers: Mapping[str, Any] | None = None,
     unit: str = "s",
     now: Mapping[str, Any] | None = None,
+    is_rough: bool = False,
 ) -> str:
     """The question to the class.
 
@@ -162,6 +163,7 @@ def question(
         routers: The routers of both sides and the number of replicas (`workbench.viz.router_duel`), instead of changes.
         unit: Unit in which the duel will be settled: "s" or "steps".
         now: The settings of this run.
+        is_rough: Whether predictions of this run have a caution.
 
     Raises:
         ValueError: There is no change, no such measure, or the duel cannot be settled.
@@ -172,6 +174,8 @@ def question(
     which = f"Which has the {MEASURES[measure].better} {measure}?"
     if unit == "steps" and is_time(measure):
         which += " Steps count, not seconds."
+    if (tie := tie_of(measure, unit, is_rough)) > TIE:
+        which += f" A difference of less than {tie:.0%} is a tie here."
     if routers is not None:
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
     if not changes:
@@ -186,12 +190,25 @@ def is_time(measure: str) -> bool:
     return MEASURES[measure].words is not _percent_words
 
 
+def tie_of(measure: str, unit: str, is_rough: bool) -> float:
+    """The relative difference up to which neither side wins: of times with a caution, the one that it names.
+
+    Args:
+        measure: See MEASURES.
+        unit: Unit in which the duel is settled: "s" or "steps".
+        is_rough: Whether the predictions have a caution.
+    """
+    from workbench.analysis.check import ROUGH_DIFFERENCE
+
+    return ROUGH_DIFFERENCE if is_rough and unit == "s" and is_time(measure) else TIE
+
+
 def are_unequal(a: Side, b: Side) -> bool:
     """Whether a number of steps of one side lasts another time than as many of the other: see `has_unequal_steps`."""
     return any(has_unequal_steps(one, other) for one in a for other in b)
 
 
-def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
+def settled(trace: Trace, changed: Changed, measure: str, unit: str, is_rough: bool = False) -> Score:
     """The end of a duel of a run and a change of it: of two predictions, if times can be predicted.
 
     Args:
@@ -199,6 +216,7 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
         changed: The run with the change.
         measure: See MEASURES.
         unit: The unit that the question was asked in.
+        is_rough: Whether the question was asked with a wider tie, which then counts also if the caution is gone.
 
     Raises:
         ValueError: See `outcome`.
@@ -211,16 +229,18 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str) -> Score:
         trust = changed.caution or _error_of(changed, measure)
         notes.append(" ".join(filter(None, (BOTH, changed.limits, trust))))
     values = changed.values if unit == "s" else None
-    return Score(*outcome(a, b, measure, unit=unit, predicted=values), tuple(notes))
+    tie = tie_of(measure, unit, is_rough or bool(changed.caution))
+    return Score(*outcome(a, b, measure, unit=unit, predicted=values, tie=tie), tuple(notes))
 
 
 def _error_of(changed: Changed, measure: str) -> str:
     """The error of the prediction of a run as it was, as a sentence; "" if the run had not ended."""
+    from workbench.analysis.check import off_words
+
     error = changed.errors.get(MEASURES[measure].predicted)
     if error is None:
         return ""
-    off = f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%"
-    return f"Of the run as it was, the prediction of this measure is off by {off}{mark_of(error)}."
+    return f"Of the run as it was, the prediction of this measure is off by {off_words(error)}."
 
 
 def outcome(
@@ -230,6 +250,7 @@ def outcome(
     clock: str = "",
     unit: str = "",
     predicted: tuple[Mapping[str, float], Mapping[str, float]] | None = None,
+    tie: float = TIE,
 ) -> tuple[str, str]:
     """The winner, one of SIDES, and the sentence with both values.
 
@@ -240,6 +261,7 @@ def outcome(
         clock: "steps" if each second of both sides is a step, as with `workbench.viz.router_duel`.
         unit: The unit that the question was asked in: "steps" also for sides that have times; "" for the best one.
         predicted: The predicted values of both sides by name, which count instead of those of the traces.
+        tie: Relative difference up to which neither side wins, see `tie_of`.
 
     Raises:
         ValueError: There is no such measure, the sides have different requests, times in steps that do not last
@@ -255,11 +277,12 @@ def outcome(
         of_a, of_b = (values[name] for values in predicted)
     if of_a is None or of_b is None:
         raise ValueError(f"the runs have no {measure} yet: let the engine run on")
-    is_tie = abs(of_a - of_b) <= TIE * max(of_a, of_b)
+    is_tie = abs(of_a - of_b) <= tie * max(of_a, of_b)
     winner = "neither" if is_tie else SIDES[(of_b < of_a) != (better == "higher")]
     idle = _idle_words(a, b, measure, unit)
     told = f"{measure}: A {words(of_a, clock or unit)}, B {words(of_b, clock or unit)}{idle}"
-    return winner, f"{told[0].upper()}{told[1:]}. {'Neither wins' if is_tie else f'{winner} wins'}."
+    why = f": a difference of less than {tie:.0%} is a tie here" if tie > TIE else ""
+    return winner, f"{told[0].upper()}{told[1:]}. {f'Neither wins{why}' if is_tie else f'{winner} wins'}."
 
 
 def _idle_words(a: Side, b: Side, measure: str, unit: str) -> str:

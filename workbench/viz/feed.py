@@ -23,7 +23,7 @@ from workbench.trace.records import WorkItem
 from workbench.trace.trace import Trace
 from workbench.viz import router_duel
 from workbench.viz.background import in_background
-from workbench.viz.changed_run import Changed, changed_run, unit_of_changes
+from workbench.viz.changed_run import Changed, changed_run, terms_of_changes
 from workbench.viz.classroom import Classroom
 from workbench.viz.duel import Score, question, settled
 from workbench.viz.export_html import PagePlace, html_page
@@ -357,14 +357,15 @@ class Feed:
         fork = self._fork()
 
         def ask() -> None:
-            """Say in the question in which unit the duel can be settled, and what the run has now.
+            """Say in the question in which unit the duel can be settled, what is a tie, and what the run has now.
 
             A change that the requests so far cannot have is refused here, before anybody has bet.
             """
             trace = self._newest_trace()
             if changes and len(trace):
                 fork(at_step=_first_step(trace), **changes)
-            self._bets = {**values, "unit": unit_of_changes(trace), "now": trace.config}
+            unit, is_rough = terms_of_changes(trace)
+            self._bets = {**values, "unit": unit, "is_rough": is_rough, "now": trace.config}
 
         self._in_background(ask)
 
@@ -376,14 +377,15 @@ class Feed:
         if self.room is None or (duel := self.room.duel) is None:
             raise ValueError("there is no duel to settle: let the class bet on one first")
         fork, changes = self._fork(), duel["changes"]
+        terms = duel["measure"], duel["unit"], duel["is_rough"]
 
         def settle() -> None:
             trace = self._newest_trace()
             if duel["routers"] is not None:
-                self._settled = router_duel.settled(trace, duel["routers"], duel["measure"], duel["unit"]), None
+                self._settled = router_duel.settled(trace, duel["routers"], *terms), None
                 return
             changed = self._show_fork(trace, fork, _first_step(trace), changes)
-            self._settled = settled(trace, changed, duel["measure"], duel["unit"]), changed
+            self._settled = settled(trace, changed, *terms), changed
 
         self._in_background(settle)
 

@@ -82,9 +82,9 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     """
     candidates = [
         {
-            "words": f"{words} (cannot tell)" if candidate.same_as_best else words,
+            "words": f"{words} (cannot tell from the first)" if candidate.same_as_best else words,
             "setting": settings_text(candidate.changes) or "as recorded, predicted",
-            "values": candidate.shown_values(tuning.slo),
+            "values": tuning.shown_values(candidate),
             "flags": candidate.flags,
         }
         for words, candidate in tuning.named
@@ -95,7 +95,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     key = f"Filled: no other setting here is at least as good in {listed}."
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
     return {
-        "verdict": f"{candidates[0]['setting']}: {verdict}.",
+        "verdict": f"{settings_text(tuning.best.changes) or 'the recorded setting'}: {verdict}.",
         "losers": tuning.losers_sentence,
         "notes": [
             _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note

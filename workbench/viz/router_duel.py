@@ -11,7 +11,7 @@ from workbench.base.field_checks import choice, integer
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
-from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome
+from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome, tie_of
 
 if TYPE_CHECKING:
     from workbench.analysis.fleet.fleet_run import FleetRun
@@ -59,7 +59,7 @@ def read_routers(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"a": a, "b": b, "replicas": integer("replicas", given["replicas"], 2, MAX_REPLICAS)}
 
 
-def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = "s") -> Score:
+def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = "s", is_rough: bool = False) -> Score:
     """Simulate both sides, and measure and draw them.
 
     Args:
@@ -67,14 +67,16 @@ def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = 
         routers: See `read_routers`.
         measure: See `workbench.viz.duel.MEASURES`.
         unit: "steps" to count steps also if times could be predicted.
+        is_rough: Whether the question was asked with a wider tie, see `workbench.viz.duel.settled`.
 
     Raises:
         ValueError: The run has forgotten its first steps, has no requests, or lacks the measure.
     """
     from workbench.viz.fleet_rows import fleet_svgs  # few classes have a duel of routers
 
-    a, b, clock, told = _sides(trace, routers, unit)
-    winner, sentence = outcome(a.traces, b.traces, measure, clock)
+    a, b, clock, told, caution = _sides(trace, routers, unit)
+    tie = tie_of(measure, unit, is_rough or bool(caution))
+    winner, sentence = outcome(a.traces, b.traces, measure, clock, tie=tie)
     simulated = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {told}"
     alike = _alike(a, b) if winner == "neither" else ""
     named = [{f"replica {i}": trace for i, trace in enumerate(run.traces)} for run in (a, b)]
@@ -106,8 +108,10 @@ def _rules() -> dict[str, str]:
     return RULES
 
 
-def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRun, FleetRun, str, str]:
-    """The runs of both sides, "steps" if each second of their clock is a step, and what the clock is, to a full stop.
+def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRun, FleetRun, str, str, str]:
+    """The runs of both sides, "steps" if each second of their clock is a step, what the clock is, and the caution.
+
+    What the clock is ends with a full stop; the caution is "" if times are not predicted with one.
 
     A router that sent all requests to one replica would repeat the run as *What if* predicts it.
     """
@@ -122,11 +126,12 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     if len(trace) and trace[0].step:
         raise ValueError(f"a duel of routers needs every step of the run, and this one has only {trace.steps_in_words}")
     config, replicas, clock, told = recorded_config(trace), routers["replicas"], "steps", "counted in steps."
+    caution = ""
     step_cost: Callable[[], StepCost] = partial(CostModel, fixed=1.0)
     if unit == metrics(trace).summary.unit == "s":
         try:
             predictor = comparing(trace, 0)  # both sides are simulated once, without noise
-            step_cost, clock = predictor.step_cost, ""
+            step_cost, clock, caution = predictor.step_cost, "", predictor.check.caution
             at_work = metrics(predictor.simulate()).summary.clock.at_work
             errors = with_work(predictor.check.errors, predictor, at_work)
             told = f"with times predicted from its own step costs. {trust_words(predictor, errors)}"
@@ -158,4 +163,4 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
         )
         for side in ("a", "b")
     )
-    return a, b, clock, told
+    return a, b, clock, told, caution

@@ -91,6 +91,8 @@ class LoadCurve:
         """The reason for which no number of replicas meets the target; "" if one might."""
         if point.alone is None:
             return ""
+        if point.closest is not None and point.closest.score <= point.alone.score:
+            return ", and no number can: a replica for each request is no better"
         values = ", ".join(
             f"{name} {shown(name, point.alone.values[name])}" for name in point.alone.values if name in self.slo
         )

@@ -182,7 +182,10 @@ export class ComparePanel extends CanvasPanel {
     const select = (id) => ({ onclick: () => this.cursor.select(this.store.byId.get(id).index) });
     const shown = rows.filter(([, ...values]) => hasNumber(values));
     this.gains.hidden = !shown.length;
-    replace(this.meanRow, shown.length > 1 && mean ? row("mean", {}, mean) : "");
+    // A mean ITL is one of tokens, as in the table of measures: requests with more of them count more.
+    const title = "TTFT and recomputed tokens: the mean of the requests. ITL: the mean of all gaps between two tokens";
+    const label = countsOnly || !hasNumber(mean?.slice(2, 4) ?? []) ? "mean" : "mean (ITL: of all gaps)";
+    replace(this.meanRow, shown.length > 1 && mean ? row(label, label === "mean" ? {} : { title }, mean) : "");
     replace(this.gainRows, shown.map(([id, ...values]) => row(h("bdi", {}, this.nameOf(id)), select(id), values)));
   }
 

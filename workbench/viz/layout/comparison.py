@@ -15,7 +15,7 @@ from workbench.viz.layout.columns import columns_of
 from workbench.viz.layout.packet import encode_packet, trace_facts
 
 if TYPE_CHECKING:
-    from workbench.trace.readings.two_sides import RequestComparison
+    from workbench.trace.readings.two_sides import Measure, RequestComparison
     from workbench.trace.trace import Trace
 
 SAME_COUNTS = "no number of steps, blocks, preemptions or cached tokens changes"
@@ -25,7 +25,8 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     """The result of `workbench.trace.readings.compare.compare` as plain data.
 
     Returns:
-        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text), ``same_tokens``,
+        ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text; the longest
+        times only if the verdict names them), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
         recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
         of all requests, and ``rounding``, the share of two times up to which their difference
@@ -38,8 +39,11 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
     parted = found.first_divergence
     return {
         "badge": found.badge,
-        "verdict": verdict(found),
-        "measures": [[each.name, *each.values(), each.words] for each in found.measures],
+        "verdict": (told := verdict(found)),
+        "measures": [
+            [each.name, *each.values(), each.words]
+            for each in (*found.measures, *(longest for longest in _longest_of(found) if longest.name in told))
+        ],
         "same_tokens": found.same_tokens,
         "unit": found.unit,
         "counts_only": found.counts_only,
@@ -76,6 +80,11 @@ def _means(found: Comparison) -> list[float | None]:
     return means + ([fmean(column) for column in zip(*recomputed)] if recomputed else [None, None])
 
 
+def _longest_of(found: Comparison) -> list[Measure]:
+    """The longest times of both runs; none if the runs have no times and no equal steps."""
+    return [] if found.counts_only else longest_of(found.requests, found.unit)
+
+
 def verdict(found: Comparison) -> str:
     """The comparison in one line: of its measures and the longest times, the ones that get worst and best.
 
@@ -83,7 +92,7 @@ def verdict(found: Comparison) -> str:
     times it has the numbers of steps, and of KV blocks in use. Values that stay the same are left out.
     """
     weighed = [each for each in found.measures if each.unit or found.unit == "s"]  # a rate per step counts the steps
-    times = [] if found.counts_only else [*weighed, *longest_of(found.requests, found.unit)]
+    times = [] if found.counts_only else [*weighed, *_longest_of(found)]
     changed = any(each.share for each in (*found.measures, *times))
     ends = _ends_words(found)
     if not (changed or ends) and found.first_divergence is None and found.same_tokens is not False:
