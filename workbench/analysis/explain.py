@@ -27,11 +27,11 @@ from workbench.simulation.costs.slow_steps import compare_steps, slow_steps
 from workbench.simulation.costs.stalls import stalls
 from workbench.trace import Chunk, StepRecord, Trace, TraceError
 from workbench.trace.clock import time_of_day
-from workbench.trace.find_request import find_in
 from workbench.trace.readings.latency import RequestTimes
 from workbench.trace.readings.metrics import RequestMetrics
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.reasons import UNKNOWN, Reason
+from workbench.trace.window import find_in
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 """Reasons for a short chunk that are settings, not a lack of anything."""

@@ -16,7 +16,7 @@ from workbench.base.text import counted
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.trace import Trace
-from workbench.trace.find_request import find_in
+from workbench.trace.window import find_in
 
 _histories: WeakKeyDictionary[Trace, PrefixHistory] = WeakKeyDictionary()
 _lock = threading.Lock()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from workbench.base.field_checks import suggestion
 from workbench.base.text import printable
 from workbench.trace.errors import TraceError
-
-if TYPE_CHECKING:
-    from workbench.trace.trace import Trace
 
 V = TypeVar("V")
 
@@ -60,27 +57,6 @@ def find_request(request_ids: Collection[str], name: str) -> str:
         ids = _listed(matches)
         raise TraceError(f"request {name!r} is the beginning of {len(matches)} ids: {ids}; give more of the id")
     raise UnknownRequest(_unknown(request_ids, name))
-
-
-def find_in(traces: Collection[Trace], name: str) -> str:
-    """The request of some traces that `find_request` finds; one that is only in the rest of a run is told apart.
-
-    Example:
-        >>> from workbench import simulate
-        >>> requests = [{"id": name, "prompt": {"len": 9}, "arrival_step": at} for name, at in (("a", 0), ("b", 30))]
-        >>> find_in([simulate({"requests": requests})[-3:]], "a")
-        Traceback (most recent call last):
-            ...
-        workbench.trace.find_request.UnknownRequest: request 'a' of the run is not in steps 43 to 45
-    """
-    try:
-        return find_request([request_id for trace in traces for request_id in trace.requests], name)
-    except UnknownRequest:
-        for trace in traces:
-            if outside := [request_id for request_id in trace.whole.requests if name and request_id.startswith(name)]:
-                reason = f"request {outside[0]!r} of the run is not in {trace.steps_in_words}"
-                raise UnknownRequest(reason) from None
-        raise
 
 
 def _listed(request_ids: Collection[str]) -> str:

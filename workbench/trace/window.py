@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from workbench.trace.clock import is_time_of_day, seconds_at, time_of_day
 from workbench.trace.errors import TraceError
-from workbench.trace.find_request import find_request
+from workbench.trace.find_request import UnknownRequest, find_request
 from workbench.trace.run_zero import clock_starts
 from workbench.trace.trace import Requests, Trace
 
@@ -149,6 +149,27 @@ def windows(
             f"the trace has {_moment(first, dated)} to {_moment(whole_end, dated)}"
         )
     return {name: _with_its_requests(part, traces[name]) for name, part in parts.items() if len(part)}
+
+
+def find_in(traces: Collection[Trace], name: str) -> str:
+    """The request of some traces that `find_request` finds; one that is only in the rest of a run is told apart.
+
+    Example:
+        >>> from workbench import simulate
+        >>> requests = [{"id": name, "prompt": {"len": 9}, "arrival_step": at} for name, at in (("a", 0), ("b", 30))]
+        >>> find_in([simulate({"requests": requests})[-3:]], "a")
+        Traceback (most recent call last):
+            ...
+        workbench.trace.find_request.UnknownRequest: request 'a' of the run is not in steps 43 to 45
+    """
+    try:
+        return find_request([request_id for trace in traces for request_id in trace.requests], name)
+    except UnknownRequest:
+        for trace in traces:
+            if outside := [request_id for request_id in trace.whole.requests if name and request_id.startswith(name)]:
+                reason = f"request {outside[0]!r} of the run is not in {trace.steps_in_words}"
+                raise UnknownRequest(reason) from None
+        raise
 
 
 def step_around(part: Trace, around: str) -> tuple[int, str | None]:

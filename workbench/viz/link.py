@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from workbench.base.text import shown
-from workbench.trace.find_request import find_in
+from workbench.trace.window import find_in
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace

@@ -175,7 +175,7 @@ def _slowest_table(found: Sequence[tuple[str, Explanation]], by: str) -> list[li
 
 def _named(traces: Mapping[str, Trace], names: Sequence[str]) -> Iterator[tuple[str, Trace]]:
     """Requests by their names, each with the trace that it is in."""
-    from workbench.trace.find_request import find_in
+    from workbench.trace.window import find_in
 
     for name in names:
         request_id = find_in(traces.values(), name)
