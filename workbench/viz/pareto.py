@@ -95,7 +95,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     key = f"Filled: no other setting here is at least as good in {listed}."
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
     return {
-        "verdict": f"{settings_text(tuning.best.changes) or 'the recorded setting'}: {verdict}.",
+        "verdict": f"{settings_text(tuning.best.changes) or 'The recorded setting'}: {verdict}.",
         "losers": tuning.losers_sentence,
         "notes": [
             _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note
