@@ -118,7 +118,7 @@ function positionAnswer(view, request, position) {
   return { words, go, block, slot, written };
 }
 
-/** Who holds a block at a step that a request has given back since it had it. */
+/** A sentence about a block that a request has given back, and its holders at a step. */
 function whoHolds(store, request, block, step) {
   const { owner, references } = store.pool.at(step), first = references[block] ? store.requests[owner[block]] : null;
   if (!first || first === request) return "The block has been given back since.";

@@ -38,7 +38,7 @@ function hide() {
   tip.hidden = true;
 }
 
-// What comes to lie under a pointer that rests is not pointed at.
+// A word that moves below a resting pointer is not pointed at.
 for (const type of ["pointermove", "click", "focusin"]) addEventListener(type, show);
 addEventListener("scroll", hide, { passive: true });
 addEventListener("keydown", ({ key }) => key === "Escape" && hide());
