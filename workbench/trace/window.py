@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 
 from workbench.trace.clock import is_time_of_day, seconds_at, time_of_day
