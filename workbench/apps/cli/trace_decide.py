@@ -305,7 +305,8 @@ def _whatif(options: argparse.Namespace) -> int:
     check = predictor.check
     gives_seconds = check.grade != "steps" or options.force
     names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
-    with writing((options.out, prediction.trace.save, counted(len(prediction.trace), "predicted step"))):
+    num_steps = counted(round(prediction.outcome.values["num_steps"]), "predicted step")
+    with writing((options.out, lambda path: prediction.trace.save(path), num_steps)):  # simulated for a file
         say(*_whatif_table(names, prediction, predictor.unchanged, check))
         if not gives_seconds:
             say(f"{check.refusal}; --force prints them")
