@@ -111,7 +111,7 @@ def _rules() -> dict[str, str]:
 def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRun, FleetRun, str, str, str]:
     """The runs of both sides, "steps" if each second of their clock is a step, what the clock is, and the caution.
 
-    What the clock is ends with a full stop; the caution is "" if times are not predicted with one.
+    The words for the clock end with a full stop; the caution is "" if times are not predicted with one.
 
     A router that sent all requests to one replica would repeat the run as *What if* predicts it.
     """
