@@ -53,8 +53,8 @@ export function newRequest(info, index, start) {
     everBefore: 0, // the same with those that a preemption threw away; null if it is not known
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
-    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"; isBefore of a change that
-    // happened before the first step
+    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted", and isBefore if the
+    // change happened before the first step
     changes: [],
     finishReason: "",
     wait: null, // the words of a wait that is over; see way.js
