@@ -71,9 +71,14 @@ def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None
             ):
                 writer.write(line, flush=False)
             writer.clock_drift = trace.clock_drift
-            writer.close(trace.end or ("max_steps" if trace.is_followed else ""))
+            writer.close(_end_of(trace))
         finally:
             writer.abandon()
+
+
+def _end_of(trace: Stored) -> TraceEndReason:
+    """The end that a file of the trace states."""
+    return trace.end or ("max_steps" if trace.is_followed else "")
 
 
 def lines_of(trace: Stored) -> Iterator[TraceLine]:
@@ -111,7 +116,7 @@ def load(kind: Callable[[TraceMeta], T], path: str | os.PathLike[str], *, progre
 
 def pickled(trace: Stored) -> bytes:
     """The lines of a trace's file, for ``pickle`` and ``copy``."""
-    lines = [trace.meta, *lines_of(trace), TraceEnd(trace.end, len(trace), trace.clock_drift)]
+    lines = [trace.meta, *lines_of(trace), TraceEnd(_end_of(trace), len(trace), trace.clock_drift)]
     return b"".join(map(encode_line, lines))
 
 
