@@ -109,6 +109,7 @@ def test_a_command_that_nobody_hears_is_explained(open_page, serve, long_trace, 
         controller.step()
     page = open_page(serve(controller))
     page.wait("view.store.numSteps === 5")
+    page.view("(view.connection.document = null)")  # of a notebook the page knows no server
     monkeypatch.setattr(Feed, "handle", lambda feed, command: None)
     page.root.get_by_role("button", name="Run the engine").click()
     alert = page.root.get_by_role("alert")
