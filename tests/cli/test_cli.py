@@ -20,6 +20,7 @@ from workbench import Engine, Trace, simulate
 from workbench.apps.cli import build_parser, main
 from workbench.apps.cli.bench import serve_requests
 from workbench.apps.cli.demo import _run_served, open_browser
+from workbench.apps.demo import CONFIG, Arrivals
 from workbench.base.served_names import own_addresses
 from workbench.trace import TraceWriter
 
@@ -286,6 +287,15 @@ def test_the_headless_demo_is_as_wide_as_the_terminal_and_silent_without_a_reade
     finished = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, env=environment)
     lines = finished.stdout.splitlines()
     assert finished.stderr == "" and len(lines) == 6 and max(map(len, lines)) <= 60
+
+
+def test_requests_of_the_demo_that_come_after_its_engine_was_closed_are_left_out(smollm2, capsys):
+    with Engine(smollm2, CONFIG) as engine:
+        arrivals = Arrivals(engine)
+        arrivals.begin()
+        record = engine.step()
+    arrivals._add_due(10**6)
+    assert record is not None and not arrivals._pending and "step" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,12 @@ class Arrivals:
     def _add_due(self, step: int) -> None:
         while self._pending and self._pending[0][0] <= step:
             _, request_id, prompt, sampling = self._pending.popleft()
-            self._engine.add_request(prompt, sampling, request_id=request_id)
+            try:
+                self._engine.add_request(prompt, sampling, request_id=request_id)
+            except RuntimeError:  # the engine was closed in the middle of a step, as Ctrl-C does
+                if not self._engine.closed:
+                    raise
+                self._pending.clear()
 
     def _after_step(self, record: StepRecord) -> None:
         with suppress(BrokenPipeError):  # behind ``head``
