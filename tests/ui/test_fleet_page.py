@@ -81,3 +81,17 @@ def test_the_table_leads_to_each_rank_and_shows_ranks_that_come_later(browser, a
     page.get_by_role("link", name="All ranks").click()
     page.wait_for_selector(".wb-fleet")
     page.close()
+
+
+def test_the_table_says_that_its_server_is_gone(browser, address):
+    page = browser.new_page()
+    sockets = []
+    page.route_web_socket("**/ws*", lambda route: (sockets.append(route), route.connect_to_server()))
+    page.goto(address)
+    page.wait_for_selector(".wb-fleet")
+    words = page.get_by_text("The server does not answer: start it again, and load this page again.")
+    page.wait_for_function("Bokeh.documents[0]?.is_idle")
+    assert words.count() == 0
+    sockets[-1].close()  # as at the end of the server
+    words.wait_for()
+    page.close()

@@ -22,6 +22,8 @@ def test_the_page_of_a_server_grows(browser, monkeypatch):
         follower = live_scrapes.ServerFollower(url)
         server = app.serve_session(make_server_app(follower), port=port, threaded=True)
         page = browser.new_page(viewport={"width": 390, "height": 900})
+        sockets = []
+        page.route_web_socket("**/ws*", lambda route: (sockets.append(route), route.connect_to_server()))
         page.goto(f"http://127.0.0.1:{port}/")
         page.get_by_text("waiting for the second look").wait_for()
         follower.look()
@@ -33,5 +35,7 @@ def test_the_page_of_a_server_grows(browser, monkeypatch):
         follower.look()
         follower.look()
         page.get_by_text("HTTP status 503").wait_for()
+        sockets[-1].close()  # as at the end of the page's own server
+        page.get_by_text("The server does not answer: start it again").wait_for()
         page.close()
         server.stop()

@@ -124,6 +124,13 @@ def fit_phones() -> None:
         pn.state.curdoc.template = parse_template(_TEMPLATE)
 
 
+def tell_lost_server() -> None:
+    """Let the page of the present session, one without the dashboard's script, say when its server is gone."""
+    pn.config.notifications = True
+    pn.config.disconnect_notification = "The server does not answer: start it again, and load this page again."
+    pn.config.raw_css.append(".notyf__message { font-family: system-ui, sans-serif; }")
+
+
 def keep_fresh(page: TracePage, on_seen: Callable[[], None] | None = None) -> None:
     """Send what is new to a page as long as its browser session lasts.
 

@@ -14,7 +14,7 @@ from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import Summary, number, percent
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
-from workbench.viz.app import TracePage, fit_phones, keep_fresh
+from workbench.viz.app import TracePage, fit_phones, keep_fresh, tell_lost_server
 from workbench.viz.cursor import Cursor
 from workbench.viz.feed import Feed
 from workbench.viz.fleet_rows import fleet_svg
@@ -98,6 +98,7 @@ def _html(text: str) -> Any:
 
 
 def _overview(fleet: Fleet, request_id: str) -> Any:
+    tell_lost_server()
     table = _html(fleet_html(fleet, request_id))
     drawn = _lengths(fleet)
 

@@ -12,7 +12,7 @@ import panel as pn
 from workbench.analysis.why_metrics import why_metrics
 from workbench.trace.formats.live_scrapes import Moment, ServerFollower
 from workbench.trace.readings.metrics import amount, number, percent
-from workbench.viz.app import fit_phones
+from workbench.viz.app import fit_phones, tell_lost_server
 from workbench.viz.drawing import GRID, svg_file, text
 from workbench.viz.fleet_page import REFRESH_MILLISECONDS, STYLE, scrolled
 from workbench.viz.fleet_rows import CACHED, KV, LEFT, RUNNING, WAITING, WAY, WIDTH
@@ -154,6 +154,7 @@ def make_server_app(follower: ServerFollower) -> Callable[[], Any]:
 
     def session() -> Any:
         fit_phones()
+        tell_lost_server()
         page = pn.pane.HTML(server_html(follower), stylesheets=[STYLE], sizing_mode="stretch_width", margin=0)
 
         def refresh() -> None:
