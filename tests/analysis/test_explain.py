@@ -286,6 +286,7 @@ def test_the_slowest_of_a_fleet_and_the_command(tmp_path, capsys):
     trace = simulate({"config": config, "requests": [*requests, *others(rng, 6)]}, cost_model=COST)
     first, second = slowest(trace, 2)
     assert first.ttft.total >= second.ttft.total
+    assert repr(slowest(trace, 2)) == f"{first!r}\n\n{second!r}", "one below the other, as text"
     path = tmp_path / "run.jsonl"
     trace.save(path)
     assert main(["trace", "explain", str(path), "victim"]) == 0

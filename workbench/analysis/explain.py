@@ -441,7 +441,14 @@ def _in_unit(latency: Any, unit: str) -> float:
     return float(latency.seconds if unit == "s" else latency.steps)
 
 
-def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "ttft") -> list[Explanation]:
+class Explanations(list[Explanation]):
+    """Explanations of several requests; printed with an empty line between them."""
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, self)) or "no request"
+
+
+def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "ttft") -> Explanations:
     """Explain the requests that waited longest.
 
     Args:
@@ -464,4 +471,4 @@ def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "
     if count is not None:
         count = integer("count", count, 1, hint=", or None for all")
     explainer = explainer_of(trace)
-    return [explainer.explain(request_id) for request_id in explainer.slowest(by)[:count]]
+    return Explanations(explainer.explain(request_id) for request_id in explainer.slowest(by)[:count])

@@ -226,12 +226,12 @@ class SimulationSummary:
             f"throughput: {rate}{without}",
         ]
         found = {name: getattr(self, name).distribution() for name in ("ttft", "itl", "e2e")}
-        return "\n".join([wrapped_text("\n".join(heading), width), "", *latency_lines(found, "s", width)])
+        return "\n".join([wrapped_text("\n".join(heading), width), "", *latency_lines(found, width)])
 
     def __repr__(self) -> str:
         def line(name: str, histogram: LatencyHistogram) -> str:
             d = histogram.distribution()
-            statistics = ", ".join(f"{key} {d.amount(key, 's')}" for key in ("mean", "p50", "p99"))
+            statistics = ", ".join(f"{key} {d.amount(key)}" for key in ("mean", "p50", "p99"))
             return f"{name}: {statistics}" if d.count else f"{name}: none"
 
         idle = " without idle time" if self.idle else ""

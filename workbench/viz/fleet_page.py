@@ -56,10 +56,10 @@ _SUMMARY: dict[str, Callable[[Summary], str]] = {
     "requests": lambda summary: f"{summary.num_requests:,}",
     "output tokens/s with idle time": lambda summary: number(summary.output_throughput),
     "preemptions": lambda summary: f"{summary.num_preemptions:,}",
-    "TTFT mean": lambda summary: summary.ttft.amount("mean", summary.unit),
-    "TTFT p99": lambda summary: summary.ttft.amount("p99", summary.unit),
-    "ITL mean": lambda summary: summary.itl.amount("mean", summary.unit),
-    "ITL p99": lambda summary: summary.itl.amount("p99", summary.unit),
+    "TTFT mean": lambda summary: summary.ttft.amount("mean"),
+    "TTFT p99": lambda summary: summary.ttft.amount("p99"),
+    "ITL mean": lambda summary: summary.itl.amount("mean"),
+    "ITL p99": lambda summary: summary.itl.amount("p99"),
 }
 """Columns of the table that follow from a trace's metrics, by title."""
 

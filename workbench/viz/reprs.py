@@ -255,7 +255,7 @@ def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = ""
     rows = []
     for title, name in LATENCIES:
         found = getattr(summary, name)
-        cells = [found.amount(statistic, summary.unit).replace(" ", NO_BREAK) for statistic in STATISTICS]
+        cells = [found.amount(statistic).replace(" ", NO_BREAK) for statistic in STATISTICS]
         rows.append((title.replace("  ", 2 * NO_BREAK), *cells, f"{found.count:,}"))
     notes = filter(None, (open_note(summary), pauses))
     return fragment(

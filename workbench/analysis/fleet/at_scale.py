@@ -71,7 +71,7 @@ class FleetSummary:
             f"FleetSummary({self.router}, {counted(len(self.replicas), 'replica')}: {self.total('num_finished'):,} of "
             f"{counted(self.total('num_requests'), 'request')} in {counted(self.total('num_steps'), 'step')}, "
             f"{run_length(self.duration)}; "
-            f"TTFT mean {ttft.amount('mean', 's')}, p99 {ttft.amount('p99', 's')}; ITL mean {itl.amount('mean', 's')})"
+            f"TTFT mean {ttft.amount('mean')}, p99 {ttft.amount('p99')}; ITL mean {itl.amount('mean')})"
         )
 
 

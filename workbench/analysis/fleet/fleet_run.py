@@ -177,8 +177,8 @@ class FleetRun:
         for name, measured in zip(names, [*(metrics(trace) for trace in self.traces), self.metrics()]):
             found = measured.summary
             counts = (found.num_requests, found.num_steps, percent(found.hit_rate), found.num_preemptions)
-            times = (found.ttft.amount("mean", found.unit), found.ttft.amount("p99", found.unit))
-            last = (found.itl.amount("mean", found.unit), percent(found.peak_kv_use))
+            times = (found.ttft.amount("mean"), found.ttft.amount("p99"))
+            last = (found.itl.amount("mean"), percent(found.peak_kv_use))
             rows.append([name, *map(str, counts), *times, *last])
         width = terminal_width()
         return "\n".join([*wrapped(heading, width), *table_lines(rows, width=width)])

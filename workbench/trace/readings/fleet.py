@@ -213,10 +213,10 @@ _COLUMNS = (
     ("output tokens/s", 17, lambda summary: number(summary.output_throughput if summary.unit == "s" else None)),
     ("preemptions", 13, lambda summary: f"{summary.num_preemptions:,}"),
     ("KV peak", 9, lambda summary: percent(summary.peak_kv_use)),
-    ("TTFT mean", 11, lambda summary: summary.ttft.amount("mean", summary.unit)),
-    ("p99", 10, lambda summary: summary.ttft.amount("p99", summary.unit)),
-    ("ITL mean", 10, lambda summary: summary.itl.amount("mean", summary.unit)),
-    ("p99", 10, lambda summary: summary.itl.amount("p99", summary.unit)),
+    ("TTFT mean", 11, lambda summary: summary.ttft.amount("mean")),
+    ("p99", 10, lambda summary: summary.ttft.amount("p99")),
+    ("ITL mean", 10, lambda summary: summary.itl.amount("mean")),
+    ("p99", 10, lambda summary: summary.itl.amount("p99")),
 )
 """Columns of the table: title, width, and the text of a cell."""
 

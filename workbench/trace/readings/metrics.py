@@ -186,7 +186,7 @@ class StepMetrics:
         return _ratio(self.unused_slots, np.maximum(self.owned_blocks, 0) * self.block_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Distribution:
     """Mean, percentiles (interpolated linearly) and maximum of some values; all None if there are no values.
 
@@ -197,6 +197,11 @@ class Distribution:
         count: Number of values.
         num_open: Number of those that had not ended.
         bounds: Names of the statistics that are lower bounds.
+        unit: "s" or "steps".
+
+    Example:
+        >>> Distribution.of([0.01, 0.02, 0.06])
+        3 values: mean 30 ms, p50 20 ms, p95 56 ms, p99 59.2 ms, max 60 ms
     """
 
     count: int
@@ -207,28 +212,37 @@ class Distribution:
     max: float | None = None
     num_open: int = 0
     bounds: tuple[str, ...] = ()
+    unit: str = field(default="s", compare=False)
 
     @classmethod
-    def of(cls, values: Iterable[float], open: Sequence[float] = ()) -> Distribution:
+    def of(cls, values: Iterable[float], open: Sequence[float] = (), unit: str = "s") -> Distribution:
         """The distribution of these values, and of times that had not ended."""
         ordered, num_open = Ordered(chain(map(float, values), map(float, open))), len(open)
         if not ordered:
-            return cls(0)
+            return cls(0, unit=unit)
         percents = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
         found = {name: percentile(ordered, percent) for name, percent in percents.items()}
         last = len(ordered) - 1
         grow = {name for name, percent in percents.items() if open and ordered[ceil(last * percent / 100)] >= min(open)}
         grow |= {"mean"} if open else set()
-        return cls(len(ordered), fmean(ordered), **found, num_open=num_open, bounds=tuple(sorted(grow)))
+        bounds = tuple(sorted(grow))
+        return cls(len(ordered), fmean(ordered), **found, num_open=num_open, bounds=bounds, unit=unit)
 
     @property
     def median(self) -> float | None:
         """The same as p50."""
         return self.p50
 
-    def amount(self, name: str, unit: str) -> str:
-        """A statistic of latencies with its unit, marked if it is a lower bound."""
-        return f"{AT_LEAST if name in self.bounds else ''}{amount(getattr(self, name), unit)}"
+    def amount(self, name: str) -> str:
+        """A statistic with its unit, marked if it is a lower bound."""
+        return f"{AT_LEAST if name in self.bounds else ''}{amount(getattr(self, name), self.unit)}"
+
+    def __repr__(self) -> str:
+        if not self.count:
+            return "no values"
+        so_far = f", {self.num_open} of them times so far" if self.num_open else ""
+        shown = ", ".join(f"{name} {self.amount(name)}" for name in STATISTICS)
+        return f"{counted(self.count, 'value')}{so_far}: {shown}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -411,18 +425,18 @@ def _table(summary: Summary, speculation: SpeculationMetrics) -> str:
         [
             *(piece for line in heading_lines(summary, speculation) for piece in wrapped(line, width)),
             "",
-            *latency_lines({name: getattr(summary, name) for _, name in LATENCIES}, summary.unit, width),
+            *latency_lines({name: getattr(summary, name) for _, name in LATENCIES}, width),
             *(wrapped(note, width) if note else ()),
         ]
     )
 
 
-def latency_lines(found: Mapping[str, Distribution], unit: str, width: int | None) -> list[str]:
+def latency_lines(found: Mapping[str, Distribution], width: int | None) -> list[str]:
     """The lines of a table of latencies, by their fields in a summary, as wide as a terminal."""
     rows = [["latency", *STATISTICS, "count"]]
     for title, name in LATENCIES:
         if name in found:
-            amounts = (found[name].amount(each, unit) for each in STATISTICS)
+            amounts = (found[name].amount(each) for each in STATISTICS)
             rows.append([title, *amounts, f"{found[name].count:,}"])
     return table_lines(rows, left=(0,), width=width)
 

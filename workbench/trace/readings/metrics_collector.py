@@ -324,9 +324,9 @@ def _summarise(
         mean_kv_use=fmean(kv_use) if kv_use else None,
         peak_kv_use=max(kv_use, default=None),
         ttft=latency_distribution(requests.values(), "ttft", timed),
-        itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values())),
+        itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values()), unit=unit),
         queue=latency_distribution(requests.values(), "queue", timed),
-        prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed)),
+        prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed), unit=unit),
         e2e=latency_distribution(requests.values(), "e2e", timed),
         first_step=steps["step"][0] if num_steps else 0,
         clock=clock,
@@ -337,7 +337,7 @@ def latency_distribution(requests: Collection[RequestMetrics], name: str, timed:
     """The "ttft", "queue" or "e2e" of some requests, in seconds or steps; the times so far of the others count too."""
     known = [span for request in requests if (span := getattr(request, name)) is not None]
     more = [span for request in requests if (span := request.so_far(name)) is not None]
-    return Distribution.of(_in_unit(known, timed), _in_unit(more, timed))
+    return Distribution.of(_in_unit(known, timed), _in_unit(more, timed), "s" if timed else "steps")
 
 
 def _in_unit(latencies: Sequence[Latency], timed: bool) -> list[float]:
