@@ -78,7 +78,7 @@ def test_no_side_of_a_duel_has_a_serious_finding(axe_findings, open_page, serve,
         follower = open_page(f"{url}/#follow", dark=dark, width=390)
         teacher.wait("view.status.class?.followers === 1 && view.status.state === 'idle'")
         teacher.root.get_by_role("button", name="What if").click()
-        teacher.root.get_by_role("spinbutton", name="max_num_batched_tokens").fill("16")
+        teacher.root.get_by_role("spinbutton", name="num_blocks").fill("30")
         assert axe_findings(teacher.page) == [], "the form of a duel"
         teacher.root.get_by_role("button", name="Let the class bet").click()
         for page in (follower, teacher):
