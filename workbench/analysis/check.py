@@ -140,7 +140,7 @@ class Check:
             return f"no seconds: {self._why[0].lower()}{self._why[1:]}"
         name, error = self.worst
         return (
-            f"no seconds: for the recorded setting the prediction of {name} is off by {error:+.0%} "
+            f"no seconds: for the recorded setting the prediction of {name} is off by {error:+z.0%} "
             f"({shown(name, self.unchanged[name])}, recorded are {shown(name, self.measured[name])}; allowed are "
             f"{MAX_ERROR:.0%})"
         )
@@ -199,7 +199,7 @@ def off_words(error: float, of: str = "") -> str:
         error: The error.
         of: The value, to be named behind it.
     """
-    off = (f"{error:+.0%}" if abs(error) >= LITTLE else "less than 1%") + (f" for {of}" if of else "")
+    off = (f"{error:+z.0%}" if abs(error) >= LITTLE else "less than 1%") + (f" for {of}" if of else "")
     return f"{off} (do not rely on it)" if abs(error) > MAX_ERROR else off
 
 

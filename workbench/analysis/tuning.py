@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.analysis.check import COUNTS, Check, off_words, shown
+from workbench.analysis.check import Check, off_words, shown
 from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
@@ -16,7 +16,7 @@ from workbench.analysis.rerun import SIZES
 from workbench.analysis.values import OF_IDLE, STATISTICS, VALUES, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
-from workbench.base.tables import folded_command, terminal_width, wrapped_text
+from workbench.base.tables import folded_command, table_lines, terminal_width, wrapped_text
 from workbench.base.text import counted, duration, settings_text
 
 COSTS = 1.05
@@ -343,7 +343,7 @@ class Tuning:
             )
             return f"misses {self._misses_words}; no setting of the sweep meets the target, and {closest}"
         if unreliable := self.check.unreliable(self.slo):
-            off = ", ".join(f"{name} {self.errors[name]:+.0%}" for name in unreliable)
+            off = ", ".join(f"{name} {self.errors[name]:+z.0%}" for name in unreliable)
             return f"cannot tell whether it meets the target: its predictions are too far off ({off})"
         if self.best is self.current or self.verdict != "meets" or self.current_verdict != "meets":
             return _VERDICTS[self.verdict]
@@ -352,38 +352,47 @@ class Tuning:
         )
         return _VERDICTS[self.verdict] + also
 
-    def _lines_of(self, words: str, candidate: Candidate) -> list[str]:
-        """A setting as lines of text."""
-        changes = settings_text(candidate.changes) or "the recorded setting, predicted"
-        lines = [f"{words}: {changes}"]
-        lines += [f"  {name} {text}" for name, text in self.shown_values(candidate).items()]
-        intervals = candidate.prediction.intervals
-        others = [name for name in ("output_throughput", *COUNTS) if name in intervals and name not in self.slo]
-        lines.append("  " + ", ".join(f"{name} {shown(name, intervals[name].value)}" for name in others))
-        return lines + [f"  {note}" for note in candidate.prediction.notes]
+    def _table(self) -> list[list[str]]:
+        """The settings of the answer as rows under their headings, and the values that were recorded."""
+        others = [name for name in _BESIDE if name in self.current.values and name not in self.slo]
+        rows = [["", "setting", *self.slo, *others]]
+        for word, candidate in self.named:
+            targets = candidate.shown_values(self.slo)
+            rest = [shown(name, candidate.values[name]) if name in candidate.values else "" for name in others]
+            same = " (cannot tell from the first)" * candidate.same_as_best
+            setting = (settings_text(candidate.changes) or "the recorded one, predicted") + same
+            rows.append([word, setting, *(targets.get(name, "-") for name in self.slo), *rest])
+        if self.recorded:
+            known = self.check.measured
+            cells = [shown(name, known[name]) if name in known else "" for name in (*self.slo, *others)]
+            rows.append(["", "the recorded one, measured", *cells])
+        return rows
 
     def _repr_html_(self) -> str | None:
         return picture("Tuning", self)
 
     def __repr__(self) -> str:
-        lines = [f"target: {', '.join(f'{name} <= {shown(name, limit)}' for name, limit in self.slo.items())}"]
-        lines += [self.errors_sentence] if self.errors_sentence else []
-        lines += self._lines_of(self.words_of_best, self.best)
-        if self.best.changes:
-            command = f"  {self.best.server.command(self.best.changes)}".rstrip()
-            lines += folded_command(command, terminal_width())
-        lines.append(f"  {self.verdict_sentence}")
-        lines += [f"  {self.costs_sentence}"] if self.costs else []
-        lines += [f"  {self.losers_sentence}"] if self.losers else []
-        if self.best.changes:
-            lines += self._lines_of("now", self.current)
-        for candidate in self.runners_up:
-            words = "cannot tell from the first" if candidate.same_as_best else "next"
-            lines += self._lines_of(words, candidate)
-        notes = [*self.notes, *([OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else [])]
-        lines += [*(f"note: {note}" for note in notes), *str(self.check).splitlines()]
-        return wrapped_text("\n".join(lines), terminal_width())
+        width = terminal_width()
+        target = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
+        chosen = f"{self.words_of_best}: {settings_text(self.best.changes) or 'the recorded setting'}"
+        said = [self.verdict_sentence, self.costs_sentence, self.losers_sentence]
+        answer = [f"target: {target}", self.errors_sentence, chosen, *(f"  {each}" for each in said if each)]
+        command = f"  {self.best.server.command(self.best.changes)}".rstrip() if self.best.changes else ""
+        notes = [*self.notes, *self.notes_of_candidates]
+        notes += [OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else []
+        lines = [
+            wrapped_text("\n".join(filter(None, answer)), width),
+            *(folded_command(command, width) if command else ()),
+            "",
+            *table_lines(self._table(), width=width, title=(0, 1), left=(0, 1)),
+            "",
+            wrapped_text("\n".join([*(f"note: {note}" for note in notes), *str(self.check).splitlines()]), width),
+        ]
+        return "\n".join(lines)
 
+
+_BESIDE = ("output_throughput", "num_preemptions", "hit_rate", "peak_kv_use")
+"""Values beside those of the target in the table of settings."""
 
 _VERDICTS = {
     "meets": "meets the target with its whole interval",

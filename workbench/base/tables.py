@@ -1,4 +1,4 @@
-"""Tables of text: aligned columns, or a block for each row where a terminal is too narrow for them."""
+"""Tables of text: aligned columns, folded if a terminal is narrow, or a block for each row if it is too narrow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import TextIO
+
+GAP = "  "
+"""Stands between two columns."""
+
+MIN_FOLDED = 20
+"""A column of texts is not folded to fewer characters: it would be a tower of words."""
+
+MAX_PARTS = 4
+"""Maximum number of tables, one below the other, in which a reader still finds a row again."""
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
@@ -84,11 +94,15 @@ def table_lines(
 ) -> list[str]:
     r"""The lines of a table.
 
+    Where a line would be too long, headings and texts are folded; if that is not enough, further columns go into a
+    table below; and if one of those is too wide, or there would be too many, each row becomes a block. Columns whose
+    headings differ in their last word alone, such as "TTFT A" and "TTFT B", stay together.
+
     Args:
         rows: The cells, the headings first.
-        width: Columns that a line may have; None for any number. If the columns need more, each row becomes a block.
-        title: Columns whose cells make the first line of a block.
-        left: Columns whose cells begin at their left edge.
+        width: Columns of characters that a line may have; None for any number.
+        title: Columns that begin each table, and make the first line of a block.
+        left: Columns of texts, which begin at their left edge and may be folded.
 
     Example:
         >>> rows = [["", "now", "interval"], ["ttft_mean", "1.9 s", "1.2 s to 2.4 s"]]
@@ -96,20 +110,81 @@ def table_lines(
                      now        interval
         ttft_mean  1.9 s  1.2 s to 2.4 s
         >>> print(*table_lines(rows, left=(0,), width=30), sep="\n")
+                     now
+        ttft_mean  1.9 s
+        <BLANKLINE>
+                         interval
+        ttft_mean  1.2 s to 2.4 s
+        >>> print(*table_lines(rows, left=(0,), width=20), sep="\n")
         ttft_mean
           now       1.9 s
-          interval  1.2 s to 2.4 s
+          interval  1.2 s to
+             2.4 s
     """
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        "  ".join(
-            cell.ljust(size) if place in left else cell.rjust(size)
-            for place, (cell, size) in enumerate(zip(row, widths))
+    parts: list[list[int]] = []
+    others = sorted({*range(len(rows[0]))} - {*title})
+    for _, group in groupby(others, key=lambda place: rows[0][place].rpartition(" ")[0] or place):
+        columns = list(group)
+        if parts and _sizes(rows, sorted([*title, *parts[-1], *columns]), width, left):
+            parts[-1] += columns
+        else:
+            parts.append(columns)
+    lines: list[str] = []
+    for part in parts:
+        places = sorted([*title, *part])
+        sizes = _sizes(rows, places, width, left)
+        if sizes is None or len(parts) > MAX_PARTS:
+            return _blocks(rows, width, title)
+        lines += [""] * bool(lines)
+        for row in rows:
+            lines += _row_lines(
+                [row[place] for place in places], sizes, [place in left for place in places], row is rows[0]
+            )
+    return lines
+
+
+def _sizes(
+    rows: Sequence[Sequence[str]], places: Sequence[int], width: int | None, left: Collection[int]
+) -> list[int] | None:
+    """The sizes of some columns: as large as their cells, or folded so that they fit; None if they do not fit."""
+    columns = [[row[place] for row in rows] for place in places]
+    sizes = [max(map(len, column)) for column in columns]
+    room = (width or sum(sizes) + len(GAP) * len(sizes)) - len(GAP) * (len(sizes) - 1)
+    if sum(sizes) <= room:
+        return sizes
+    least = []
+    for place, (head, *cells), size in zip(places, columns, sizes):
+        folded = [head, *cells] if place in left else [head]
+        whole = [] if place in left else cells
+        words = " ".join(folded).split()
+        least.append(max(map(len, [*words, *whole, " " * min(size, MIN_FOLDED if place in left else 0)])))
+    spare = room - sum(least)
+    if spare < 0:
+        return None
+    for index in sorted(range(len(sizes)), key=lambda index: sizes[index] - least[index]):
+        more = min(spare, sizes[index] - least[index])
+        least[index] += more
+        spare -= more
+    return least
+
+
+def _row_lines(row: Sequence[str], sizes: Sequence[int], is_text: Sequence[bool], is_head: bool) -> list[str]:
+    """The lines of a row. Its cells begin at the top, folded headings end at the bottom."""
+    cells = [wrapped(cell, size, indent=0) for cell, size in zip(row, sizes)]
+    height = max(map(len, cells))
+    for cell in cells:
+        missing = [""] * (height - len(cell))
+        cell[:] = [*missing, *cell] if is_head else [*cell, *missing]
+    return [
+        GAP.join(
+            piece.ljust(size) if is_left else piece.rjust(size) for piece, size, is_left in zip(line, sizes, is_text)
         ).rstrip()
-        for row in rows
+        for line in zip(*cells)
     ]
-    if width is None or max(map(len, lines)) <= width:
-        return lines
+
+
+def _blocks(rows: Sequence[Sequence[str]], width: int | None, title: Collection[int]) -> list[str]:
+    """The rows as blocks: a line with the cells of ``title``, and below it each other cell with its heading."""
     head, *body = rows
     places = [place for place in range(len(head)) if place not in title]
     size = max(len(head[place]) for place in places)

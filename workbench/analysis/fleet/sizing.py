@@ -86,7 +86,7 @@ class FleetTable:
         """The table and the answer.
 
         Args:
-            width: Columns of the terminal; None for any number. A layout becomes a block of lines if they are too few.
+            width: Columns of the terminal; None for any number. If they are too few, the table is split.
         """
         names = list(self.slo) or ["ttft_mean", "ttft_p99", "itl_mean"]
         head = ["", "router", "replicas", *names, *self._goodput, "hit rate", "busiest", "tokens/s"]
@@ -95,7 +95,7 @@ class FleetTable:
         for plain, row in zip(self.pareto(), self.rows):
             marks = "*" if plain["pareto"] else "", "<" if row is self.best else ""
             table.append([marks[0], *_cells(row, names, bool(self._goodput), self.price), marks[1]])
-        lines = table_lines(table, width=width, title=(0, 1, len(head) - 1))
+        lines = table_lines(table, width=width, title=(0, 1, 2, len(head) - 1))
         lines.append("* no other layout has fewer replicas and lower mean TTFT and ITL")
         if self.best is not None:
             lines.append("< the smallest fleet that meets the target")
@@ -174,7 +174,7 @@ def check_lines(check: Check | None, names: Sequence[str]) -> Iterator[str]:
         return
     values = (
         f"{name} {shown(name, check.unchanged[name])} (recorded {shown(name, check.measured[name])}, "
-        f"off by {check.errors[name]:+.0%})"
+        f"off by {check.errors[name]:+z.0%})"
         for name in known
     )
     yield f"check, the recording predicted with one replica: {', '.join(values)}"

@@ -9,7 +9,7 @@ import argparse
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from workbench.apps.cli import kernel_bench, kernel_file
 from workbench.apps.cli.options import Commands, add_command
 from workbench.apps.cli.say import say
+from workbench.base.tables import terminal_width
 
 if TYPE_CHECKING:
     from workbench.kernels.attention.backend import AttentionBackend
@@ -29,7 +30,9 @@ BLOCK_SIZES = (8, 16, 32)
 TRIED_BACKENDS = ("metal", "cuda", "msl", "cpu", "gather")
 
 TIMED_LAUNCHES = 10
-WIDTH = 32
+NAME_WIDTH, WIDTH = 36, 32
+"""Columns of a probe's name, and of what a backend did with it."""
+
 MIN_SHOWN_SECONDS = 0.1
 """First runs that took less are not shown: nothing was compiled."""
 
@@ -103,6 +106,15 @@ def probes(full: bool = False) -> Iterator[Probe]:
                 yield Probe(name, mixed, 4, 2, head_dim, block_size, dtype)
 
 
+def _print_row(name: str, cells: Mapping[str, str], columns: Collection[str], width: int | None) -> None:
+    """Print a probe's results at once; below its name, each behind its column, where a terminal is too narrow."""
+    if width is None or NAME_WIDTH + WIDTH * len(columns) <= width:
+        print(f"{name:{NAME_WIDTH}}" + "".join(f"{cells.get(column, ''):>{WIDTH}}" for column in columns), flush=True)
+    elif name:
+        lines = [name, *(f"  {column:{max(map(len, columns))}}  {cell}" for column, cell in cells.items())]
+        print("\n".join(lines), flush=True)
+
+
 def print_check(names: list[str] | None = None, *, full: bool = False) -> int:
     """Print the table.
 
@@ -128,17 +140,15 @@ def print_check(names: list[str] | None = None, *, full: bool = False) -> int:
         "error relative to the largest element / allowed, the time of a launch, and of the first run if it compiled",
         "",
     )
-    print(f"{'':36}" + "".join(f"{column:>{WIDTH}}" for column in columns))
+    width = terminal_width()
+    _print_row("", dict(zip(columns, columns)), columns, width)
     num_wrong = 0
     compile_seconds: dict[str, float] = {}
     for probe in probes(full or bool(on_gpu)):
         tried = columns if full or _is_quick(probe) else on_gpu
         cells = {column: try_backend(columns[column], probe, v1=column.endswith(" v1")) for column in tried}
-        row = "".join(
-            f"{_cell(cells[column], probe, columns[column].name) if column in cells else '':>{WIDTH}}"
-            for column in columns
-        )
-        print(f"{probe.name:36}{row}", flush=True)
+        shown = {column: _cell(cells[column], probe, columns[column].name) for column in cells}
+        _print_row(probe.name, shown, columns, width)
         for column, outcome in cells.items():
             num_wrong += is_wrong(outcome, probe, columns[column].name)
             compile_seconds[column] = compile_seconds.get(column, 0.0) + outcome.first_seconds

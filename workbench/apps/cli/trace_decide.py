@@ -332,11 +332,11 @@ def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Predi
     for name in names:
         interval, now = prediction.intervals[name], predicted.get(name)
         texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.measured)]
-        change = f"{interval.value / now - 1:+.0%}" if now else ""
+        change = f"{interval.value / now - 1:+z.0%}" if now else ""
         changed = [shown(name, interval.value), change] if is_changed else []
         spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
         error = check.errors.get(name)
-        off = "" if error is None else f"{error:+.1%}".replace("-0.0%", "+0.0%")
+        off = "" if error is None else f"{error:+z.1%}"
         is_far = error is not None and abs(error) > MAX_ERROR
         table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
     width, interval_at = terminal_width(), len(table[0]) - 4

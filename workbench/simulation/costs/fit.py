@@ -102,7 +102,7 @@ class FitReport:
     @property
     def sentence(self) -> str:
         """The quality of the fit."""
-        drift = f"drift {self.drift.change:+.0%}" if self.drift.change else "no drift"
+        drift = f"drift {self.drift.change:+z.0%}" if self.drift.change else "no drift"
         share = len(self.stalls) / (self.num_fitted + self.num_held_out + len(self.stalls))
         return (
             f"fit of step durations: median error {self.median_error:.1%}, sum off by {self.total_error:.1%} on "

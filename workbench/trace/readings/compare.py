@@ -166,10 +166,12 @@ class Comparison:
         return lines
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """The headings and the rows of the requests; without latencies if these cannot be compared."""
+        """Headings and rows of the requests; without latencies that cannot be compared, and counts that are all 0."""
         unit = "" if self.unit == "s" else f" {self.unit}"
         latencies = () if self.counts_only else (f"TTFT{unit}", f"ITL{unit}")
-        title = ["request", *(f"{name} {side}" for name in (*latencies, "recomputed") for side in ("A", "B", "Δ"))]
+        has_waste = any(each.a.num_recomputed_tokens or each.b.num_recomputed_tokens for each in self.requests)
+        names = (*latencies, "recomputed") if has_waste or self.counts_only else latencies
+        title = ["request", *(f"{name} {side}" for name in names for side in ("A", "B", "Δ"))]
         latency = duration if self.unit == "s" else number
         rows = []
         for request in self.requests[:MAX_ROWS]:
@@ -177,7 +179,7 @@ class Comparison:
             itl = _cells(request.itl_a, request.itl_b, request.itl_delta, latency)
             times = [] if self.counts_only else [*ttft, *itl]
             recomputed = (request.a.num_recomputed_tokens, request.b.num_recomputed_tokens, request.waste_delta)
-            rows.append([request.request_id, *times, *_cells(*recomputed, number)])
+            rows.append([request.request_id, *times, *_cells(*recomputed, number)][: len(title)])
         return title, rows
 
     def __repr__(self) -> str:

@@ -306,6 +306,7 @@ def _summarise(
         for owned, free in zip(steps["owned_blocks"], steps["free_blocks"])
         if owned >= 0 and owned + free > 0
     ]
+    prefills = [one for each in requests.values() if (one := each.prefill)]
     return Summary(
         unit=unit,
         num_steps=num_steps,
@@ -326,7 +327,7 @@ def _summarise(
         ttft=latency_distribution(requests.values(), "ttft", timed),
         itl=Distribution.of(chain.from_iterable(request.gaps(unit) for request in requests.values()), unit=unit),
         queue=latency_distribution(requests.values(), "queue", timed),
-        prefill=Distribution.of(_in_unit([one for each in requests.values() if (one := each.prefill)], timed), unit=unit),
+        prefill=Distribution.of(_in_unit(prefills, timed), unit=unit),
         e2e=latency_distribution(requests.values(), "e2e", timed),
         first_step=steps["step"][0] if num_steps else 0,
         clock=clock,

@@ -40,7 +40,7 @@ class Change(NamedTuple):
         return self.num_agreeing == PARTS and abs(self.ratio - 1) >= MIN_CHANGE
 
     def __str__(self) -> str:
-        return f"{self.ratio - 1:+.0%} per request, in {self.num_agreeing} of {PARTS} parts of the run"
+        return f"{self.ratio - 1:+z.0%} per request, in {self.num_agreeing} of {PARTS} parts of the run"
 
 
 def typical_change(pairs: Sequence[tuple[float, float]]) -> Change | None:
