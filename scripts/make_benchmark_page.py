@@ -1,6 +1,6 @@
 """Write the numbers and figures of docs/benchmarks.md: ``python scripts/make_benchmark_page.py``.
 
-The text of the page is written by hand, and so is that of docs/models.md and docs/operations.md, which show some of the
+The text of the page is written by hand, and so is that of docs/models.md and docs/predictions.md, which show some of the
 numbers. This script
 writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check`` compares instead of writing,
 but for the marks of results that are older than their code: every commit may add some.
@@ -22,7 +22,7 @@ from model_tables import llama_cpp_table, models_table, quality_table, starts_ta
 from summary_tables import checkouts_summary, llama_cpp_summary, losses, served_summary, serving_summary
 
 ROOT = Path(__file__).parent.parent
-MODELS_PAGE, OPERATIONS_PAGE = ROOT / "docs" / "models.md", ROOT / "docs" / "operations.md"
+MODELS_PAGE, PREDICTIONS_PAGE = ROOT / "docs" / "models.md", ROOT / "docs" / "predictions.md"
 PAGE, IMAGES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images"
 
 SERVING_ROWS = {
@@ -326,7 +326,7 @@ MODELS_SECTIONS: dict[str, Callable[[], str]] = {
     "starts": starts_table,
 }
 
-OPERATIONS_SECTIONS: dict[str, Callable[[], str]] = {
+PREDICTIONS_SECTIONS: dict[str, Callable[[], str]] = {
     "predictions": lambda: prediction_table("prediction", "prediction-async", "prediction-cpu", "prediction-cpu-async"),
     "predictions of sessions": lambda: prediction_table("prediction-sessions-repeated"),
 }
@@ -356,7 +356,7 @@ def files() -> Iterator[tuple[Path, str]]:
     yield IMAGES / "bench-chunk-size.svg", chunk_size_figure(load("chunk_size_small"))
     yield IMAGES / "bench-watched.svg", watched_figure(load("watched"))
     yield IMAGES / "bench-arena.svg", arena_figure(load("cache_arena"))
-    pages = ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS), (OPERATIONS_PAGE, OPERATIONS_SECTIONS))
+    pages = ((PAGE, SECTIONS), (MODELS_PAGE, MODELS_SECTIONS), (PREDICTIONS_PAGE, PREDICTIONS_SECTIONS))
     for page, sections in pages:
         text = page.read_text()
         kept = text if "--check" in sys.argv else None
