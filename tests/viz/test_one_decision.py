@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -193,6 +194,25 @@ def test_the_error_that_is_told_is_that_of_the_values_that_are_shown():
     assert len(told) >= 2
     for name, word in WORDS.items():
         assert told.get(word, 0) == pytest.approx(100 * (predicted[name] / recorded[name] - 1), abs=1.0)
+
+
+SERVED = Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz"
+
+
+@pytest.mark.parametrize("seats", [6, 16])
+def test_a_value_that_is_not_to_be_relied_on_decides_nothing(seats):
+    """A stall is in the recorded gaps and in no predicted one."""
+    trace = Trace.load(SERVED)
+    check, facts = comparing(trace).check, changed_run(trace, None, 0, {"max_num_seqs": seats}).facts["measures"]
+    names = WORDS | {"ttft_max": "longest TTFT", "itl_max": "longest pause"}
+    far = {word for name, word in names.items() if abs(check.errors[name]) > MAX_ERROR}
+    assert {"P99 ITL", "longest pause"} <= far and not check.caution
+    marked = {row[0] for row in facts["measures"] if row[3].endswith(" (do not rely on it)")}
+    assert marked == {row[0] for row in facts["measures"]} & far and "P99 ITL" in marked
+    assert not any(word in facts["verdict"] for word in far) and "TTFT" in facts["verdict"]
+    assert terms_of_changes(trace, "ttft_mean") == ("s", False)
+    with pytest.raises(ValueError, match=r"off by -\d+%: choose another one"):
+        terms_of_changes(trace, "itl_max")
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.3])

@@ -372,7 +372,7 @@ def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predi
     teacher = Feed(engine, room=room)
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
-    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace: ("steps", False))
+    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace, name: ("steps", False))
     put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
@@ -391,7 +391,7 @@ def test_with_a_caution_less_than_it_names_is_a_tie_and_the_class_knows_before_t
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
     monkeypatch.setattr(
-        "workbench.viz.feed.terms_of_changes", lambda trace: ("s", kind in ("asked with it", "hit rate"))
+        "workbench.viz.feed.terms_of_changes", lambda trace, name: ("s", kind in ("asked with it", "hit rate"))
     )
     caution = "Compare the two." if kind in ("since then", "hit rate") else ""
     monkeypatch.setattr(
@@ -422,7 +422,7 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     teacher = Feed(engine, room=room)
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
-    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace: ("s", False))
+    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace, name: ("s", False))
     monkeypatch.setattr(
         "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: Changed(trace, {"no_times": "wild"})
     )

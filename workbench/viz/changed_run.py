@@ -11,6 +11,7 @@ from workbench.trace.readings.two_sides import NOTHING, Measure, extremes
 from workbench.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from workbench.analysis.check import Check
     from workbench.analysis.intervals import Prediction
     from workbench.analysis.predict import Predictor
 
@@ -51,19 +52,30 @@ class Changed(NamedTuple):
     limits: str = ""
 
 
-def terms_of_changes(trace: Trace) -> tuple[str, bool]:
+def terms_of_changes(trace: Trace, name: str = "") -> tuple[str, bool]:
     """The unit in which `changed_run` would answer now, and whether it would with a caution.
 
     The unit is "s", or "steps" if times cannot be predicted.
+
+    Args:
+        trace: The run.
+        name: A predicted value that is to decide; "" for none.
+
+    Raises:
+        ValueError: Its prediction of the run as it was is too far off to decide anything.
     """
     from workbench.analysis.predict import comparing
 
     if not len(trace) or not trace[-1].end or trace[0].step:
         return "steps", False
     try:
-        return "s", bool(comparing(trace).check.caution)
+        check = comparing(trace).check
     except (ValueError, TraceError):
         return "steps", False
+    if not check.caution and check.unreliable([name]):
+        off = f"{check.errors[name]:+.0%}"
+        raise ValueError(f"of this run as it was, the prediction of this measure is off by {off}: choose another one")
+    return "s", bool(check.caution)
 
 
 def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]) -> Changed:
@@ -88,7 +100,7 @@ def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes:
             values = values_with_work(pair[0]), values_with_work(pair[1])
             errors = with_work(predictor.check.errors, predictor, values[0].get(AT_WORK))
             limits = limits_of(changed, predictor)
-            facts = {"predicted": _words(predictor, errors, limits), "measures": _measures(*pair)}
+            facts = {"predicted": _words(predictor, errors, limits), "measures": _measures(*pair, predictor.check)}
             caution = predictor.check.caution
             told = {} if predictor.has_unended else errors
             return Changed(pair[1].trace, facts, pair[0].trace, caution, values, told, limits)
@@ -123,10 +135,11 @@ def with_work(errors: Mapping[str, float], predictor: Predictor, at_work: float 
     return {**errors, AT_WORK: at_work / length - 1} if known and at_work is not None else dict(errors)
 
 
-def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
+def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, Any]:
     """The measures of a comparison with their ranges, and its verdict, in place of those of two traces.
 
-    The longest times are among the measures only if the verdict names them.
+    A measure whose prediction of the run as it was is too far off is marked, and the verdict leaves it out, unless a
+    caution says how to read all of them. The longest times are among the measures only if the verdict names them.
     """
     rows, weighed = [], []
     has_idle = any(each.outcome.idle for each in (before, after))
@@ -135,9 +148,11 @@ def _measures(before: Prediction, after: Prediction) -> dict[str, Any]:
         if name in before.intervals and name in after.intervals:
             found = after[name]
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
-            weighed.append(measure)
+            is_reliable = bool(check.caution) or not check.unreliable([name])
+            weighed += [measure] if is_reliable else []
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
-            rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", measure.words])
+            change = measure.words if is_reliable else f"{measure.words} (do not rely on it)"
+            rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", change])
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
     verdict = nothing or extremes(weighed)
     rows = [row for row in rows if row[0] not in _LONGEST or row[0] in verdict]

@@ -25,7 +25,7 @@ from workbench.viz import router_duel
 from workbench.viz.background import in_background
 from workbench.viz.changed_run import Changed, changed_run, terms_of_changes
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import Score, question, settled
+from workbench.viz.duel import MEASURES, Score, question, settled
 from workbench.viz.export_html import PagePlace, html_page
 from workbench.viz.kernel_run import page as kernel_page
 from workbench.viz.layout.columns import columns_of
@@ -364,7 +364,7 @@ class Feed:
             trace = self._newest_trace()
             if changes and len(trace):
                 fork(at_step=_first_step(trace), **changes)
-            unit, is_rough = terms_of_changes(trace)
+            unit, is_rough = terms_of_changes(trace, MEASURES[values["measure"]].predicted if changes else "")
             self._bets = {**values, "unit": unit, "is_rough": is_rough, "now": trace.config}
 
         self._in_background(ask)
