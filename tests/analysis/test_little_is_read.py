@@ -59,9 +59,8 @@ def test_whether_a_fit_holds_is_known_before_all_steps_are_fitted(trace, monkeyp
     fitted, whole = [], Regression.coefficients
     monkeypatch.setattr(Regression, "coefficients", lambda self, steps: fitted.append(len(steps)) or whole(self, steps))
     explainer = explainer_of(trace)
-    num_steps = len(trace) - 1  # the first one warms up
-    assert explainer.misfit == "" and fitted == [num_steps - num_steps // 5]
-    assert explainer.model == CostModel.fit(trace)[0] and max(fitted) == num_steps
+    assert explainer.misfit == "" and fitted == [len(trace) - len(trace) // 5]
+    assert explainer.model == CostModel.fit(trace)[0] and max(fitted) == len(trace)
     num_fits = len(fitted)
     explainer.explain("r3")
     assert explainer.misfit == "" and len(fitted) == num_fits

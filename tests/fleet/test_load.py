@@ -152,7 +152,11 @@ def test_each_load_without_an_answer_has_its_closest_layout(demand):
         line = next(line for line in said if line.startswith(f"at {load}x"))
         assert line.endswith(f"closest: {row.replicas} replicas, whose worst value is {row.score:.3g} times its limit")
         assert said[place].split()[1] != "-"
-        assert line.startswith(f"at {load}x none of 1, 2 replicas meets the target, and no number can: even with a ")
+        alone = curve.points[place - 1].alone
+        words = (
+            "a replica for each request is no better" if row.score <= alone.score else "even with a replica for each "
+        )
+        assert line.startswith(f"at {load}x none of 1, 2 replicas meets the target, and no number can: {words}")
     first = curve.points[0]
     better = replace(first, closest=replace(first.closest, score=first.alone.score * 0.9))
     [line] = [line for line in repr(replace(curve, points=(better,))).splitlines() if line.startswith("at 1x")]

@@ -341,7 +341,7 @@ def test_a_recording_waits_for_its_first_step_and_the_error_of_one_replica_is_to
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("check, the recording predicted with one replica")]
     for name in ("ttft_p99", "itl_mean"):
-        off = f"off by {values[name] / measured[name] - 1:+.0%}"
+        off = f"off by {values[name] / measured[name] - 1:+z.0%}"
         assert f"{name} {duration(values[name])} (recorded {duration(measured[name])}, {off})" in line
 
 

@@ -39,6 +39,16 @@ class Noisy(CostModel):
         return super().step_seconds(chunks) * math.exp(self.rng.gauss(0, self.sigma))
 
 
+def as_recorded(run):
+    """The same run, as of an engine."""
+    trace = Trace(replace(run.meta, source="engine"))
+    for info in run.requests.values():
+        trace.add_request(info)
+    for record in run:
+        trace.append(record)
+    return trace
+
+
 def recording(sigma, seed=3, **config):
     """A recording whose steps have lognormal noise."""
     cost, rng = Noisy(**COST.to_dict()), random.Random(seed)
@@ -50,13 +60,7 @@ def recording(sigma, seed=3, **config):
         for n in range(24)
     ]
     config = {"max_num_batched_tokens": 192, "max_num_seqs": 8} | config
-    run = simulate({"config": config, "requests": requests}, cost_model=cost)
-    trace = Trace(replace(run.meta, source="engine"))
-    for info in run.requests.values():
-        trace.add_request(info)
-    for record in run:
-        trace.append(record)
-    return trace
+    return as_recorded(simulate({"config": config, "requests": requests}, cost_model=cost))
 
 
 def asked(trace, slo="ttft_p99=1000s"):
@@ -165,7 +169,8 @@ def few_prompts(slow):
     requests = [{"id": "long", "prompt": {"len": 1155}, "max_tokens": 40}]
     requests += [{"id": f"q{n}", "prompt": {"len": 8}, "max_tokens": 40} for n in range(5)]
     config = {"max_num_batched_tokens": 192, "max_num_seqs": 8}
-    return simulate({"config": config, "requests": requests}, cost_model=Uneven(fixed=0.01, per_prefill_token=0.006))
+    cost = Uneven(fixed=0.01, per_prefill_token=0.006)
+    return as_recorded(simulate({"config": config, "requests": requests}, cost_model=cost))
 
 
 @pytest.mark.parametrize("run", ["quiet", "noisy", "few prompts"])

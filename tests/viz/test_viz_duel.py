@@ -339,7 +339,7 @@ def test_a_duel_of_two_sizes_of_steps_that_can_only_count_steps_is_refused_befor
         outcome([run_], [fork(run_, 0, **changes)], "mean time to first token")
 
 
-@pytest.mark.parametrize("sigma", [0.15, 1.0])
+@pytest.mark.parametrize("sigma", [0.15, 0.8])
 def test_a_duel_in_seconds_is_one_of_two_predictions_and_says_how_far_that_of_the_run_is_off(teaching, sigma):
     trace = noisy(2, sigma)
     teacher, follower = teaching(trace)
@@ -685,7 +685,7 @@ def test_the_sides_of_a_duel_of_routers_begin_as_the_run_did(pause):
 
 def test_a_duel_of_routers_in_seconds_stays_one_when_steps_are_noisy():
     """The rule of all views decides, and not the fit alone: both sides are predictions, which are compared."""
-    trace = noisy(2, 1.0)
+    trace = noisy(2, 0.8)
     caution = comparing(trace).check.caution
     assert caution
     routers = {"a": "round_robin", "b": "consistent_hash", "replicas": 3}

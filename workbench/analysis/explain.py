@@ -21,7 +21,7 @@ from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
 from workbench.base.field_checks import integer
 from workbench.config import MAX_LORAS
-from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.costs.cost_model import CostModel, StepCost, as_step_cost
 from workbench.simulation.costs.fit import MIN_STEPS, Fit, FitReport
 from workbench.simulation.costs.slow_steps import compare_steps, slow_steps
 from workbench.simulation.costs.stalls import stalls
@@ -107,7 +107,7 @@ class Explainer:
         self.trace = trace
         self.metrics = metrics(trace)
         self.unit = self.metrics.summary.unit
-        self._given = cost_model
+        self._given = as_step_cost(cost_model)
         self._fit: Fit | None = None
         if cost_model is None and self.unit == "s":
             compared = compare_steps(trace)

@@ -20,7 +20,7 @@ from workbench.config import EngineConfig, SamplingParams
 from workbench.scheduler.policy import SchedulingPolicy, described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
-from workbench.simulation.costs.cost_model import StepCost
+from workbench.simulation.costs.cost_model import StepCost, as_step_cost
 from workbench.simulation.limits import MAX_STEPS, count_prompt_tokens
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
@@ -78,6 +78,7 @@ def fork(
             f"a fork runs from step 0, and this trace has only {trace.steps_in_words}: fork an engine that keeps every "
             "step (keep_steps=None), or a whole recording"
         )
+    cost_model = as_step_cost(cost_model)
     for request_id in without:
         trace.requests[request_id]  # which says what there is instead
     changes = ", ".join(f"{name}={value!r}" for name, value in config_changes.items())

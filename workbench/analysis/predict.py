@@ -31,7 +31,7 @@ from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy
-from workbench.simulation.costs.cost_model import CostModel, step_costs
+from workbench.simulation.costs.cost_model import CostModel, as_step_cost, step_costs
 from workbench.simulation.costs.drift import Drift
 from workbench.simulation.costs.fit import FitReport, without_stalls, without_trend
 from workbench.simulation.costs.step_noise import Replayed, StepNoise
@@ -129,8 +129,8 @@ class Predictor:
             self._models = CostModel.bootstrap(steps, num_draws)
             self._noise = StepNoise.of(self.model, steps)
         else:
-            self.model = cost_model
-            self._models = [cost_model] * num_draws
+            self.model = as_step_cost(cost_model)
+            self._models = [self.model] * num_draws
 
     @cached_property
     def recorded(self) -> dict[str, float]:

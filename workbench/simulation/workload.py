@@ -35,7 +35,7 @@ from workbench.base.outside_files import read_json
 from workbench.base.text import shown
 from workbench.config import EngineConfig, SamplingParams
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order, read_generated
-from workbench.simulation.costs.cost_model import CostModel
+from workbench.simulation.costs.cost_model import CostModel, as_step_cost
 from workbench.simulation.limits import MAX_NESTING, MAX_PROMPT_TOKENS, count_prompt_tokens
 from workbench.speculation import MAX_DRAFTS, SPEC_METHODS
 
@@ -78,8 +78,8 @@ def read_simulation(
         ValueError: The workload is malformed, or its requests have times and there is no cost model.
     """
     content = dict(json_object("workload", read_json_workload(workload), _WORKLOAD_FIELDS))
-    if (coefficients := content.pop("cost_model", None)) is not None and cost_model is None:
-        cost_model = CostModel.from_dict(coefficients)
+    coefficients = content.pop("cost_model", None)
+    cost_model = as_step_cost(coefficients if cost_model is None else cost_model)
     if "generate" not in content:
         config, arrivals = read_workload(content)
         return config, sorted(arrivals, key=arrival_order), cost_model

@@ -22,7 +22,7 @@ from workbench.config import EngineConfig
 from workbench.scheduler.policy import described
 from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival, arrival_order
-from workbench.simulation.costs.cost_model import CostModel, StepCost
+from workbench.simulation.costs.cost_model import CostModel, StepCost, as_step_cost
 from workbench.simulation.follow_ups import FollowUps
 from workbench.simulation.limits import MAX_STEPS
 from workbench.simulation.run import SimulatedRun
@@ -81,7 +81,7 @@ def simulate_fleet(
         >>> run.assignments
         {'r0': 0, 'r1': 1, 'r2': 0, 'r3': 1}
     """
-    given, arrivals, model, sessions = read_fleet(workload, cost_model if isinstance(cost_model, CostModel) else None)
+    given, arrivals, model, sessions = read_fleet(workload, None if isinstance(cost_model, Sequence) else cost_model)
     base = config if isinstance(config, EngineConfig) else given.replace(**(config or {}))
     configs = _configs(base, replicas)
     models = _one_each(cost_model, len(configs), model)
@@ -277,5 +277,5 @@ def _one_each(
     if isinstance(given, Sequence):
         if len(given) != count:
             raise ValueError(f"cost_model must be one, or one for each of the {count} replicas, got {len(given)}")
-        return given
-    return [given or default] * count
+        return [as_step_cost(each) for each in given]
+    return [as_step_cost(given) or default] * count

@@ -17,7 +17,7 @@ each row costs its arithmetic. Coefficients are never negative: more work does n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from typing import Any, Protocol
@@ -50,6 +50,26 @@ class StepCost(Protocol):
 
     def step_seconds(self, chunks: Sequence[Any], /) -> float:
         """Duration of a step with these chunks."""
+
+
+def as_step_cost(given: Any) -> Any:
+    """What a caller gave as ``cost_model``, with coefficients by name as a CostModel.
+
+    Raises:
+        ValueError: It is nothing that gives the duration of a step.
+
+    Example:
+        >>> as_step_cost({"fixed": 0.01}).fixed
+        0.01
+    """
+    if isinstance(given, Mapping):
+        return CostModel.from_dict(dict(given))
+    if given is not None and not hasattr(given, "step_seconds"):
+        raise ValueError(
+            "cost_model must be a CostModel, such as CostModel(fixed=0.01) or the first of CostModel.fit(trace), or a "
+            f"mapping of its coefficients to seconds, got {shown(given)}"
+        )
+    return given
 
 
 def step_features(chunks: Sequence[_Chunk]) -> tuple[int, int, int, int]:
@@ -165,8 +185,8 @@ class CostModel:
     def fit(cls, *traces: Trace, steps: StepCosts | None = None, rough: bool = False) -> tuple[CostModel, FitReport]:
         """Fit the coefficients to the measured steps of one or more traces.
 
-        The predictions add up to the measured time. The first step of each trace, which compiles and warms up, is left
-        out; overlapping steps are counted once (`workbench.trace.readings.durations`).
+        The predictions add up to the measured time. The first step of each trace that was not simulated, which
+        compiles and warms up, is left out; overlapping steps are counted once (`workbench.trace.readings.durations`).
 
         Args:
             *traces: Traces with timings, of an engine or recorded from another engine.

@@ -13,6 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from workbench.trace import StepRecord, Trace
+from workbench.trace.readings.compare import is_simulated
 
 PAUSE_FACTOR = 10
 """A time between two steps this many times longer than the usual one is a pause of the engine, not work."""
@@ -36,7 +37,9 @@ class MeasuredStep(NamedTuple):
 
 
 def measured_steps(trace: Trace) -> Iterator[MeasuredStep]:
-    """The steps with chunks whose duration is known, in order; the first one, which compiles and warms up, is left out.
+    """The steps with chunks whose duration is known, in order.
+
+    The first one, which compiles and warms up, is left out, unless the run was simulated.
 
     Args:
         trace: A trace with timings.
@@ -45,7 +48,7 @@ def measured_steps(trace: Trace) -> Iterator[MeasuredStep]:
     gaps = [record.time - before.end if leaves_work(before) else None for before, record in pairwise(records)]
     counts_gaps = not trace.meta.source.startswith(("engine", "simulation"))
     longest_gap = _longest_gap(gaps) if counts_gaps else 0.0
-    is_first = True
+    is_first = not is_simulated(trace)
     for record, gap in zip(records, [None, *gaps]):
         if record.chunks and (seconds := record.duration) > 0:
             pause = 0.0
