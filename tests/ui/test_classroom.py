@@ -319,7 +319,7 @@ def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_l
         for page in (teacher, follower):
             assert not page.root.locator("[data-panel=timeline]").is_visible(), "no picture before the bets"
         asked = follower.root.get_by_role("region", name="Class").text_content()
-        assert "A is this run, with num_blocks 128. B has the same requests with num_blocks 16." in asked
+        assert "A is this run, with KV blocks 128. B has the same requests with KV blocks 16." in asked
         for name in ("What if", "Which setting?"):
             assert teacher.root.get_by_role("button", name=name).first.is_visible()
             assert follower.root.get_by_role("button", name=name).count() == 0, "nor its answer"

@@ -3,6 +3,8 @@
 import pytest
 from viz_traces import random_trace
 
+from workbench import simulate
+
 CLOCK = "globalThis.milliseconds = 0; performance.now = () => milliseconds;"
 """The page's time stands still until the test moves it: four seconds of a scene are not waited for."""
 
@@ -130,3 +132,39 @@ def test_the_words_of_a_scene_are_large_enough_to_read(browser, tmp_path, width)
     page.evaluate(f"{FILM}.draw()")
     assert page.evaluate(f"[{FILM}.canvas.width, {FILM}.canvas.height]") == [960, 540]
     context.close()
+
+
+@pytest.mark.parametrize("budget", [256, 2048])
+def test_every_decode_has_a_piece_of_the_budget_that_is_seen(browser, tmp_path, budget):
+    """A decode is one token of a budget as wide as the film: each has the hue that its reply has elsewhere."""
+    requests = [{"id": f"r{n}", "prompt": {"len": 4}, "max_tokens": 9} for n in range(12)]
+    config = {"max_num_batched_tokens": budget, "max_num_seqs": 32}
+    simulate({"config": config, "requests": requests}).to_html(tmp_path / "run.html")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.add_init_script(CLOCK)
+    page.goto((tmp_path / "run.html").as_uri())
+    page.wait_for_function("() => document.querySelector('.wb-root')?.workbench?.store.numSteps > 0")
+    page.evaluate("() => document.querySelector('.wb-root').workbench.cursor.seek(4)")
+    page.get_by_role("button", name="Explain this step").click()
+    page.wait_for_function(f"() => {FILM}.playing")
+    page.evaluate("() => milliseconds += 3500")
+    page.wait_for_function(f"() => {FILM}.time === 3.5")
+    found = page.evaluate(
+        f"""() => {{
+          const {{ canvas, view }} = {FILM}, context = canvas.getContext("2d");
+          const row = context.getImageData(0, 175, canvas.width, 1).data, hues = new Map();
+          const theme = document.createElement("canvas").getContext("2d");
+          for (let r = 0; r < 12; r++) {{
+            theme.fillStyle = view.theme.decode(r);
+            theme.fillRect(0, 0, 1, 1);
+            const [red, green, blue] = theme.getImageData(0, 0, 1, 1).data;
+            let count = 0;
+            for (let x = 0; x < row.length; x += 4)
+              count += Math.abs(row[x] - red) + Math.abs(row[x + 1] - green) + Math.abs(row[x + 2] - blue) < 12;
+            hues.set(`${{[red, green, blue]}}`, count);
+          }}
+          return [...hues.values()];
+        }}"""
+    )
+    assert len(found) > 4 and min(found) >= 1, found
+    page.close()

@@ -160,6 +160,22 @@ def test_a_place_out_of_range_is_refused(room, values):
         room.take(teacher, "lead", **values)
 
 
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("1,281, 512, 64", ["1,281", "512", "64"]),
+        ("64,128,256", ["64", "128", "256"]),
+        ("a,b, c", ["a", "b", "c"]),
+        ("long,paris, 1,281 tokens", ["long", "paris", "1,281 tokens"]),
+        ("x , y", ["x", "y"]),
+    ],
+)
+def test_a_comma_of_a_number_separates_nothing_where_others_have_a_space(room, text, choices):
+    teacher = enter(room, "teacher", room.key)
+    room.take(teacher, "ask", text="Which?", choices=text)
+    assert room.facts(teacher)["question"]["choices"] == choices
+
+
 def test_the_spread_of_choices_counts_each_followers_last_answer(room):
     rng = random.Random(4)
     teacher, followers = enter(room, "teacher", room.key), [enter(room, "follower") for _ in range(20)]

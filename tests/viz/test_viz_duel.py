@@ -22,7 +22,16 @@ from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz.bundle import bundle
 from workbench.viz.changed_run import Changed, changed_run
 from workbench.viz.classroom import Classroom
-from workbench.viz.duel import FLEET_ONLY, MEASURES, SIDES, changes_of_fleets, measure_words, outcome, question
+from workbench.viz.duel import (
+    FLEET_ONLY,
+    MEASURES,
+    SETTINGS,
+    SIDES,
+    changes_of_fleets,
+    measure_words,
+    outcome,
+    question,
+)
 from workbench.viz.feed import Feed
 from workbench.viz.fleet_rows import fleet_svgs
 from workbench.viz.router_duel import _sides, offered, settled
@@ -437,7 +446,7 @@ def test_the_class_bets_and_the_score_is_told_to_all(lesson):
     measure, changes = "time until all are finished", {"num_blocks": 20}
     put(teacher, {"what": "bet", "changes": changes, "measure": measure})
     asked = followers[0].status()["class"]["question"]
-    assert asked["choices"] == list(SIDES) and "num_blocks 20" in asked["text"]
+    assert asked["choices"] == list(SIDES) and "KV blocks 20" in asked["text"]
     for follower, bet in zip(followers, ["A", "A", "B"], strict=False):
         follower.handle({"name": "class", "args": {"what": "answer", "number": asked["number"], "value": bet}})
     assert teacher.status()["class"]["spread"] == [("A", 2), ("B", 1), ("neither", 0)]
@@ -697,3 +706,9 @@ def test_a_duel_of_routers_in_seconds_stays_one_when_steps_are_noisy():
     assert "with times predicted from its own step costs" in told and caution[:-1] in told
     told = settled(noisy(1, 4.0), routers, "mean time to first token").notes[-1]
     assert "counted in steps, because no times can be predicted" in told
+
+
+def test_the_question_has_the_words_of_the_sliders():
+    text = (Path(workbench.__file__).parent / "viz" / "js" / "what_if.js").read_text()
+    fields = dict(re.findall(r'^  \["(\w+)", "([\w ]+)", \[', text, re.MULTILINE))
+    assert fields == SETTINGS and len(fields) == 4

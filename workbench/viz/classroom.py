@@ -11,6 +11,7 @@ long as no teacher is there.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from bisect import bisect_right
 from collections import Counter
@@ -245,10 +246,14 @@ class Classroom:
         self._may_ask = bool(allowed)
 
     def _ask(self, visitor: Visitor, text: str, choices: str = "") -> None:
-        """Ask for a prediction: one of the choices, which commas separate, or a number if there are none."""
+        """Ask for a prediction: one of the choices, which commas separate, or a number if there are none.
+
+        A comma between two digits is one of a number, such as 1,281, if others have a space behind them.
+        """
         self._teacher(visitor)
+        comma = r",\s+|,(?!\d)|(?<!\d)," if re.search(r",\s+\d", str(choices)) else ","
         options = list(
-            dict.fromkeys(option.strip()[:MAX_CHOICE] for option in str(choices).split(",") if option.strip())
+            dict.fromkeys(option.strip()[:MAX_CHOICE] for option in re.split(comma, str(choices)) if option.strip())
         )
         if not 1 <= len(str(text).strip()) <= MAX_TEXT:
             raise ValueError(f"the question must have from 1 to {MAX_TEXT} characters")

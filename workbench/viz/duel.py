@@ -129,6 +129,15 @@ def counts_alone(num_replicas: int = 1) -> list[tuple[str, str]]:
     return [(name, words) for name, words in measure_words(num_replicas) if not is_time(name)]
 
 
+SETTINGS = {
+    "max_num_batched_tokens": "token budget",
+    "max_num_seqs": "seats",
+    "num_blocks": "KV blocks",
+    "long_prefill_token_threshold": "chunk cap",
+}
+"""The words of the sliders of *What if* (js/what_if.js), by field."""
+
+
 class Score(NamedTuple):
     """The end of a duel.
 
@@ -180,8 +189,8 @@ def question(
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
     if not changes:
         raise ValueError("a duel needs a setting that differs: move a slider first")
-    what = ", ".join(f"{name} {value}" for name, value in changes.items())
-    known = ", ".join(f"{name} {now[name]}" for name in changes if name in now) if now else ""
+    what = ", ".join(f"{SETTINGS.get(name, name)} {value}" for name, value in changes.items())
+    known = ", ".join(f"{SETTINGS.get(name, name)} {now[name]}" for name in changes if name in now) if now else ""
     return f"A is this run{f', with {known}' if known else ''}. B has the same requests with {what}. {which}"
 
 

@@ -34,6 +34,10 @@ export const PHONE_FRAME = {
 };
 
 const MOST_ROWS = 9;
+/** Least width of a piece of the budget in pixels, and the width from which pieces have an outline. */
+const LEAST_WIDTH = 2, OUTLINED = 6;
+/** Tokens that fill less than this part of the budget are drawn once more, as wide as the budget. */
+const ENLARGED = 4;
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 
 const PAINTERS = { schedule, blocks, mask, attention, sample };
@@ -121,24 +125,38 @@ function penFor(context, frame, { store, theme }) {
 }
 
 function schedule(pen, { budget, bars, waits }, share) {
-  const { bar, box, colours, hue, isFilm, left, line, nameOf, text, top, width } = pen;
-  const used = bars.at(-1)?.to ?? 0, shown = share * used, scale = width / Math.max(1, budget, used);
+  const { bar, box, colours, isFilm, left, line, nameOf, text, top, width } = pen;
+  const used = bars.at(-1)?.to ?? 0, scale = width / Math.max(1, budget, used);
   text(isFilm ? "token budget" : "budget", left - 10, top + bar / 2, { align: "right" });
   box(left, top, budget * scale, bar, colours.surface, colours.hairline);
-  for (const { request, from, to, decode } of bars.filter((each) => each.from < shown)) {
-    const x = left + from * scale, wide = (Math.min(to, shown) - from) * scale, fill = hue(request, decode);
-    box(x, top, wide, bar, fill, colours.background);
-    const words = `${nameOf(request)}: ${formatNumber(to - from)}`;
-    if (wide > 9 * words.length) text(words, x + wide / 2, top + bar / 2, { align: "center", colour: inkOn(fill) });
-  }
+  pieces(pen, bars, top, scale, share * used);
   text(`${formatNumber(used)} of ${formatNumber(budget)} tokens`, left, top + bar + line - 2, { colour: "muted" });
+  let below = top + bar + 3 * line - 8;
+  if (used && used * scale < width / ENLARGED) {
+    text("enlarged", left - 10, below + bar / 2 - line, { align: "right" });
+    pieces(pen, bars, below - line, width / used, share * used);
+    below += bar + line;
+  }
   if (!waits.length || share < 1) return;
-  const below = top + bar + 3 * line - 8;
   text("left out", left - 10, below, { align: "right" });
   waits.slice(0, 6).forEach(({ request, why }, i) => {
     text(plain([nameOf(request), why].filter(Boolean).join(": "), 90), left, below + i * line);
   });
   if (waits.length > 6) text(`and ${formatNumber(waits.length - 6)} more`, left, below + 6 * line, { colour: "muted" });
+}
+
+/** The tokens of a step side by side, those before `shown`, each with as many of its words as fit. */
+function pieces({ bar, box, colours, hue, left, nameOf, text }, bars, y, scale, shown) {
+  let end = left;
+  for (const { request, from, to, decode } of bars.filter((each) => each.from < shown)) {
+    const x = Math.max(end, left + from * scale), fill = hue(request, decode);
+    const wide = Math.max(LEAST_WIDTH, (Math.min(to, shown) - from) * scale);
+    box(x, y, wide, bar, fill, wide > OUTLINED ? colours.background : null);
+    const name = nameOf(request), words = [`${name}: ${formatNumber(to - from)}`, name];
+    const fitting = words.find((each) => wide > 9 * each.length);
+    if (fitting) text(fitting, x + wide / 2, y + bar / 2, { align: "center", colour: inkOn(fill) });
+    end = x + wide;
+  }
 }
 
 function blocks(pen, { rows }, share) {
