@@ -601,3 +601,23 @@ def test_the_card_has_one_value_for_a_setting_and_all_that_limits_it(recording, 
         sizes = [f"{most:,} {SIZES[size]}" for size, (_, most) in candidate.prediction.outcome.extrapolated.items()]
         assert all((f"{word} up to {', '.join(sizes)}" in each) == bool(sizes) for each in (told, said)), told
     assert "Extrapolated beyond the largest measured step (8 sequences" in told
+
+
+@pytest.mark.parametrize(("num_blocks", "grid"), [(120, None), (4000, None), (120, {"num_blocks": [120, 240]})])
+def test_a_pool_that_was_full_is_named_where_no_other_size_was_tried(num_blocks, grid):
+    rng = random.Random(5)
+    requests = [
+        {"id": f"r{i}", "prompt": {"len": rng.randint(100, 500)}, "max_tokens": 60, "arrival_time": i / 9}
+        for i in range(30)
+    ]
+    trace = simulate({"config": CONFIG | {"num_blocks": num_blocks}, "requests": requests}, cost_model=Machine())
+    is_full = trace.metrics().summary.peak_kv_use > 0.95
+    assert is_full == (num_blocks == 120)
+    tuning = trace.tune("ttft_p99=1ms", grid=grid)
+    told = [note for note in tuning.notes if note.startswith("the KV pool was full at times (")]
+    assert bool(told) == (is_full and grid is None) and all("of 120 blocks" in note for note in told)
+    assert all(
+        note[1:] in " ".join(tuning_facts(tuning)["notes"]) for note in (each.removesuffix(".") for each in told)
+    )
+    met = trace.tune("ttft_p99=1000s")
+    assert not any("KV pool" in note for note in met.notes), "the target is met"

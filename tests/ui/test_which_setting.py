@@ -76,7 +76,7 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     )
     for number in range(2, 2 + len(tuning.runners_up)):
         assert svg.count(f">{number}.</text>") == 2, "the numbers are those of the table"
-    assert "P99 time to first token (s)" in svg and "P99 inter-token latency (s)" in svg
+    assert "P99 time to first token (s)" in svg and "P99 inter-token latency (ms)" in svg
     page.wait("view.status.tuning === null")
     page.frame()
     assert dialog.get_by_role("button", name="Cancel").is_hidden() and dialog.locator("progress").is_hidden()

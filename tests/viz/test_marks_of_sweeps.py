@@ -197,19 +197,22 @@ def test_the_marks_of_a_tuning(is_best, slow):
         check=Check(None),
     )  # fmt: skip
     marks = tuning_marks(tuning)
-    unit, factor = ("s", 1) if slow else ("ms", 1000)
+    drawn = [each for each in (best, *(() if is_best else (current,)), *runners_up) if each.prediction.intervals]
+    seconds = {name: max(each.values[name] for each in drawn) >= 1 for name in ("tpot_p50", "ttft_p99")}
+    assert seconds["ttft_p99"] == slow, "each time has its unit"
+    units = {name: "s" if is_long else "ms" for name, is_long in seconds.items()}
     worst = max(("tpot_p50", "ttft_p99"), key=lambda name: best.values[name])
     names = [worst, *({"tpot_p50", "ttft_p99"} - {worst})]
-    titles = {"tpot_p50": f"P50 time per output token ({unit})", "ttft_p99": f"P99 time to first token ({unit})"}
+    titles = {"tpot_p50": "P50 time per output token", "ttft_p99": "P99 time to first token"}
+    titles = {name: f"{words} ({units[name]})" for name, words in titles.items()}
     assert [panel.titles for panel in marks.panels] == [("output tokens per second", titles[name]) for name in names]
-    drawn = [each for each in (best, *(() if is_best else (current,)), *runners_up) if each.prediction.intervals]
     words = ["keep" if is_best else "best", *(() if is_best else ("now",)), "2.", "3."]
     for panel, name in zip(marks.panels, names):
         assert {(point.ring, point.x, point.y, point.number) for point in panel.points} == {
             (
                 word,
                 each.values["output_throughput"],
-                each.values[name] * factor,
+                each.values[name] * (1 if seconds[name] else 1000),
                 None if each.changes["seats"] == 3 else "",
             )
             for word, each in zip(words, drawn, strict=True)

@@ -438,7 +438,8 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
-    assert "this counts steps" in teacher.status()["class"]["score"]["notes"][0]
+    nothing, note = teacher.status()["class"]["score"]["notes"]
+    assert nothing == "Nothing changes, every step is as before." and "this counts steps" in note
 
 
 def test_the_class_bets_and_the_score_is_told_to_all(lesson):

@@ -21,6 +21,7 @@ from workbench.base.progress import progress_bar
 from workbench.base.text import settings_text
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
+from workbench.trace.readings.metrics import percent
 
 NUM_FINALISTS = 4
 """Number of settings that are predicted with intervals after the sweep."""
@@ -30,6 +31,10 @@ MAX_RUNS = 2000
 
 LOSES_RATIO, LOSES_SECONDS = 1.05, 0.01
 """A request loses if its end comes later by more than this factor and by more than this time."""
+
+
+FULL = 0.95
+"""Peak use of the KV pool from which its size may be what a target fails by."""
 
 
 def default_grid(trace: Trace) -> dict[str, list[Any]]:
@@ -155,6 +160,12 @@ def tune(
         or current_verdict != "meets"
         or (_verdict(c.prediction, limits, predictor.check, {}) == "meets" and _surely_better(c, current, limits))
     ]
+    peak = current.values.get("peak_kv_use", 0.0)
+    if peak >= FULL and "num_blocks" not in grid and min(each.score for each in finalists) > 1:
+        notes.append(
+            f"the KV pool was full at times ({percent(peak)} of {recorded_config(trace).num_blocks:,} blocks), and no "
+            "other size was tried: see what more num_blocks change"
+        )
     first = min(allowed, key=lambda candidate: candidate.score)
     # Few changes do not justify a setting that is further from the target than the recorded one.
     equals = [c for c in allowed if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.base.field_checks import choice
+from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, amount, number, percent
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
-from workbench.trace.readings.two_sides import BOUNDS, UNEQUAL, has_unequal_steps
+from workbench.trace.readings.two_sides import BOUNDS, NOTHING, UNEQUAL, has_unequal_steps
 from workbench.trace.trace import Trace
 from workbench.viz.changed_run import AT_WORK, BOTH
 from workbench.viz.layout.comparison import change_words
@@ -232,6 +233,8 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str, is_rough: b
     """
     a, b = [trace] if changed.unchanged is None else [changed.unchanged], [changed.trace]
     notes = []
+    if compare(*a, *b).first_divergence is None:
+        notes.append(f"{NOTHING[0].upper()}{NOTHING[1:]}.")
     if unit == "s" and "no_times" in changed.facts:
         notes.append("The question was about seconds. Times vary too much by now, so this counts steps.")
     elif unit == "s" and changed.values is not None and is_time(measure):

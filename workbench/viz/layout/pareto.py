@@ -84,7 +84,7 @@ def pareto_marks(
     Raises:
         ValueError: No row has all three results.
     """
-    return _marks(rows, settings, ringed, [(name, upwards) for name in across], unit)
+    return _marks(rows, settings, ringed, [(name, upwards) for name in across], dict.fromkeys((*across, upwards), unit))
 
 
 def _marks(
@@ -92,9 +92,9 @@ def _marks(
     settings: Sequence[str],
     ringed: Sequence[tuple[str, Mapping[str, Any]]],
     axes: Sequence[tuple[str, str]],
-    unit: str,
+    units: Mapping[str, str],
 ) -> ParetoMarks:
-    """The same with the horizontal and the vertical axis of each panel."""
+    """The same with the horizontal and the vertical axis of each panel, and the unit of each time."""
     needed = tuple(dict.fromkeys(name for pair in axes for name in reversed(pair)))
     shown = [row for row in rows if all(row.get(name) is not None for name in needed)]
     if not shown:
@@ -107,11 +107,11 @@ def _marks(
 
     def panel(name: str, upwards: str) -> ParetoPanel:
         points = [
-            ParetoPoint(_value(row, name, unit), _value(row, upwards, unit), numbers.get(id(row)), rings.get(id(row)))
+            ParetoPoint(_value(row, name, units), _value(row, upwards, units), numbers.get(id(row)), rings.get(id(row)))
             for row in ordered
         ]
         axes = Axis.around([point.x for point in points]), Axis.around([point.y for point in points])
-        return ParetoPanel((_title(name, unit, has_idle), _title(upwards, unit, has_idle)), axes, points)
+        return ParetoPanel((_title(name, units, has_idle), _title(upwards, units, has_idle)), axes, points)
 
     lines = [(numbers[id(row)], settings_text({name: row[name] for name in settings})) for row in front]
     return ParetoMarks([panel(*pair) for pair in axes], len(shown), len(front), lines if settings else [])
@@ -125,21 +125,21 @@ def tuning_marks(tuning: Any) -> ParetoMarks:
     rows, slo, values = tuning.points, tuning.slo, tuning.best.values
     times = [name for name in slo if name not in _COUNTS and name in values] or ["ttft_mean"]
     worst = sorted(times, key=lambda name: -values.get(name, 0.0) / slo.get(name, 1.0))[:MAX_PANELS]
-    known = [row[name] for row in rows for name in worst if row.get(name) is not None]
-    unit = "s" if max(known, default=0.0) >= 1 else "ms"
+    largest = {name: max((row[name] for row in rows if row.get(name) is not None), default=0.0) for name in worst}
+    units = {name: "s" if seconds >= 1 else "ms" for name, seconds in largest.items()}
     axes = [("output_throughput", name) for name in worst]
-    return _marks(rows, (), [(row["word"], row) for row in rows], axes, unit)
+    return _marks(rows, (), [(row["word"], row) for row in rows], axes, units)
 
 
-def _value(row: Mapping[str, Any], name: str, unit: str) -> float:
-    return float(row[name]) * (1000.0 if name not in _COUNTS and unit == "ms" else 1.0)
+def _value(row: Mapping[str, Any], name: str, units: Mapping[str, str]) -> float:
+    return float(row[name]) * (1000.0 if name not in _COUNTS and units[name] == "ms" else 1.0)
 
 
-def _title(name: str, unit: str, has_idle: bool) -> str:
+def _title(name: str, units: Mapping[str, str], has_idle: bool) -> str:
     """The title of an axis, such as "P99 time to first token (s)"; that of a rate says how it counts idle time."""
     if name in _COUNTS:
         return _COUNTS[name] + (" without idle time" if has_idle and name == "output_throughput" else "")
     kind, _, which = name.rpartition("_")
     if kind not in _TIMES:
-        return f"{name} ({unit})"
-    return f"{which.replace('p', 'P') if which != 'mean' else which} {_TIMES[kind]} ({unit})"
+        return f"{name} ({units[name]})"
+    return f"{which.replace('p', 'P') if which != 'mean' else which} {_TIMES[kind]} ({units[name]})"
