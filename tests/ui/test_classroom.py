@@ -120,6 +120,10 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
         assert shown.locator("dd").all_text_contents() == ["0 (0%)", "1 (50%)", "1 (50%)"]
     assert "You answered r2." in box.text_content() and "You answered" not in lesson.text_content()
     assert teacher.root.locator("[data-panel=timeline]").is_visible()
+    lesson.get_by_role("button", name="r2", exact=True).click()
+    for shown in (lesson, box):
+        shown.get_by_text("It was r2. 1 of 2 answers is right.").wait_for()
+    assert lesson.get_by_role("button", name="r2", exact=True).count() == 0, "it is told"
     lesson.get_by_role("button", name="Close").click()
     box.get_by_text("Who waits in step 12?").wait_for(state="detached")
     lesson.get_by_label("Question").fill("How many steps?")
@@ -132,6 +136,10 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     teacher.wait("view.status.class.spread.length === 1 && view.status.class.spread[0][0] === '1,000,042'")
     lesson.get_by_role("button", name="Show the picture").click()
     followers[0].root.get_by_text("You answered 1,000,042.").wait_for()
+    lesson.get_by_label("The right answer").fill("1000040")
+    lesson.get_by_role("button", name="Tell the class").click()
+    told = "It was 1,000,040. 0 of 1 answer are right. The nearest answer is 1,000,042."
+    followers[0].root.get_by_text(told).wait_for()
 
 
 def tells_nothing(page):

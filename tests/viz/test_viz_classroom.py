@@ -241,6 +241,31 @@ def test_one_answer_given_by_most_has_a_bar_alone(room):
     assert room.facts(teacher)["spread"] == [("below 7", 11), ("7", 41), ("above 7", 0)]
 
 
+@pytest.mark.parametrize("choices", ["", "40, 71, 80"])
+def test_the_teacher_tells_the_right_answer_and_how_many_gave_it(room, choices):
+    teacher, followers = enter(room, "teacher", room.key), [enter(room, "follower") for _ in range(4)]
+    answers = ["40", "71", "80", "71"] if choices else [40, 68, 90, 70.5]
+    with pytest.raises(ValueError, match="show the picture"):
+        room.take(teacher, "mark", value=71)
+    room.take(teacher, "ask", text="How many steps?", choices=choices)
+    for follower, answer in zip(followers, answers):
+        room.take(follower, "answer", number=1, value=answer)
+    with pytest.raises(ValueError, match="show the picture"):
+        room.take(teacher, "mark", value=71)
+    room.take(teacher, "end")
+    assert "right" not in room.facts(followers[0])["score"]
+    with pytest.raises(ValueError, match="only the teacher"):
+        room.take(followers[0], "mark", value=71)
+    with pytest.raises(ValueError, match="answer must be"):
+        room.take(teacher, "mark", value="50" if choices else "much")
+    room.take(teacher, "mark", value="71" if choices else 71)
+    score = room.facts(followers[1])["score"]
+    assert (score["right"], score["num_right"], score["num_given"]) == (("71", 2, 4) if choices else (71, 0, 4))
+    assert score["nearest"] == (None if choices else 70.5) and score["mine"] == answers[1]
+    room.take(teacher, "ask", text="And now?", choices=choices)
+    assert room.facts(followers[1])["score"] is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_one_visitor_sends_changes_nothing_for_the_others(room, seed):
     """Every command with every kind of value, between honest ones; a control shows that the honest ones count."""
@@ -252,7 +277,7 @@ def test_whatever_one_visitor_sends_changes_nothing_for_the_others(room, seed):
         room.take(honest, "answer", number=number, value=4)
         before = room.facts(honest), room.facts(teacher)
         for _ in range(50):
-            what = rng.choice(["answer", "lead", "ask", "end", "code", "join", "_spread", "__init__"])
+            what = rng.choice(["answer", "lead", "ask", "end", "mark", "code", "join", "_spread", "__init__"])
             names = ["number", "value", "role", "key", "text", "choices", "view", "step", "follow", "request", "link"]
             names.append("visitor_id")
             given = {name: rng.choice(values) for name in rng.sample(names, rng.randrange(4))}

@@ -154,7 +154,7 @@ class Classroom:
         return "only the teacher controls the engine: a page of the class reads"
 
     def take(self, page: Any, what: str, **values: Any) -> None:
-        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet, seen, end or close.
+        """Carry out a command of a page: join, lead, code, questions, ask, answer, bet, seen, end, mark or close.
 
         Raises:
             ValueError: The page may not do this, or a value is out of range.
@@ -169,6 +169,7 @@ class Classroom:
             "bet": self._bet,
             "seen": self._see,
             "end": self._end,
+            "mark": self._mark,
             "close": self._close,
         }
         commands[choice("what", what, tuple(commands))](self._visitors[page], **values)
@@ -337,9 +338,23 @@ class Classroom:
         self._teacher(visitor)
         if self._question is None:
             return
-        asked, is_duel = self._question["text"], self.duel is not None
+        asked, is_duel = {"asked": self._question["text"], "choices": self._question["choices"]}, self.duel is not None
         ended = self._end_question()
-        self._score, self._pictures = None if is_duel else ended | {"asked": asked}, ()
+        self._score, self._pictures = None if is_duel else ended | asked, ()
+
+    def _mark(self, visitor: Visitor, value: float | str) -> None:
+        """Say which answer to the question that has ended is right: one of its choices, or a number."""
+        self._teacher(visitor)
+        if self._score is None or "asked" not in self._score:
+            raise ValueError("there is no question whose answer could be told: ask one, and show the picture")
+        choices = self._score["choices"]
+        right = (
+            choice("answer", value, choices) if choices else number_field("the answer", value, -MAX_ANSWER, MAX_ANSWER)
+        )
+        given = [person.bet for person in self._followers if person.bet is not None]
+        numbers = [] if choices else list(map(float, given))
+        near = min(numbers, key=lambda each: abs(each - float(right)), default=None)
+        self._score |= {"right": right, "num_right": given.count(right), "num_given": len(given), "nearest": near}
 
     def _close(self, visitor: Visitor) -> None:
         """Take away the answers, or the score and the comparison, of what has ended last."""

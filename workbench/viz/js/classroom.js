@@ -194,7 +194,7 @@ export class Classroom {
       this.question,
       question
         ? teaches ? this.progressOf(question, spread, followers) : this.boxOf(question, answered)
-        : score && [scoreOf(score, this.pictures), teaches && this.close],
+        : score && [scoreOf(score, this.pictures), teaches && [this.markOf(score), this.close]],
     );
     if (score && !question && score.number !== this.scored) this.showScore(score);
   }
@@ -263,6 +263,18 @@ export class Classroom {
     ];
   }
 
+  /** The way to tell the class the right answer, once the picture is shown. */
+  markOf({ asked, choices, right = null }) {
+    if (!asked || right !== null) return null;
+    const mark = (value) => this.view.send("class", { what: "mark", value });
+    const button = (words) => h("button", { class: "wb-button", type: "button", onclick: () => mark(words) }, words);
+    const field = h("input", { type: "number", step: "any", required: true, "aria-label": "The right answer" });
+    const box = choices.length
+      ? choices.map(button)
+      : form({ class: "wb-form" }, () => mark(Number(field.value)), field, submitButton("Tell the class"));
+    return h("div", { class: "wb-bar" }, h("span", {}, "It was"), box);
+  }
+
   /** The question to a follower, who sees the pictures after answering. */
   boxOf({ number, text, choices, sides, duel }, answered) {
     const title = [h("p", { class: "wb-asked" }, plain(text, 240)), sidesOf(sides)];
@@ -300,13 +312,24 @@ function sidesOf(sides) {
   return h("dl", { class: "wb-sides" }, sides.map(row));
 }
 
+const answerWords = (value) => typeof value === "number" ? formatNumber(value, 6) : plain(String(value), 60);
+
+/** The right answer of a question and how many gave it, or how near the nearest came, once the teacher has told it. */
+function rightOf({ right = null, num_right: numRight, num_given: numGiven, nearest }) {
+  if (right === null) return null;
+  const near = numRight || nearest === null ? "" : ` The nearest answer is ${answerWords(nearest)}.`;
+  const count = numGiven
+    ? ` ${numRight} of ${counted(numGiven, "answer")} ${numRight === 1 ? "is" : "are"} right.`
+    : "";
+  return h("p", { class: "wb-right" }, h("strong", {}, `It was ${answerWords(right)}.`), `${count}${near}`);
+}
+
 /** The end of a question: all answers. The end of a duel: the winner, how many bet on it, and both sides. */
 function scoreOf(score, pictures) {
   if (score.asked) {
-    const mine = typeof score.mine === "number" ? formatNumber(score.mine, 6) : plain(String(score.mine), 60);
-    const own = score.mine !== null && h("p", {}, `You answered ${mine}.`);
+    const own = score.mine !== null && h("p", {}, `You answered ${answerWords(score.mine)}.`);
     const all = score.spread.some(([, n]) => n) ? barsOf(score.spread) : h("p", {}, "Nobody answered.");
-    return [h("p", { class: "wb-asked" }, plain(score.asked, 240)), own, all];
+    return [h("p", { class: "wb-asked" }, plain(score.asked, 240)), rightOf(score), own, all];
   }
   const { sentence, winner, mine, right, bets, notes, rows, spread } = score;
   const own = mine ? `You bet on ${mine}: ${mine === winner ? "right" : "wrong"}. ` : "";
