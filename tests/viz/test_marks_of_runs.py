@@ -428,6 +428,42 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
         assert all(rect[3:] == [1.5, 18] for rect in marked), "a line through both runs"
 
 
+def test_an_output_that_an_abort_cuts_short_does_not_differ(deno_page):
+    """Badge, hint, crosses, words and table have one rule: two whole outputs alone differ in length."""
+    page, runs = deno_page, []
+    for aborted, length in ((12, 9), (7, 5)):
+        requests = [{"id": "cut", "prompt": {"len": 30}, "max_tokens": 20, "abort_step": aborted}]
+        requests += [{"id": "ends", "prompt": {"len": 9}, "max_tokens": length}]
+        runs.append(simulate({"config": {"max_num_batched_tokens": 16}, "requests": requests}))
+    counts = [sum(len(c.accepted) for r in run for c in r.chunks if c.request_id == "cut") for run in runs]
+    assert counts[0] > counts[1] > 0
+    whole = simulate(
+        {"config": {"max_num_batched_tokens": 16}, "requests": [requests[0] | {"abort_step": 99}, requests[1]]}
+    )
+    for second, expected in ((runs[1], {"cut": "none", "ends": 6}), (whole, {"cut": "none", "ends": 6})):
+        page.open(runs[0], second)
+        for rows in ("chunks", "tokens"):
+            page("view.panel('compare').rowsOf.value = argument", rows)
+            lines = Marks(page.painted("compare")["marks"]).rects(colour=LIGHT.bad)
+            row_of = [140 + 24 * shown_order(page).index("ends") + 10 - y for y in (9, 0, 9)]
+            assert {rect[2] for rect in lines} <= set(row_of) and lines, "the cross of the request that ended earlier"
+        assert {row[0]: row[-1] for row in page.table("compare")["rows"]} == expected
+        middle = 140 + 24 * shown_order(page).index("cut") + 10
+        assert page.hit("compare", 40, middle)[-1] == "the same tokens as far as both have them"
+        last = max(counts[0], sum(len(c.accepted) for r in second for c in r.chunks if c.request_id == "cut")) - 1
+        most = page("view.panel('compare').tokens.most")
+        lines = page.hit("compare", LEFT + (last + 0.5) / most * SPACE, middle - 3)
+        assert lines[0] == f"cut, token {last + 1}: in one run alone"
+    alone = [
+        simulate({"requests": [{"id": "cut", "prompt": {"len": 30}, "max_tokens": 20, "abort_step": step}]})
+        for step in (9, 5)
+    ]
+    page.open(*alone)
+    assert page("view.panel('compare').badge.textContent") == "same tokens"
+    assert "×" not in page("view.panel('compare').hintElement.textContent")
+    assert not Marks(page.painted("compare")["marks"]).rects(colour=LIGHT.bad)
+
+
 @pytest.mark.parametrize("rows", ["chunks", "tokens"])
 def test_no_token_differs_where_no_tokens_were_recorded(deno_page, rows):
     """A recorder without token ids leaves placeholders, and those of the two runs are not the same."""
