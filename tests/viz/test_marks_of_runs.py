@@ -533,7 +533,7 @@ class Stretch:
     """The events and values of a stretch of time."""
 
     def __init__(self):
-        self.arrivals = self.hits = self.queried = self.preemptions = 0
+        self.arrivals = self.hits = self.queried = self.preemptions = self.aborts = 0
         self.first, self.next, self.kv, self.waiting = [], [], math.nan, math.nan
 
     def rows(self, width):
@@ -546,6 +546,7 @@ class Stretch:
             "hit rate": [self.hits / self.queried if self.queried else math.nan],
             "waiting requests": [self.waiting],
             "preemptions": [self.preemptions],
+            "aborted requests": [self.aborts],
         }
 
 
@@ -585,6 +586,7 @@ def stretches(facts, begin, end, count):
             each.hits += sum(chunk.num_cached_tokens for chunk in admitted)
             each.queried += sum(facts.trace.requests[chunk.request_id].num_prompt_tokens for chunk in admitted)
             each.preemptions += len(record.preempted)
+            each.aborts += len(record.aborted)
     return bins, whole, width
 
 
@@ -601,6 +603,7 @@ WRITE = {
     "hit rate": share,
     "waiting requests": digits,
     "preemptions": digits,
+    "aborted requests": digits,
 }
 
 
@@ -608,7 +611,9 @@ def write(title, value):
     return WRITE["requests in" if title.startswith("requests in ") else title](value)
 
 
-@pytest.mark.parametrize(("name", "width", "part"), [("timed 3", 1200, 0), ("timed 2", 390, 0), ("timed 3", 900, 1)])
+@pytest.mark.parametrize(
+    ("name", "width", "part"), [("timed 3", 1200, 0), ("timed 2", 390, 0), ("timed 3", 900, 1), ("aborts 3", 1200, 0)]
+)
 def test_incident(drawn, name, width, part):
     facts = run(name)[1]
     stalled = len(facts) // 2
@@ -725,7 +730,9 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
     cached = share(whole.hits / (whole.queried or 1))
     expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate {cached} of prompt tokens",
-                 counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
+                 counted(whole.preemptions, "preemption"),
+                 *([f"{grouped(whole.aborts)} aborted"] if whole.aborts else []),
+                 f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
     inside = [r for r in facts.records if r.end > begin and r.time < end]
     here = {who for r in inside for who in (*r.running, *r.waiting, *r.arrived, *r.finished, *r.aborted)}

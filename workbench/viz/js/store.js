@@ -45,6 +45,7 @@ export class Store {
     this.numSteps = 0;
     this.keptZero = zero;
     this.hasDrafts = false; // whether any chunk has drafts
+    this.hasAborts = false; // whether any request was aborted
     this.facts = { config: {}, model: {}, codes: null, source: "" };
     this.requests = []; // one object per request, in order of arrival
     this.byId = new Map();
@@ -234,7 +235,10 @@ export class Store {
       request.changes.push({ step, state: STATE_AFTER[kind] });
       if (kind === "admit" || kind === "resume") request.startsTable = step;
       if (kind === "preempt" && request.tables.length) request.tables.at(-1).closed = step;
-      if (kind === "abort") request.finishReason = "abort";
+      if (kind === "abort") {
+        request.finishReason = "abort";
+        this.hasAborts = true;
+      }
       if (kind === "finish") request.finishReason = this.strings[this.column("event.reason")[e]] || "";
     }
   }
