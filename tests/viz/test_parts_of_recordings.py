@@ -6,9 +6,10 @@ import random
 import re
 from base64 import b64decode
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
-from facts_of_records import Facts
+from facts_of_records import Facts, holders_in_words
 from msgspec.structs import replace
 from painted import LIGHT, Marks
 from runs_to_draw import dressed, run
@@ -130,7 +131,11 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                     written = whole["blocks"][block]
                     if is_ahead and facts.get("owner") not in here["scheduled"]:
                         continue  # what the scheduler knew of its KV counts drafts that are not verified yet
-                    for row in ("state", "owner", "KV positions"):
+                    if facts["state"].startswith("cached"):  # it may have been written before the part
+                        same = {"text": ANY, "last change": ANY}  # the page has no text of earlier steps
+                        assert "written by" not in facts or facts | same == written | same, block
+                        continue
+                    for row in ("state", "owner", "owners", "KV positions"):
                         assert facts.get(row) == written.get(row), (row, block)
                     if number.get(facts.get("owner"), 0) is None:
                         continue  # the page cannot tell an output token from a draft
@@ -310,8 +315,8 @@ def test_a_search_says_who_holds_a_block_that_a_request_has_given_back(deno_page
                     continue
                 first, *others = facts[step].holders.get(int(said[1]), []) or [None]
                 numbers.add(len(others) if first else None)
-                more = f" and {len(others)} more request{'s' * (len(others) > 1)} hold" if others else " holds"
-                given = f"{who} has given it back since; {first}{more} it."
+                names = holders_in_words([first, *others], facts.order) if first else ""
+                given = f"{who} has given it back since; {names} {'hold' if others else 'holds'} it."
                 assert said[2] == (given if first else "The block has been given back since.")
     assert {None, 0, 2} <= numbers
 

@@ -538,7 +538,7 @@ export class Store {
 
   /**
    * The blocks in use at a step by KV cache group.
-   * @returns `places`, a map from a block to its { group, request, logical }, and for each group the number of blocks
+   * @returns `places`, a map from a block to its { group, logical, requests }, and for each group the number of blocks
    *   `held` and of `holes`: places that are not held any more.
    */
   blocksByGroup(step) {
@@ -549,8 +549,9 @@ export class Store {
       this.groups.forEach((_, group) => {
         this.blockTable(request, step, group).forEach((block, logical) => {
           if (!block) holes[group]++;
-          else if (!places.has(block)) {
-            places.set(block, { group, request, logical });
+          else if (places.has(block)) places.get(block).requests.push(request);
+          else {
+            places.set(block, { group, logical, requests: [request] });
             held[group]++;
           }
         });
