@@ -348,10 +348,7 @@ class Explanation:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The whole time, the time to first token, and the long gaps; each with its name as it is shown.
-
-        The time of a request that got no token is one span.
-        """
+        """The whole time, the time to first token if there is one, and the long gaps, with their names as shown."""
         until = "the end of the trace" if self.is_open else "its end"
         if self.waiting is not None:
             until += ", without a token"

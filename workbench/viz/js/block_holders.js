@@ -21,9 +21,9 @@ export function listed(requests, partOf) {
 
 /**
  * The place that a free block with content had, up to a step.
- * @returns The `request` that computed its KV with the `group` and `logical` block, and the step `from` which it did; of
- *   a block that was computed before the steps that are here, the last request that held it, without `from`. Null if no
- *   request is known.
+ * @returns The `request` that computed its KV, with the `group`, the `logical` block, and the step `from` which it did;
+ *   of a block that was computed before the steps that are here, the last request that held it, without `from`. Null if
+ *   no request is known.
  */
 export function originOf(store, block, step) {
   let computed = null, held = null;
