@@ -1,9 +1,8 @@
 """Write the numbers and figures of docs/benchmarks.md: ``python scripts/make_benchmark_page.py``.
 
-The text of the page is written by hand, and so is that of docs/models.md and docs/predictions.md, which show some of the
-numbers. This script
-writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check`` compares instead of writing,
-but for the marks of results that are older than their code: every commit may add some.
+The text of the page is written by hand, and so is that of docs/models.md and docs/predictions.md, which show some of
+the numbers. This script writes every number, between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. ``--check``
+compares instead of writing, but for the marks of results that are older than their code: every commit may add some.
 """
 
 from __future__ import annotations

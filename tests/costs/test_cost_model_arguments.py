@@ -1,4 +1,4 @@
-"""What callers give as ``cost_model``, in every function that takes one; and fits to simulated runs."""
+"""The ``cost_model`` that callers give, in every function that takes one; and fits to simulated runs."""
 
 import pytest
 

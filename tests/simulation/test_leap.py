@@ -18,7 +18,7 @@ STOP = 2**31 - 1
 
 
 def workload(random: Random) -> tuple[RecordedRun, EngineConfig]:
-    """A random run: shared prefixes, bursts, ends by length and by stop tokens, and pools that evict and preempt."""
+    """A random run: shared prefixes, bursts, aborts, ends by length and by stop tokens, small pools."""
     block_size = random.choice([4, 16])
     config = EngineConfig(
         max_num_batched_tokens=random.choice([16, 64, 256]),
@@ -53,6 +53,10 @@ def workload(random: Random) -> tuple[RecordedRun, EngineConfig]:
     model = CostModel(fixed=0.02, per_sequence=0.001, per_prefill_token=1e-4, per_kv_token=1e-6)
     drift = random.choice([Drift(), Drift(change=0.3, error=0.01, num_rows=4000)])
     largest = {"sequences": 3, "rows": 20, "kv_tokens": 300}
+    for arrival in arrivals:
+        if random.random() < 0.2:
+            object.__setattr__(arrival, "abort_step", 0)
+            object.__setattr__(arrival, "timeout", random.expovariate(1.0))
     return RecordedRun(arrivals, outputs, True, 10**6, model, [model], drift, noise, largest), config
 
 

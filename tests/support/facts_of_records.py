@@ -237,3 +237,10 @@ class Facts:
                 if group.is_attention:
                     unused += len(table) * group.block_size - moment.computed[request_id]
         return unused
+
+
+def holders_in_words(names: list[str], order: list[str]) -> str:
+    """The requests that hold a block, the first in front and the others in order of arrival; at most four are named."""
+    names = [names[0], *sorted(names[1:], key=order.index)]
+    named = [*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])]
+    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))

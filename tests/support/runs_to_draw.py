@@ -108,8 +108,10 @@ def run(name: str) -> tuple[Trace, Facts]:
         trace = simulate({"config": {"block_size": 4, "num_blocks": int(seed)}, "requests": requests})
     elif kind == "slow_end":
         trace = _slow_end(run(f"timed {seed}")[0])
-    elif kind == "timed":
+    elif kind in ("timed", "aborts"):
         given = workload(int(seed), num_requests=14, num_blocks=70)
+        for number, request in enumerate(given["requests"][::3] if kind == "aborts" else ()):
+            request["abort_step"] = 5 + 3 * (number // 2)
         trace = dressed(simulate({**given, "cost_model": COSTS}, max_steps=400), int(seed))
     else:
         trace = simulate(random_workload(kind, random.Random(f"drawn {name}")), max_steps=80)

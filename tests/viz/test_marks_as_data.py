@@ -19,7 +19,7 @@ from workbench.viz.layout.pool import TAIL, block_table_rows, pool_spans
 from workbench.viz.layout.timeline import timeline_marks
 
 __all__ = ["fleet_run"]
-EVENTS = {"finish": "finished", "admit": "admitted", "resume": "resumed", "preempt": "preempted"}
+EVENTS = {"finish": "finished", "admit": "admitted", "resume": "resumed", "preempt": "preempted", "abort": "aborted"}
 
 
 @pytest.mark.parametrize("name", RUNS)

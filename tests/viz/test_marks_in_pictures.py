@@ -312,7 +312,7 @@ def check_marks(drawing, facts, first, numbers, stalls):
         return LEFT + (step - numbers[0] + 0.5) / len(numbers) * SPACE
 
     expected = []
-    for kind in ("finish", "admit", "resume", "preempt"):
+    for kind in ("finish", "admit", "resume", "preempt", "abort"):
         for step in range(first, len(facts)):
             if any(event == kind for _, event, *_ in facts.events(step)):
                 number = facts.records[step].step
@@ -326,7 +326,7 @@ def check_marks(drawing, facts, first, numbers, stalls):
             found.append((float(left), int(y), colour, title))
     assert [mark[1:] for mark in found] == [mark[1:] for mark in expected]
     assert close([mark[0] for mark in found], [mark[0] for mark in expected], 0.06)
-    words = {"admit": "admitted", "resume": "resumed", "preempt": "preempted", "finish": "finished"}
+    words = {"admit": "admitted", "resume": "resumed", "preempt": "preempted", "finish": "finished", "abort": "aborted"}
     seen = [kind for kind in words if any(title.startswith(kind) for *_, title in expected)]
     legend = {float(left): said for left, y, _, said in drawing.texts if y == 110}
     assert list(legend.values()) == ["requests:", *(words[kind] for kind in seen)] * bool(seen)

@@ -428,6 +428,42 @@ def test_tokens_of_two_runs_side_by_side(deno_page, name):
         assert all(rect[3:] == [1.5, 18] for rect in marked), "a line through both runs"
 
 
+def test_an_output_that_an_abort_cuts_short_does_not_differ(deno_page):
+    """Badge, hint, crosses, words and table have one rule: two whole outputs alone differ in length."""
+    page, runs = deno_page, []
+    for aborted, length in ((12, 9), (7, 5)):
+        requests = [{"id": "cut", "prompt": {"len": 30}, "max_tokens": 20, "abort_step": aborted}]
+        requests += [{"id": "ends", "prompt": {"len": 9}, "max_tokens": length}]
+        runs.append(simulate({"config": {"max_num_batched_tokens": 16}, "requests": requests}))
+    counts = [sum(len(c.accepted) for r in run for c in r.chunks if c.request_id == "cut") for run in runs]
+    assert counts[0] > counts[1] > 0
+    whole = simulate(
+        {"config": {"max_num_batched_tokens": 16}, "requests": [requests[0] | {"abort_step": 99}, requests[1]]}
+    )
+    for second, expected in ((runs[1], {"cut": "none", "ends": 6}), (whole, {"cut": "none", "ends": 6})):
+        page.open(runs[0], second)
+        for rows in ("chunks", "tokens"):
+            page("view.panel('compare').rowsOf.value = argument", rows)
+            lines = Marks(page.painted("compare")["marks"]).rects(colour=LIGHT.bad)
+            row_of = [140 + 24 * shown_order(page).index("ends") + 10 - y for y in (9, 0, 9)]
+            assert {rect[2] for rect in lines} <= set(row_of) and lines, "the cross of the request that ended earlier"
+        assert {row[0]: row[-1] for row in page.table("compare")["rows"]} == expected
+        middle = 140 + 24 * shown_order(page).index("cut") + 10
+        assert page.hit("compare", 40, middle)[-1] == "the same tokens as far as both have them"
+        last = max(counts[0], sum(len(c.accepted) for r in second for c in r.chunks if c.request_id == "cut")) - 1
+        most = page("view.panel('compare').tokens.most")
+        lines = page.hit("compare", LEFT + (last + 0.5) / most * SPACE, middle - 3)
+        assert lines[0] == f"cut, token {last + 1}: in one run alone"
+    alone = [
+        simulate({"requests": [{"id": "cut", "prompt": {"len": 30}, "max_tokens": 20, "abort_step": step}]})
+        for step in (9, 5)
+    ]
+    page.open(*alone)
+    assert page("view.panel('compare').badge.textContent") == "same tokens"
+    assert "×" not in page("view.panel('compare').hintElement.textContent")
+    assert not Marks(page.painted("compare")["marks"]).rects(colour=LIGHT.bad)
+
+
 @pytest.mark.parametrize("rows", ["chunks", "tokens"])
 def test_no_token_differs_where_no_tokens_were_recorded(deno_page, rows):
     """A recorder without token ids leaves placeholders, and those of the two runs are not the same."""
@@ -497,7 +533,7 @@ class Stretch:
     """The events and values of a stretch of time."""
 
     def __init__(self):
-        self.arrivals = self.hits = self.queried = self.preemptions = 0
+        self.arrivals = self.hits = self.queried = self.preemptions = self.aborts = 0
         self.first, self.next, self.kv, self.waiting = [], [], math.nan, math.nan
 
     def rows(self, width):
@@ -510,6 +546,7 @@ class Stretch:
             "hit rate": [self.hits / self.queried if self.queried else math.nan],
             "waiting requests": [self.waiting],
             "preemptions": [self.preemptions],
+            "aborted requests": [self.aborts],
         }
 
 
@@ -549,6 +586,7 @@ def stretches(facts, begin, end, count):
             each.hits += sum(chunk.num_cached_tokens for chunk in admitted)
             each.queried += sum(facts.trace.requests[chunk.request_id].num_prompt_tokens for chunk in admitted)
             each.preemptions += len(record.preempted)
+            each.aborts += len(record.aborted)
     return bins, whole, width
 
 
@@ -565,6 +603,7 @@ WRITE = {
     "hit rate": share,
     "waiting requests": digits,
     "preemptions": digits,
+    "aborted requests": digits,
 }
 
 
@@ -572,7 +611,9 @@ def write(title, value):
     return WRITE["requests in" if title.startswith("requests in ") else title](value)
 
 
-@pytest.mark.parametrize(("name", "width", "part"), [("timed 3", 1200, 0), ("timed 2", 390, 0), ("timed 3", 900, 1)])
+@pytest.mark.parametrize(
+    ("name", "width", "part"), [("timed 3", 1200, 0), ("timed 2", 390, 0), ("timed 3", 900, 1), ("aborts 3", 1200, 0)]
+)
 def test_incident(drawn, name, width, part):
     facts = run(name)[1]
     stalled = len(facts) // 2
@@ -689,7 +730,9 @@ def check_incident_words(page, facts, whole, part, stalled, slow):
             expected.append(f"{name} {seconds(percentile(values, 50))} (P50), {seconds(percentile(values, 99))} (P99)")
     cached = share(whole.hits / (whole.queried or 1))
     expected += [f"KV blocks up to {share(whole.kv)}", f"hit rate {cached} of prompt tokens",
-                 counted(whole.preemptions, "preemption"), f"up to {grouped(whole.waiting)} waiting",
+                 counted(whole.preemptions, "preemption"),
+                 *([f"{grouped(whole.aborts)} aborted"] if whole.aborts else []),
+                 f"up to {grouped(whole.waiting)} waiting",
                  counted(int(begin <= facts.records[stalled].time <= end), "stall")]  # fmt: skip
     inside = [r for r in facts.records if r.end > begin and r.time < end]
     here = {who for r in inside for who in (*r.running, *r.waiting, *r.arrived, *r.finished, *r.aborted)}

@@ -17,7 +17,7 @@ from workbench.viz.palette import EVENT_MARKS
 
 STALL = "it stood still"
 CHARACTER = 6  # pixels of every character of the fake canvas
-EVENT_Y = {"finish": 13, "admit": 9, "resume": 9, "preempt": 5}
+EVENT_Y = {"finish": 13, "admit": 9, "resume": 9, "preempt": 5, "abort": 5}
 
 
 class Axis:
@@ -148,7 +148,9 @@ def near(line, other):
 
 
 CASES = [
-    (name, width, part) for name in [*RUNS, "idle 0"] for width, part in ((1200, False), (1200, True), (390, False))
+    (name, width, part)
+    for name in [*RUNS, "idle 0", "aborts 3"]
+    for width, part in ((1200, False), (1200, True), (390, False))
 ]
 
 
@@ -197,6 +199,17 @@ def test_timeline(drawn, name, width, part):
     check_timeline_words(page, facts, axis, stalled)
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize(("name", "has_aborts"), [("aborts 3", True), ("timed 3", False)])
+@pytest.mark.parametrize(("panel", "word"), [("timeline", "abort"), ("gantt", "aborted")])
+def test_the_legend_names_aborts_where_there_are_any(drawn, name, has_aborts, panel, word, width):
+    page, facts, _ = drawn(name, width=width)
+    assert any(record.aborted for record in facts.records) == has_aborts
+    words = {text for _, _, text in Marks(page.painted(panel)["marks"]).texts()}
+    lines = page(f"view.panel('{panel}').legend.signature") or ""
+    assert (word in words or f'"{word}"' in lines) == has_aborts
+
+
 def check_step_marks(marks, facts, step, middle, width, share):
     radius, at = max(0.8, min(width / 2, 3)), 112 + 22 - 2 - share * 14
     if radius < 2:
@@ -207,7 +220,7 @@ def check_step_marks(marks, facts, step, middle, width, share):
     kinds = {kind for _, kind, *_ in facts.events(step)}
     for kind, height in EVENT_Y.items():
         shape = event_shape(kind, middle, height, 3)
-        found = [colour for colour, path in marks.filled() if same_path(path, shape)]
+        found = [colour for colour, path in [*marks.filled(), *marks.stroked()] if same_path(path, shape)]
         wanted = [EVENT_MARKS[kind][1]] if kind in kinds else []
         twins = [EVENT_MARKS[other][1] for other in kinds if other in EVENT_Y and EVENT_Y[other] == height]
         assert [colour for colour in found if colour == EVENT_MARKS[kind][1] or colour not in twins] == wanted, kind

@@ -3,6 +3,7 @@
 from base64 import b64encode
 
 import pytest
+from facts_of_records import holders_in_words
 from painted import LIGHT, Marks, close, counted, grouped, span
 from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import group_words
@@ -80,7 +81,7 @@ def test_pool(drawn, name, width):
             [
                 block,
                 "cached, evicted next" if block == following else NAMES[moment.pool_state(block)],
-                moment.holders.get(block, ["–"])[0],
+                holders_in_words(moment.holders[block], facts.order) if block in moment.holders else "–",
                 len(moment.holders.get(block, [])),
                 moment.changed.get(block, "–"),
             ]
@@ -234,7 +235,7 @@ def check_hits(page, facts, moment, picture):
         expected = [f"block {block}: {NAMES[state]}"]
         if state == "owned":
             names, (holder, group, logical) = moment.holders[block], place_of(moment, facts.groups, block)
-            expected.append(f"owner {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}")
+            expected.append(f"{'owners' if len(names) > 1 else 'owner'} {holders_in_words(names, facts.order)}")
             kind = facts.groups[group]
             if len(facts.groups) > 1:
                 expected.append(f"group {group}: {group_words(kind)}")

@@ -3,9 +3,9 @@
 from statistics import median
 
 import pytest
-from facts_of_records import ENDS
+from facts_of_records import ENDS, holders_in_words
 from msgspec.structs import replace
-from painted import Marks, counted, grouped, seconds
+from painted import Marks, counted, grouped, seconds, span
 from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import WORDS, copied, drafts, group_words, kv, limit
 from test_marks_of_steps import near, why_waiting
@@ -354,14 +354,43 @@ def test_the_card_of_a_block(drawn, name):
             }
             expected = {"state": kinds[moment.pool_state(block)]}
             if names:
-                others = f" and {counted(len(names) - 1, 'more request')}" if len(names) > 1 else ""
-                expected["owner"] = f"{names[0]}{others}"
+                expected["owners" if len(names) > 1 else "owner"] = holders_in_words(names, facts.order)
                 expected |= contents(facts, step, block)
+            if moment.pool_state(block) == "cached":
+                expected |= origin(facts, written_by(facts, step)[block])
             size = facts.groups[facts.shown_group].block_size
             expected["token"] = f"3, slot {3 % size} of {size}"
             if block in moment.changed:
                 expected["last change"] = f"step {moment.changed[block]}"
             assert rows == expected, (step, block)
+
+
+def written_by(facts, step):
+    """The last request that computed each block, with its group, its place and the step that began it."""
+    found = {}
+    for at, record in enumerate(facts.records[: step + 1]):
+        for chunk in record.chunks:
+            added = [chunk.new_block_ids, *(change.new_block_ids for change in chunk.other_groups)]
+            for group, table in enumerate(record.block_tables_by_group[chunk.request_id]):
+                size = facts.groups[group].block_size
+                for logical, block in enumerate(table):
+                    if block in added[group] and logical * size >= chunk.num_cached_tokens:
+                        found.pop(block, None)
+                    if block not in found and chunk.start - chunk.ahead <= logical * size < end_of(chunk):
+                        found[block] = chunk.request_id, group, logical, at
+    return found
+
+
+def origin(facts, place):
+    """The rows of a cached block."""
+    who, group, logical, at = place
+    found, kind = {"written by": f"{who} from step {facts.records[at].step}"}, facts.groups[group]
+    if len(facts.groups) > 1:
+        found["group"] = f"{group}: {group_words(kind)}"
+    if kind.kind == "mamba":
+        return found | {"state slot": grouped(logical)}
+    first, last = logical * kind.block_size, (logical + 1) * kind.block_size
+    return found | {"KV positions": span(first, last)} | text_of(facts, who, first, last)
 
 
 def contents(facts, step, block):
@@ -378,14 +407,19 @@ def contents(facts, step, block):
         found["group"] = f"{group}: {group_words(kind)}"
     if kind.kind == "mamba":
         return found | {"state slot": grouped(logical)}
-    size, info = kind.block_size, facts.trace.requests[owner]
+    size = kind.block_size
     first, done = logical * size, chunks_of(facts, owner, step)
     last = min(first + size, end_of(done[-1][1]) if done else 0)
     found["KV positions"] = f"[{grouped(first)}, {grouped(first + size)}), {max(0, last - first)} of {size} filled"
     if made := computed_in(facts, owner, first, step):
         label = facts.records[made[0]].step
         found["contents"] = f"{'found in the prefix cache in' if made[1] else 'written from'} step {label}"
-    tokens = facts[-1].tokens[owner]
+    return found | text_of(facts, owner, first, last)
+
+
+def text_of(facts, owner, first, last):
+    """The row of the text of some positions, if they have any."""
+    found, info, tokens = {}, facts.trace.requests[owner], facts[-1].tokens[owner]
     places = range(max(first, info.num_prompt_tokens), last)
     text = "".join(
         tokens[at - info.num_prompt_tokens].text or f"⟨token {tokens[at - info.num_prompt_tokens].id}⟩"

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from workbench import simulate
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
+from workbench.trace.readings.metrics import amount
 from workbench.viz.feed import Feed
 from workbench.viz.layout.explanation import explanation_facts
 
@@ -45,6 +46,25 @@ def test_the_cause_has_its_culprit_and_the_run_without_it(trace):
     assert facts["spans"][1]["name"] == "time to first token"
     assert worst["culprits"] == ["long"] and worst["more"] == "" and worst["share"] > 0.5
     assert facts["confirmation"].startswith("Time to first token without long: ")
+
+
+def test_a_request_that_left_without_a_token_has_one_bar_and_the_run_in_which_it_gets_one():
+    requests = [{"id": "long", "prompt": {"len": 300}, "max_tokens": 60}]
+    requests += [{"id": "left", "prompt": {"len": 20}, "max_tokens": 5, "arrival_time": 0.02, "abort_step": 40}]
+    trace, wide = (
+        simulate({"config": {"max_num_seqs": seats}, "requests": requests}, cost_model=COST) for seats in (1, 2)
+    )
+    explanation, (abort,) = trace.explain("left", COST), [record for record in trace if "left" in record.aborted]
+    facts, arrived = explanation_facts(explanation), trace.requests["left"].arrival_time
+    (bar,) = facts["spans"]
+    assert bar["name"] == "from arrival to the end, without a token"
+    assert bar["total"] == amount(abort.time - arrived, "s")
+    headings = [line for line in explanation.text().split("\n") if not line.startswith(" ") and "share" not in line]
+    first = next(record.end for record in wide if any(c.request_id == "left" and c.accepted for c in record.chunks))
+    took = amount(first - arrived, "s")
+    said = f"ime to first token or abort with max_num_seqs=2: {took} instead of {bar['total']} "
+    assert facts["confirmation"].startswith("T" + said) and headings[1].startswith("t" + said)
+    assert headings[0] == f"left: {bar['total']} from arrival to its end, without a token" and len(headings) == 2
 
 
 def test_a_view_gets_the_answer_or_the_reason_for_none(trace):

@@ -348,12 +348,15 @@ class Explanation:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The whole time, the time to first token, and the long gaps; each with its name as it is shown."""
-        until = "the end of the trace; it has not ended" if self.is_open else "its end"
+        """The whole time, the time to first token if there is one, and the long gaps, with their names as shown."""
+        until = "the end of the trace" if self.is_open else "its end"
+        if self.waiting is not None:
+            until += ", without a token"
+        elif self.is_open:
+            until += "; it has not ended"
         arrival = f"arrival at {self.arrived}" if self.arrived else "arrival"
         whole = Span(f"from {arrival} to {until}", self.total, self.parts)
-        first = self.span("ttft")
-        return (whole, *([first] if first is not None else []), *self.gaps)
+        return (whole, *([self.ttft] if self.ttft is not None else []), *self.gaps)
 
     @property
     def notes(self) -> list[str]:

@@ -331,14 +331,19 @@ class Explainer:
             if not as_it_was and (part.kind, part.limit) != ("cut", "policy"):
                 return None
             measured = self.metrics.requests[request_id]
+            is_aborted = measured.finish_reason == "abort"  # at a time of its client's choice
+            if is_aborted and not is_ttft and measured.ttft is not None:
+                return None
             before = latency_of(self._simulated(request_id) if as_it_was else measured, is_ttft)
-            after = latency_of(self._simulated(request_id, **arguments), is_ttft)
+            after = latency_of(self._simulated(request_id, **arguments), is_ttft or is_aborted)
             if before is None or after is None or abs(after - before) < NO_CHANGE * before:
                 return None
             recorded = latency_of(measured, is_ttft)
             if recorded is None:  # it has not ended
                 return None
             what = "time to first token" if is_ttft else "end to end"
+            if is_aborted and not is_ttft:
+                what = "time to first token or abort"
             return Confirmation(f"{what} {words}", before, after, recorded, is_recorded=not as_it_was)
 
         def latency_of(request: RequestMetrics | RequestTimes | None, is_ttft: bool) -> float | None:

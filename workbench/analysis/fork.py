@@ -40,13 +40,14 @@ def fork(
 ) -> Trace:
     """Simulate the arrivals of a trace, with its sampled tokens, under another configuration.
 
-    Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock,
-    and requests arrive at their recorded times. A request whose prompt contains the answer to an earlier one
-    arrives when that answer has ended, with as much time between as in the recording. A request that had ended gets
-    the recorded tokens and ends with the same one; on a clock, one that was aborted gets as many. Any other request
-    continues to its ``max_tokens`` with made-up tokens. Each verification of a request accepts as many drafts as in
-    the recording; of fewer drafts at most all, and more are refused. A recording of vLLM is simulated with
-    ``as_vllm``; if the setting would hang, the source of the trace says so, and its ``end`` is "stuck".
+    Without a cost model requests arrive and are aborted at the recorded steps. With one the simulation has a clock:
+    requests arrive at their recorded times, and one that was aborted is aborted as long after its arrival, unless it
+    has ended by then. A request whose prompt contains the answer to an earlier one arrives when that answer has ended,
+    with as much time between as in the recording. A request that had ended gets the recorded tokens and ends with the
+    same one. Any other request continues to its ``max_tokens`` with made-up tokens. Each verification of a request
+    accepts as many drafts as in the recording; of fewer drafts at most all, and more are refused. A recording of vLLM
+    is simulated with ``as_vllm``; if the setting would hang, the source of the trace says so, and its ``end`` is
+    "stuck".
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
@@ -128,7 +129,8 @@ show_fields(EngineConfig, fork)
 def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Arrival], Callable[[Request], int]]:
     """The requests of a recording as they arrived, each with as many tokens as it got, and what gives those tokens.
 
-    A request that waited for an engine to begin does so again: it arrived before it is seen.
+    A request that was aborted could have had more, and is aborted again. One that waited for an engine to begin does so
+    again: it arrived before it is seen.
 
     Args:
         trace: A recording with a clock.
@@ -136,8 +138,10 @@ def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Ar
     """
     past = Past(trace, open_loop=open_loop)
     arrivals = [
-        dataclasses.replace(past.timed_arrival(info, 0), sampling=past.as_many(info.request_id))
-        for info in trace.requests.values()
+        arrival
+        if arrival.abort_step is not None
+        else dataclasses.replace(arrival, sampling=past.as_many(arrival.request_id))
+        for arrival in [past.timed_arrival(info, 0) for info in trace.requests.values()]
     ]
     return past.loops.in_sessions(arrivals) if not open_loop else arrivals, past.sample_token
 
@@ -201,12 +205,14 @@ class Past:
     ) -> None:
         self._trace, self._open_loop, self._loops = trace, open_loop, loops
         self._contents = contents or Contents(trace)
-        self._first_time = trace[0].time if len(trace) else 0.0
+        self._first_step, self._first_time = (trace[0].step, trace[0].time) if len(trace) else (0, 0.0)
+        # An asynchronous step is scheduled when the one before it begins.
+        self._is_async = bool(trace.config.get("async_scheduling"))
         # Four bytes for a token instead of forty: other processes get a copy of all of them.
         self._sampled: dict[str, array[int]] = defaultdict(partial(array, "i"))
         self._accepts: dict[str, list[int]] = defaultdict(list)
         self._ended: dict[str, str] = {}  # the reason, "" if it is not known
-        self._aborted: dict[str, int] = {}
+        self._aborted: dict[str, int] = {}  # in order
         self._begins, self._ends = array("d"), array("d")  # of each step, in seconds
         for record in trace:
             self._begins.append(record.time)
@@ -218,6 +224,7 @@ class Past:
                     self._accepts[chunk.request_id].append(chunk.num_accepted)
             self._ended.update({name: record.finish_reasons.get(name, "") for name in record.finished})
             self._aborted.update(dict.fromkeys(record.aborted, record.step))
+        self._places = {name: place for place, name in enumerate(self._aborted)}
         made_up = (info.num_prompt_tokens for info in trace.requests.values() if not info.prompt_token_ids)
         count_prompt_tokens(made_up, "the recording has no token ids")
         if self._contents.kind != "tokens":
@@ -290,6 +297,7 @@ class Past:
             arrival_step=info.arrival_step,
             arrival_time=info.arrival_time,
             abort_step=self._aborted.get(request_id),
+            index=self._places.get(request_id, 0),
             accepts=tuple(self._accepts[request_id]),
             cache_salt=info.cache_salt,
             adapter=info.adapter,
@@ -297,13 +305,25 @@ class Past:
         return arrival if self._open_loop or info.arrival_step < at_step else self.loops.tie(arrival)
 
     def timed_arrival(self, info: RequestInfo, at_step: int) -> Arrival:
-        """A request that is seen when it was in the recording, and at its recorded step if that is before a step."""
+        """A request that is seen and aborted at its recorded times, or at its recorded steps before ``at_step``."""
         arrival = self.arrival(info, at_step)
+        if arrival.abort_step is not None and arrival.abort_step > at_step:
+            arrival = dataclasses.replace(arrival, abort_step=at_step, timeout=self._timeout(info))
         if info.arrival_step < at_step:
             return dataclasses.replace(arrival, arrives_at=self._first_time)
-        if info.request_id in self._aborted:  # its steps are other ones on a clock
-            arrival = dataclasses.replace(arrival, abort_step=None, sampling=self.as_many(info.request_id))
         return dataclasses.replace(arrival, arrival_step=at_step, arrives_at=self._first_look(info.arrival_time))
+
+    def stepped_arrival(self, info: RequestInfo) -> Arrival:
+        """A request that is seen and aborted at its recorded steps, on a clock of which a second is a step."""
+        arrival, at, aborted = self.timed_arrival(info, 0), float(info.arrival_step), self._aborted.get(info.request_id)
+        timeout, think = None if aborted is None else float(aborted) - at, float(arrival.think_steps)
+        return dataclasses.replace(arrival, arrives_at=at, arrival_time=at, think=think, timeout=timeout)
+
+    def _timeout(self, info: RequestInfo) -> float:
+        """Seconds from arrival to abort, which came between two looks of the scheduler at its requests."""
+        seen = max(0, self._aborted[info.request_id] - self._first_step - self._is_async)
+        earliest = max(self._begins[max(0, seen - 1)], info.arrival_time)
+        return max(0.0, (earliest + self._begins[seen]) / 2 - info.arrival_time)
 
     def _first_look(self, arrived: float) -> float:
         """When the scheduler could first take a request: at once, or when the next step began if none was running.
@@ -312,7 +332,7 @@ class Past:
         under every setting.
         """
         following = bisect_right(self._begins, arrived)
-        if following == len(self._begins) or (following and self._ends[following - 1] > arrived):
+        if following == len(self._begins) or (following and self._ends[following - 1] >= arrived):
             return arrived
         return self._begins[following]
 

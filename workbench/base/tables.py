@@ -94,7 +94,7 @@ def table_lines(
 ) -> list[str]:
     r"""The lines of a table.
 
-    Where a line would be too long, headings and texts are folded; if that is not enough, further columns go into a
+    If a line would be too long, headings and texts are folded; if that is not enough, further columns go into a
     table below; and if one of those is too wide, or there would be too many, each row becomes a block. Columns whose
     headings differ in their last word alone, such as "TTFT A" and "TTFT B", stay together.
 

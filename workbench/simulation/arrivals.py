@@ -63,6 +63,8 @@ class Arrival:
         abort_step: Step before which the request is aborted; None for never.
         arrives_at: Seconds since the start before which a simulation with a clock does not see the request; None for
             no such limit.
+        timeout: Seconds after ``arrival_time`` before which a simulation with a clock does not abort it; None for no
+            such limit.
         index: Place in the workload, which decides between requests that are aborted before the same step.
         cache_salt: Only requests with the same salt share prefixes.
         adapter: Name of the adapter (LoRA) that it is computed with; "" for the model alone.
@@ -84,6 +86,7 @@ class Arrival:
     arrival_time: float = 0.0
     abort_step: int | None = None
     arrives_at: float | None = None
+    timeout: float | None = None
     index: int = 0
     accepts: tuple[int, ...] = ()
     cache_salt: str = ""

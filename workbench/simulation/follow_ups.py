@@ -54,6 +54,8 @@ class FollowUps:
 def _due(arrival: Arrival, time: float, step: int) -> Arrival:
     """A request whose wait for another one is over."""
     if arrival.arrives_at is None:  # without a clock
-        return replace(arrival, arrival_step=step + arrival.think_steps)
+        late = step + arrival.think_steps - arrival.arrival_step
+        aborts = None if arrival.abort_step is None else max(0, arrival.abort_step + late)
+        return replace(arrival, arrival_step=arrival.arrival_step + late, abort_step=aborts)
     at = time + arrival.think
     return replace(arrival, arrives_at=at, arrival_time=at)

@@ -50,7 +50,7 @@ class LeapingRun(SimulatedRun):
 
     Args:
         config: Configuration of the run.
-        arrivals: The requests, which are not aborted, in order of ``arrives_at``.
+        arrivals: The requests in order of ``arrives_at``; those that are aborted have a ``timeout``.
         cost_model: Gives the duration of a step.
         next_tokens: Gives the next tokens of a request, as many as are asked for.
         policy: Decides order, chunk sizes and victims; None for vLLM's rules.
@@ -92,11 +92,11 @@ class LeapingRun(SimulatedRun):
         return self._leap(most, sample_token) if most > 1 else super().advance(sample_token)
 
     def _num_steady_steps(self) -> int:
-        """A number of steps in which, unless a request arrives or ends with a stop token, all do nothing but decode."""
+        """A number of steps in which all do nothing but decode, if no event or stop token comes before their end."""
         scheduler, config = self.scheduler, self.scheduler.config
         running, ahead = scheduler.running, self._is_async
         arrives = self._upcoming is not None and self._upcoming.arrival_step > scheduler.step
-        if not running or arrives or self._aborts or (scheduler.num_waiting and len(running) < scheduler.max_running):
+        if not running or arrives or (scheduler.num_waiting and len(running) < scheduler.max_running):
             return 0
         free_each = scheduler.num_free_blocks // len(running)
         most = min(config.token_budget // len(running), free_each * scheduler.kv_cache.block_size)
@@ -113,7 +113,7 @@ class LeapingRun(SimulatedRun):
         return most
 
     def _leap(self, most: int, sample_token: Callable[[Request], int]) -> ScheduledBatch | None:
-        """Take iterations until a request arrives or ends with a stop token, but no more than ``most``."""
+        """Take iterations until a request arrives, is aborted or ends with a stop token, but at most ``most``."""
         running, ahead = list(self.scheduler.running), self._is_async
         for request in [request for request in running if request.stop_token_ids]:
             if not request.stop_token_ids.isdisjoint(tokens := self._next_tokens(request, most)):
@@ -121,7 +121,8 @@ class LeapingRun(SimulatedRun):
                 most = min(most, ends + 1 - ahead)
         num_read = sum([request.num_kv_computed for request in running])
         times = [max(self.now, self._busy_until)]
-        due = (self._upcoming.arrives_at or 0.0) if self._upcoming is not None else sys.float_info.max
+        event = self._next_event
+        due = sys.float_info.max if event is None else event
         for index in range(most):
             # When the step is scheduled, the output of the step before is known; with asynchronous scheduling that of
             # the one before it.

@@ -75,7 +75,8 @@ class SimulatedRun:
         self._added: list[tuple[tuple[int, float], int, Arrival]] = []
         self._order = count()  # of requests that were added for the same moment
         self._head = self._upcoming = next(arrivals, None)
-        self._aborts: list[tuple[int, int, int, str]] = []  # of arrived requests: (step, index, order of arrival, id)
+        # Of arrived requests: (step, time, index, order of arrival, id).
+        self._aborts: list[tuple[int, float, int, int, str]] = []
         self._num_empty = 0
         self._num_idle = 0
         self._in_flight: deque[ScheduledBatch] = deque()
@@ -102,11 +103,27 @@ class SimulatedRun:
     @property
     def rests(self) -> bool:
         """Nothing happens before the next request arrives, if one arrives at all."""
-        return self._upcoming is None and self._waits_for_arrival
+        return self._upcoming is None and self._waits
 
     @property
-    def _waits_for_arrival(self) -> bool:
+    def _waits(self) -> bool:
+        """No step has anything to do before a request arrives or is aborted."""
         return self._num_empty >= STUCK_AFTER or not self.scheduler.has_unfinished_requests()
+
+    @property
+    def _next_event(self) -> float | None:
+        """The time of the next arrival or abort; None if none is to come before a step that decides about it."""
+        aborts, arrives = self._aborts, None if self._upcoming is None else self._upcoming.arrives_at or 0.0
+        while aborts and aborts[0][-1] not in self.scheduler.requests:
+            heappop(aborts)
+        if self._cost_model is None or not aborts or aborts[0][0] > self.scheduler.step:
+            return arrives
+        return aborts[0][1] if arrives is None else min(arrives, aborts[0][1])
+
+    def _begin(self) -> float:
+        """The time at which the next step is scheduled, in a run with a clock."""
+        event = self._next_event if self._waits else None
+        return self.now if event is None else max(self.now, event)
 
     def add(self, arrival: Arrival) -> None:
         """Add a request to those that will arrive; of several for one moment, the first that was added comes first."""
@@ -128,14 +145,14 @@ class SimulatedRun:
         self._look()
 
     def arrive(self) -> list[Request]:
-        """Queue the requests that are due before the next step, and abort those whose ``abort_step`` has come.
+        """Queue the requests that are due before the next step, and abort those whose step and time for it have come.
 
         Returns:
             The requests that arrived.
         """
         scheduler = self.scheduler
-        if self._cost_model is not None and self._upcoming is not None and self._waits_for_arrival:
-            self.now = max(self.now, self._upcoming.arrives_at or 0.0)
+        if self._cost_model is not None:
+            self.now = self._begin()
         new = []
         while (arrival := self._upcoming) is not None and self.is_due(arrival):
             request = arrival.to_request()
@@ -152,15 +169,24 @@ class SimulatedRun:
             if self._num_drafts:
                 self._acceptance[arrival.request_id] = _Acceptance(arrival)
             if arrival.abort_step is not None:
-                heappush(self._aborts, (arrival.abort_step, arrival.index, self.num_arrived, arrival.request_id))
+                time = 0.0 if arrival.timeout is None else request.arrival_time + arrival.timeout
+                entry = (arrival.abort_step, time, arrival.index, self.num_arrived, arrival.request_id)
+                heappush(self._aborts, entry)
             self._take_upcoming()
-        while self._aborts and self._aborts[0][0] <= scheduler.step:
-            aborted = scheduler.requests.get(heappop(self._aborts)[-1])
-            if aborted is not None:
-                scheduler.abort_request(aborted.request_id)
-                self._let_follow([aborted], self.now)
+        self._abort()
         self.arrived = new
         return new
+
+    def _abort(self) -> None:
+        """Abort the requests that are due; of several between two steps, the workload decides which is the first."""
+        scheduler, due = self.scheduler, []
+        while self._aborts and self._aborts[0][0] <= scheduler.step and self._aborts[0][1] <= self.now:
+            due.append(heappop(self._aborts))
+        for *_, request_id in sorted(due, key=lambda abort: (abort[0], *abort[2:])):
+            aborted = scheduler.requests.get(request_id)
+            if aborted is not None:
+                scheduler.abort_request(request_id)
+                self._let_follow([aborted], max(self.now, self._busy_until))
 
     def abandon(self) -> None:
         """Abort every request, and forget those that have not arrived."""
@@ -174,10 +200,9 @@ class SimulatedRun:
 
         A run that waits for an arrival begins its next step with it, and sees those of the same moment too.
         """
-        if self._cost_model is None or self._upcoming is None or not self._waits_for_arrival:
+        if self._cost_model is None:
             return self.is_due(arrival)
-        begin = max(self.now, self._upcoming.arrives_at or 0.0)
-        return arrival.arrival_step <= self.scheduler.step and (arrival.arrives_at or 0.0) <= begin
+        return arrival.arrival_step <= self.scheduler.step and (arrival.arrives_at or 0.0) <= self._begin()
 
     def is_due(self, arrival: Arrival) -> bool:
         """Whether a request has arrived by now."""

@@ -180,7 +180,8 @@ def step_around(part: Trace, around: str) -> tuple[int, str | None]:
         around: As for `window`, or a time of day.
 
     Returns:
-        The number of the step at that time, and None; or that of the first step that ran the request, and its id.
+        The number of the step at that time, and None; or that of the first step that ran the request, and its id. For a
+        request that never ran it is the last step in which it waited.
 
     Raises:
         ValueError: The time of day is not in the run.
@@ -192,7 +193,8 @@ def step_around(part: Trace, around: str) -> tuple[int, str | None]:
         return next((record for record in part if record.end > moment), part[-1]).step, None
     request_id = find_request(list(part.whole.requests), around)
     ran = (record for record in part if any(chunk.request_id == request_id for chunk in record.chunks))
-    return next(ran, part[0]).step, request_id
+    waited = [record for record in part if request_id in (*record.arrived, *record.waiting)][-1:]
+    return next(ran, (*waited, part[0])[0]).step, request_id
 
 
 def _moment(seconds: float, created: float) -> str:

@@ -23,6 +23,7 @@ from workbench.trace.trace import Trace
 from workbench.viz.bundle import bundle
 from workbench.viz.classroom import Classroom
 from workbench.viz.cursor import Cursor, cursor_of
+from workbench.viz.export_html import PagePlace
 from workbench.viz.feed import Feed
 from workbench.viz.host_guard import HostGuard
 from workbench.viz.pace import Pace, processor_seconds
@@ -50,14 +51,21 @@ class TracePage(AnyWidgetComponent):
     cursor = param.Dict(default={})
     step = param.Integer(default=None, allow_None=True, bounds=(0, None))
 
-    def __init__(self, feed: Feed, cursor: Cursor | None = None, **params: Any) -> None:
+    def __init__(
+        self, feed: Feed, cursor: Cursor | None = None, *, opens_at: PagePlace | None = None, **params: Any
+    ) -> None:
         super().__init__(status=feed.status(), **params)
         self._feed = feed
         self.news = asyncio.Event()
         if feed.room is not None:
             feed.on_news = self.news.set
             cursor = Cursor()  # visitors do not move each other's
-        (cursor or cursor_of(feed.trace)).link(self)
+        cursor = cursor or cursor_of(feed.trace)
+        if opens_at is not None:
+            cursor.param.update(step=opens_at.step, follow=False, request=opens_at.request)
+        cursor.link(self)
+        if opens_at is not None and opens_at.card:
+            self.cursor = {**self.cursor, "card": True}
         self.param.watch(lambda event: self._feed.handle(event.new), "command")
         self.param.watch(lambda event: self._feed.confirm(), "mounted")
 
@@ -98,6 +106,7 @@ def make_app(
     other: Trace | None = None,
     on_seen: Callable[[], None] | None = None,
     room: Classroom | None = None,
+    opens_at: PagePlace | None = None,
 ) -> Callable[[], Any]:
     """Make the function that builds the page of a browser session.
 
@@ -106,12 +115,14 @@ def make_app(
         other: A second trace of the same workload, to compare with.
         on_seen: Called when a browser has connected and is about to draw.
         room: The class of the visitors; by default one whose teacher's link nobody knows.
+        opens_at: The place at which the page opens; None for the one that suits the trace.
     """
     room = room or Classroom()
 
     def session() -> Any:
         fit_phones()
-        page = TracePage(Feed(source, other, room), options={"page": True}, sizing_mode="stretch_width")
+        feed = Feed(source, other, room)
+        page = TracePage(feed, opens_at=opens_at, options={"page": True}, sizing_mode="stretch_width")
         keep_fresh(page, on_seen)
         return page
 
@@ -201,6 +212,7 @@ def serve(
     on_listening: Callable[[], None] | None = None,
     on_seen: Callable[[], None] | None = None,
     room: Classroom | None = None,
+    opens_at: PagePlace | None = None,
     allow_hosts: Sequence[str] = (),
 ) -> Any:
     """Serve the dashboard until the process is interrupted.
@@ -215,6 +227,7 @@ def serve(
         on_listening: Called on another thread as soon as a browser can connect; not if ``threaded``.
         on_seen: Called when a browser has connected and is about to draw.
         room: The class of the visitors; it has the key of the teacher's link.
+        opens_at: The place at which the page opens; None for the one that suits the trace.
         allow_hosts: Names by which browsers may call the server, besides "localhost" and its addresses.
 
     Raises:
@@ -224,7 +237,7 @@ def serve(
     room = room or Classroom()
     room.origins = room.origins or reachable_origins(address, port)
     return serve_session(
-        make_app(source, other=other, on_seen=on_seen, room=room),
+        make_app(source, other=other, on_seen=on_seen, room=room, opens_at=opens_at),
         port=port,
         address=address,
         title=title,

@@ -146,15 +146,7 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
         ]
     else:  # all replicas take their steps together, so that the steps of one are those of all
         past = Past(trace)
-        arrivals = [
-            replace(
-                past.timed_arrival(info, 0),
-                arrives_at=float(info.arrival_step),
-                arrival_time=float(info.arrival_step),
-                think=float(past.arrival(info).think_steps),
-            )
-            for info in trace.requests.values()
-        ]
+        arrivals = [past.stepped_arrival(info) for info in trace.requests.values()]
         sample_token = past.sample_token
     # A trend follows the rows that all replicas of a side have computed together, as it did those of the run.
     a, b = (

@@ -195,14 +195,25 @@ def step_ticks(first: int, last: int) -> range:
     return range(-(-first // stride) * stride, last, stride)
 
 
-EVENT_WORDS = {"admit": "admitted", "resume": "resumed", "preempt": "preempted", "finish": "finished"}
+EVENT_WORDS = {
+    "admit": "admitted",
+    "resume": "resumed",
+    "preempt": "preempted",
+    "finish": "finished",
+    "abort": "aborted",
+}
 """The words for the marks above the bars of a timeline."""
 
 
 def _event(x: float, y: float, kind: str, title: str = "") -> str:
     """The mark of an event; x is its middle, y its upper edge."""
     shape, colour = EVENT_MARKS[kind]
-    d = {"up": "l3 6h-6z", "down": "m0 6l3 -6h-6z", "half": "a3 3 0 0 0 0 6z"}.get(shape, "m-2.5 1h5v5h-5z")
+    d = {
+        "up": "l3 6h-6z",
+        "down": "m0 6l3 -6h-6z",
+        "half": "a3 3 0 0 0 0 6z",
+        "cross": "m-2 0l2 2 2 -2 1 1 -2 2 2 2 -1 1 -2 -2 -2 2 -1 -1 2 -2 -2 -2z",
+    }.get(shape, "m-2.5 1h5v5h-5z")
     body = f"<title>{escape(title)}</title>" if title else ""
     return f'<path d="M{x:.1f} {y:.0f}{d}" fill="{colour}">{body}</path>'
 

@@ -20,6 +20,7 @@ from workbench.base.tables import folded_command, wrapped
 
 if TYPE_CHECKING:
     from workbench.trace import Trace
+    from workbench.viz.export_html import PagePlace
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """Type that ``ArgumentParser.add_subparsers`` returns."""
@@ -327,6 +328,17 @@ def add_window_options(parser: argparse.ArgumentParser, effect: str | None = Non
 def has_window(options: argparse.Namespace) -> bool:
     """Whether an option of `add_window_options` is given."""
     return any((options.begin, options.end, options.last, options.around))
+
+
+def place_around(trace: Trace, options: argparse.Namespace) -> PagePlace | None:
+    """The place at which a page of a part opens: where ``--around`` looks, None without it."""
+    from workbench.trace.window import step_around
+    from workbench.viz.export_html import PagePlace
+
+    if options.around is None:
+        return None
+    step, request_id = step_around(trace, options.around)
+    return PagePlace(None, step, request_id, card=request_id is not None)
 
 
 def load_trace(path: Path, options: argparse.Namespace | None = None) -> Trace:

@@ -21,6 +21,7 @@ from workbench.apps.cli.options import (
     has_window,
     load_trace,
     parts_of,
+    place_around,
     say_written,
 )
 from workbench.apps.cli.say import say, say_text
@@ -231,8 +232,7 @@ def _narrate(options: argparse.Namespace) -> int:
 
 
 def _html(options: argparse.Namespace) -> int:
-    from workbench.trace.window import step_around
-    from workbench.viz.export_html import PagePlace, to_html
+    from workbench.viz.export_html import to_html
 
     if options.trace.is_dir():
         raise ValueError(
@@ -240,11 +240,8 @@ def _html(options: argparse.Namespace) -> int:
             f"workbench trace watch {options.trace}"
         )
     out = options.out or _beside(options.trace, ".html")
-    trace, opens_at = load_trace(options.trace, options), None
-    if options.around is not None:
-        step, request_id = step_around(trace, options.around)
-        opens_at = PagePlace(None, step, request_id, card=request_id is not None)
-    to_html(trace, out, opens_at=opens_at)
+    trace = load_trace(options.trace, options)
+    to_html(trace, out, opens_at=place_around(trace, options))
     say_written(out)
     return 0
 
@@ -252,8 +249,10 @@ def _html(options: argparse.Namespace) -> int:
 def _link(options: argparse.Namespace) -> int:
     from workbench.viz.link import LOCAL_PLAYGROUND, link_to
 
-    trace = load_trace(options.trace, options)
-    link = link_to(trace, step=options.step, request_id=options.request, playground=options.playground)
+    trace, step, request_id = load_trace(options.trace, options), options.step, options.request
+    if step is None and (place := place_around(trace, options)) is not None:
+        step, request_id = place.step, request_id or place.request
+    link = link_to(trace, step=step, request_id=request_id, playground=options.playground)
     print(link)
     if link.startswith(LOCAL_PLAYGROUND):
         print("`workbench playground` opens it: keep that running in another terminal", file=sys.stderr)

@@ -20,6 +20,7 @@ from workbench.apps.cli.options import (
     has_window,
     load_trace,
     parts_of,
+    place_around,
 )
 from workbench.apps.cli.say import say
 from workbench.base.field_checks import integer
@@ -87,7 +88,7 @@ def _watch(options: argparse.Namespace) -> int:
 
         elif has_window(options):
             trace = load_trace(path, options)
-            serve = partial(app.serve, trace)
+            serve = partial(app.serve, trace, opens_at=place_around(trace, options))
 
             def traces() -> dict[str, Trace]:
                 return {"": trace}

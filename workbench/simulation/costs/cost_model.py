@@ -53,7 +53,7 @@ class StepCost(Protocol):
 
 
 def as_step_cost(given: Any) -> Any:
-    """What a caller gave as ``cost_model``, with coefficients by name as a CostModel.
+    """The ``cost_model`` that a caller gave, with coefficients by name as a CostModel.
 
     Raises:
         ValueError: It is nothing that gives the duration of a step.

@@ -27,9 +27,9 @@ const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((
  * Load, latencies and blocks of steps, from one time to another in seconds since the start of the trace. A gap between
  * two tokens that begins before the first of the steps is left out: a page of these steps alone does not know it.
  * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
- *   largest `kv` and `waiting` (those that wait for step 0 included), `preemptions`, and of the prompts of requests
- *   that are admitted for the first time the tokens `queried` and those `hit` in the prefix cache; `whole` is one for
- *   all of them.
+ *   largest `kv` and `waiting` (those that wait for step 0 included), `preemptions`, `aborts`, and of the prompts of
+ *   requests that are admitted for the first time the tokens `queried` and those `hit` in the prefix cache; `whole` is
+ *   one for all of them.
  */
 export function binned(store, steps, times, count) {
   const [first, last] = steps, [from, to] = times;
@@ -79,6 +79,7 @@ const empty = () => ({
   queried: 0,
   hit: 0,
   preemptions: 0,
+  aborts: 0,
 });
 
 /** Add a step to a stretch. A gap of `known` seconds or more begins before the steps that are shown. */
@@ -98,6 +99,7 @@ function addStep(store, step, bin, known) {
   for (let e = first; e < last; e++) {
     const kind = codes.events[kinds[e]];
     bin.preemptions += kind === "preempt";
+    bin.aborts += kind === "abort";
     if (kind === "admit" && cachedOf.has(named[e])) {
       bin.queried += store.requests[named[e]].num_prompt_tokens;
       bin.hit += Math.min(cachedOf.get(named[e]), store.requests[named[e]].num_prompt_tokens);

@@ -9,7 +9,7 @@ import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
 import { sharedClock } from "./shared_clock.js";
 import { stretchTicks } from "./time_axis.js";
-import { firstDifference, LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
+import { LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
 
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
@@ -89,8 +89,9 @@ export class ComparePanel extends CanvasPanel {
   }
 
   /** Index of the first different token of a request's two runs; -1 for none, or if it is not known. */
-  differenceOf(a, b) {
-    return this.hasTokens ? firstDifference(a.tokens, b.tokens) : -1;
+  differenceOf(id) {
+    const { differences } = this.findings;
+    return Object.hasOwn(differences, id) ? differences[id] : -1;
   }
 
   /** Whether both runs have times. */
@@ -299,7 +300,7 @@ export class ComparePanel extends CanvasPanel {
   }
 
   drawChunks(context, [a, b], middle) {
-    const { theme } = this, { colours } = theme, difference = this.differenceOf(a, b);
+    const { theme } = this, { colours } = theme, difference = this.differenceOf(a.id);
     const own = this.drawn([a, b]).index;
     [a, b].forEach((request, run) => {
       const store = this.stores[run], origin = this.align.value === "arrival" ? request.arrival_step : 0;
@@ -344,12 +345,15 @@ export class ComparePanel extends CanvasPanel {
     const [a, b] = pair, request = this.drawn(pair), hover = { request: request.index };
     const token = this.tokens && x >= LEFT ? this.tokens.describe(row, this.tokens.at(x, this.width)) : null;
     if (token) return { hover, request, ...token };
-    const difference = this.differenceOf(a, b);
+    const difference = this.differenceOf(a.id);
     const end = ({ tokens, chunkSteps }) =>
       `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
     const lines = [nameOf(a), `A: ${end(a)}`, `B: ${end(b)}`];
     if (difference >= 0) lines.push(`the first difference is token ${difference + 1}`);
-    else lines.push(this.hasTokens ? "the same tokens" : "no tokens to compare");
+    else if (!this.hasTokens) lines.push("no tokens to compare");
+    else {lines.push(
+        a.tokens.length === b.tokens.length ? "the same tokens" : "the same tokens as far as both have them",
+      );}
     return { hover, request, lines };
   }
 
@@ -373,8 +377,7 @@ export class ComparePanel extends CanvasPanel {
     const latencies = this.findings?.counts_only ? [] : ["TTFT A", "TTFT B", "ITL A", "ITL B"];
     const gains = [...latencies, "recomputed A", "recomputed B"];
     const cells = ([id, ...values]) => {
-      const [a, b] = this.stores.map((store) => store.byId.get(id)), difference = this.differenceOf(a, b);
-      const none = this.hasTokens ? "none" : "not known";
+      const difference = this.differenceOf(id), none = this.hasTokens ? "none" : "not known";
       const written = values.map((value, i) => (i < 4 ? this.write(value) : value)).slice(-gains.length);
       return [this.nameOf(id), ...written, difference < 0 ? none : difference + 1];
     };

@@ -174,6 +174,7 @@ export class GanttPanel extends StepPanel {
       { name: "waiting", mark: box(colours.muted, 14, 1), width: 62 },
       { name: "preempted", mark: event("preempt", 4), width: 72 },
       { name: "finished", mark: event("finish", 2.5), width: 60 },
+      ...(this.store.hasAborts ? [{ name: "aborted", mark: event("abort", 3), width: 60 }] : []),
     ];
     if (this.store.hasDrafts) {
       const chunk = (accepted) => ({ n: 1, drafts: 1, accepted });

@@ -66,6 +66,7 @@ const ROWS = [
   },
   { name: "waiting requests", values: (bin) => [bin.waiting], of: (whole) => whole.waiting, write: formatNumber },
   { name: "preemptions", values: (bin) => [bin.preemptions], of: (whole) => whole.preemptions, write: formatNumber },
+  { name: "aborted requests", values: (bin) => [bin.aborts], of: (whole) => whole.aborts, write: formatNumber },
 ];
 
 const percentiles = (sorted) => [percentile(sorted, 99), percentile(sorted, 50)];
@@ -342,7 +343,8 @@ export class IncidentPanel extends CanvasPanel {
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
       `hit rate ${share(whole.hit / (whole.queried || 1))} of prompt tokens`,
-      `${counted(whole.preemptions, "preemption")}`,
+      counted(whole.preemptions, "preemption"),
+      whole.aborts ? `${formatNumber(whole.aborts)} aborted` : "",
       `up to ${formatNumber(whole.waiting)} waiting`,
       counted(stalls, "stall"),
     ].filter(Boolean).join("; ");

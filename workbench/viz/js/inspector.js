@@ -1,10 +1,11 @@
 // The drawer with one pinned object: a request, a KV block or an output token. Its facts are those of the step at the
 // cursor, and each of them leads on: request → chunk → block → text → why.
 
+import { holdersOf, listed, originOf } from "./block_holders.js";
 import { candidateBars } from "./candidates.js";
 import { counted, formatNumber, formatRange, h, plain, replace } from "./dom.js";
 import { explanation } from "./explanation.js";
-import { FREE, OWNED } from "./pool_history.js";
+import { CACHED, FREE, OWNED } from "./pool_history.js";
 import { close } from "./popovers.js";
 import { nameOf } from "./request.js";
 import { draftsOf, groupOf, kvOf, limitOf, roleOf } from "./words.js";
@@ -173,19 +174,32 @@ export class Inspector {
     const { store, cursor } = this.view, { step } = cursor, pool = store.pool.at(step), size = store.facts.block_size;
     if (block === 0) return { title: "KV block 0", rows: [["state", "reserved, never handed out"]] };
     const owned = pool.state[block] === OWNED, owner = owned ? store.requests[pool.owner[block]] : undefined;
-    const names = { [FREE]: "free", [OWNED]: "in use" }, references = pool.references[block];
+    const names = { [FREE]: "free", [OWNED]: "in use" };
     const rows = [["state", names[pool.state[block]] || "cached: a request with the same beginning can still hit it"]];
     if (owner) {
-      const others = references > 1 ? [` and ${counted(references - 1, "more request")}`] : [];
-      rows.push(["owner", [this.toRequest(owner), ...others]]);
+      const holders = holdersOf(store, block, step), name = holders.length > 1 ? "owners" : "owner";
+      rows.push([name, listed(holders, (request) => this.toRequest(request))]);
       const place = store.blocksByGroup(step).places.get(block), group = place && store.groups[place.group];
       if (store.groups.length > 1 && place) rows.push(["group", `${place.group}: ${groupOf(group)}`]);
       if (group?.kind === "mamba") rows.push(["state slot", formatNumber(place.logical)]);
       else if (place) this.contents(rows, owner, place.logical, group.block_size, step);
-    }
+    } else if (pool.state[block] === CACHED) this.origin(rows, originOf(store, block, step));
     if (position !== undefined) rows.push(["token", `${formatNumber(position)}, slot ${position % size} of ${size}`]);
     if (pool.changed[block] >= 0) rows.push(["last change", this.toStep(pool.changed[block])]);
     return { title: `KV block ${block}`, rows, request: owner };
+  }
+
+  /** Of a cached block the request that wrote it, its positions and their text. */
+  origin(rows, origin) {
+    if (!origin) return;
+    const { request, group: index, logical, from } = origin, { groups } = this.view.store, group = groups[index];
+    const since = from === undefined ? [] : [" from ", this.toStep(from)];
+    rows.push([from === undefined ? "last owner" : "written by", [this.toRequest(request), ...since]]);
+    if (groups.length > 1) rows.push(["group", `${index}: ${groupOf(group)}`]);
+    if (group.kind === "mamba") return rows.push(["state slot", formatNumber(logical)]);
+    const first = logical * group.block_size, end = first + group.block_size, text = this.textOf(request, first, end);
+    rows.push(["KV positions", formatRange(first, end)]);
+    if (text) rows.push(["text", text]);
   }
 
   /** The positions of a block, the step that wrote them, and the output tokens among them. */

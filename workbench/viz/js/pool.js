@@ -1,5 +1,6 @@
 // The KV pool: one cell per physical block, always at the same place, and above it the number of blocks in each state.
 
+import { holdersOf, listed } from "./block_holders.js";
 import { counted, formatNumber, formatRange, setText } from "./dom.js";
 import { hatch, polygon, SMALL, text, textWidth } from "./drawing.js";
 import { poolColumns } from "./geometry.js";
@@ -183,7 +184,7 @@ export class PoolPanel extends CanvasPanel {
   /** Mark the group of each block in use; its colour stays that of the request. */
   drawGroupMarks(context) {
     const { theme, cell, store } = this, { state } = this.pool;
-    for (const [block, { group, request }] of this.byGroup.places) {
+    for (const [block, { group, requests: [request] }] of this.byGroup.places) {
       if (state[block] !== OWNED) continue;
       const [x, y] = this.xy(block), ink = inkOn(theme.hue(request.index) || theme.colours.owned);
       markGroup(context, store.groups[group], x, y, cell, ink);
@@ -324,9 +325,9 @@ export class PoolPanel extends CanvasPanel {
 
   /** Describe the owner of a block in `lines`; returns the rest of the hover. */
   ownerHit(request, block, lines) {
-    const { store } = this, shared = this.pool.references[block] - 1, hover = { request: request.index };
+    const { store } = this, holders = holdersOf(store, block, this.cursor.step), hover = { request: request.index };
     const place = store.blocksByGroup(this.cursor.step).places.get(block);
-    lines.push(`owner ${nameOf(request)}${shared > 0 ? ` and ${shared} more` : ""}`);
+    lines.push(`${holders.length > 1 ? "owners" : "owner"} ${listed(holders, (each) => nameOf(each)).join("")}`);
     if (!place) return hover;
     const { kind, block_size: size } = store.groups[place.group], { logical } = place;
     if (store.groups.length > 1) lines.push(`group ${place.group}: ${groupOf(store.groups[place.group])}`);
@@ -353,14 +354,14 @@ export class PoolPanel extends CanvasPanel {
     const { store, cursor } = this, pool = store.pool.at(cursor.step), rows = [], next = pool ? nextEvicted(pool) : -1;
     for (let block = 1; pool && block < pool.state.length && rows.length < TABLE_BLOCKS; block++) {
       if (pool.state[block] === FREE) continue;
-      const owner = pool.owner[block] >= 0 ? nameOf(store.requests[pool.owner[block]]) : "–";
+      const owners = listed(holdersOf(store, block, cursor.step), (each) => nameOf(each)).join("") || "–";
       const state = block === next ? "cached, evicted next" : STATES[pool.state[block]];
       const changed = pool.changed[block] >= 0 ? store.label(pool.changed[block]) : "–";
-      rows.push([block, state, owner, pool.references[block], changed]);
+      rows.push([block, state, owners, pool.references[block], changed]);
     }
     return {
       caption: `Blocks that are not free at step ${store.label(cursor.step)}`,
-      headings: ["block", "state", "first owner", "references", "last change"],
+      headings: ["block", "state", "owners", "references", "last change"],
       rows,
     };
   }

@@ -73,9 +73,12 @@ export class RectanglePanel extends CanvasPanel {
     this.setHeight(TOP + height * this.dy + 24);
   }
 
-  /** The chunk with the most query rows. Without a selection, a batch too large for its cells is shown by it. */
+  /**
+   * The chunk with the most query rows, of several the one with the longest KV. Without a selection, a batch too large
+   * for its cells is shown by it.
+   */
   largest() {
-    return this.chunks.reduce((most, chunk) => (chunk.n > most.n ? chunk : most), this.chunks[0]);
+    return [...this.chunks].sort((a, b) => b.n - a.n || b.end - a.end)[0];
   }
 
   // -- drawing ---------------------------------------------------------------------------------------------------

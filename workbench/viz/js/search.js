@@ -1,5 +1,6 @@
 // Search: a position of a request, a step, a kind of event, or the name of a request, which filters the panels.
 
+import { holdersOf, listed } from "./block_holders.js";
 import { HIDDEN } from "./classroom.js";
 import { counted, formatNumber, h, plain, replace } from "./dom.js";
 import { isOver, nameOf } from "./request.js";
@@ -120,10 +121,9 @@ function positionAnswer(view, request, position) {
 
 /** A sentence about a block that a request has given back, and its holders at a step. */
 function whoHolds(store, request, block, step) {
-  const { owner, references } = store.pool.at(step), first = references[block] ? store.requests[owner[block]] : null;
-  if (!first || first === request) return "The block has been given back since.";
-  const others = references[block] - 1, more = others ? ` and ${counted(others, "more request")}` : "";
-  return `${nameOf(request)} has given it back since; ${nameOf(first)}${more} ${others ? "hold" : "holds"} it.`;
+  const holders = holdersOf(store, block, step), names = listed(holders, (each) => nameOf(each)).join("");
+  if (!names || holders[0] === request) return "The block has been given back since.";
+  return `${nameOf(request)} has given it back since; ${names} ${holders.length > 1 ? "hold" : "holds"} it.`;
 }
 
 /** Why a position is in no block; of a part of a run, the steps that are not here count too. */

@@ -45,6 +45,7 @@ export class Store {
     this.numSteps = 0;
     this.keptZero = zero;
     this.hasDrafts = false; // whether any chunk has drafts
+    this.hasAborts = false; // whether any request was aborted
     this.facts = { config: {}, model: {}, codes: null, source: "" };
     this.requests = []; // one object per request, in order of arrival
     this.byId = new Map();
@@ -234,7 +235,10 @@ export class Store {
       request.changes.push({ step, state: STATE_AFTER[kind] });
       if (kind === "admit" || kind === "resume") request.startsTable = step;
       if (kind === "preempt" && request.tables.length) request.tables.at(-1).closed = step;
-      if (kind === "abort") request.finishReason = "abort";
+      if (kind === "abort") {
+        request.finishReason = "abort";
+        this.hasAborts = true;
+      }
       if (kind === "finish") request.finishReason = this.strings[this.column("event.reason")[e]] || "";
     }
   }
@@ -534,7 +538,7 @@ export class Store {
 
   /**
    * The blocks in use at a step by KV cache group.
-   * @returns `places`, a map from a block to its { group, request, logical }, and for each group the number of blocks
+   * @returns `places`, a map from a block to its { group, logical, requests }, and for each group the number of blocks
    *   `held` and of `holes`: places that are not held any more.
    */
   blocksByGroup(step) {
@@ -545,8 +549,9 @@ export class Store {
       this.groups.forEach((_, group) => {
         this.blockTable(request, step, group).forEach((block, logical) => {
           if (!block) holes[group]++;
-          else if (!places.has(block)) {
-            places.set(block, { group, request, logical });
+          else if (places.has(block)) places.get(block).requests.push(request);
+          else {
+            places.set(block, { group, logical, requests: [request] });
             held[group]++;
           }
         });

@@ -13,7 +13,7 @@ const HINT = "tokens per step against the token budget";
 const BIN_ABOVE_STEPS = 2000;
 
 /** Height of the marks of events, in the order in which they are drawn. */
-const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5 };
+const EVENT_Y = { finish: 13, admit: 9, resume: 9, preempt: 5, abort: 5 };
 
 /** Pixels: outlines of narrower bars are joined. */
 const NARROW = 12;
@@ -318,7 +318,8 @@ export class TimelinePanel extends StepPanel {
         : []),
       ...(this.view.stalls.length ? [{ name: "stall", mark: box(theme.event("stall").colour, 2, 10) }] : []),
     ];
-    const events = ["admit", "preempt", "finish", "resume"].map((kind) => ({
+    const kinds = ["admit", "preempt", "finish", "resume", ...(this.store.hasAborts ? ["abort"] : [])];
+    const events = kinds.map((kind) => ({
       name: kind,
       mark: (context, x) => eventMark(context, theme, kind, x + 5, 0, 3),
     }));
@@ -326,7 +327,7 @@ export class TimelinePanel extends StepPanel {
     this.legend.show(room ? [] : [...entries, ...events], this.width, colours.muted);
     if (!room) return;
     entries.forEach((entry, i) => legendEntry(context, entry, x, TOP + 4 + i * 15, x + 18, colours.muted));
-    const y = TOP + 6 + entries.length * 15, lefts = [0, 46, 104, 0], tops = [0, 0, 0, 15];
+    const y = TOP + 6 + entries.length * 15, lefts = [0, 46, 104, 0, 58], tops = [0, 0, 0, 15, 15];
     events.forEach((entry, i) => {
       legendEntry(context, entry, x + lefts[i], y + tops[i], x + lefts[i] + 13, colours.muted);
     });

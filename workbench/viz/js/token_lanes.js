@@ -9,13 +9,6 @@ import { nameOf } from "./request.js";
 export const LEFT = 84;
 export const RIGHT = 16;
 
-/** Index of the first token in which two lists differ or one of them has ended; -1 when they are the same. */
-export function firstDifference(a, b) {
-  const shorter = Math.min(a.length, b.length);
-  for (let i = 0; i < shorter; i++) if (a[i].id !== b[i].id) return i;
-  return a.length === b.length ? -1 : shorter;
-}
-
 export class TokenLanes {
   /**
    * @param panel The comparison, with its `rows`, the two requests of each lane, and the `stores` of the two runs.
@@ -26,7 +19,7 @@ export class TokenLanes {
     this.stores = panel.stores;
     this.hasTokens = panel.hasTokens;
     this.inSeconds = inSeconds;
-    this.differences = pairs.map(([a, b]) => panel.differenceOf(a, b));
+    this.differences = pairs.map(([{ id }]) => panel.differenceOf(id));
     this.most = Math.max(8, ...pairs.flat().map((request) => request.tokens.length));
     this.longest = this.longestLatency() || 1;
   }
@@ -95,6 +88,7 @@ export class TokenLanes {
   verdict(row, i) {
     const difference = this.differences[row];
     if (!this.hasTokens) return "not recorded in both runs";
+    if (difference < 0 && !this.pairs[row].every(({ tokens }) => i < tokens.length)) return "in one run alone";
     if (difference < 0 || i < difference) return "the same token";
     return i === difference ? "the first difference" : `after the first difference, at token ${difference + 1}`;
   }

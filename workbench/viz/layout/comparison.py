@@ -28,7 +28,8 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
         ``badge``, ``verdict``, ``measures`` (name, value of a, value of b, and the change as text; the longest
         times only if the verdict names them), ``same_tokens``,
         ``unit``, ``notes``, ``first_divergence`` ({step, request, what} or None), ``rows`` (request, then TTFT, ITL and
-        recomputed tokens of a and b; a missing value is None), the largest change first, ``mean``, the same numbers
+        recomputed tokens of a and b; a missing value is None), the largest change first, ``differences`` (the index of
+        the first different token of each request that has one), ``mean``, the same numbers
         of all requests, and ``rounding``, the share of two times up to which their difference
         is none. If the traces cannot be compared, only ``refused``, the reason.
     """
@@ -58,6 +59,11 @@ def comparison_facts(a: Trace, b: Trace) -> dict[str, Any]:
             ]
             for request in found.requests
         ],
+        "differences": {
+            request.request_id: difference.index
+            for request in found.requests
+            if found.same_tokens is False and (difference := request.token_difference)
+        },
         "mean": _means(found),
         "rounding": ROUNDING,
     }

@@ -33,9 +33,11 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
     """
     unit = explanation.unit
     whole = "from arrival to the end of the trace" if explanation.is_open else "from arrival to the end"
+    if explanation.waiting is not None:
+        whole += ", without a token"
     spans = [(whole, explanation.total, explanation.parts)]
-    if (ttft := explanation.span("ttft")) is not None:
-        spans.append((ttft.name + (", so far" if ttft.is_open else ""), ttft.total, ttft.parts))
+    if (ttft := explanation.ttft) is not None:
+        spans.append((ttft.name, ttft.total, ttft.parts))
     spans += [(gap.name, gap.total, gap.parts) for gap in explanation.gaps[:MAX_GAPS]]
     return {
         "request": explanation.request_id,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from workbench.trace.fields import EMPTY
 from workbench.trace.records import StepRecord
 
-MARKED_EVENTS = ("admit", "resume", "preempt", "finish")
+MARKED_EVENTS = ("admit", "resume", "preempt", "finish", "abort")
 """Kinds of events that are marked above a bar, in drawing order."""
 
 
@@ -79,7 +79,7 @@ class TimelineMarks:
         return (step - first) / max(1, last - first)
 
 
-DRAWN_LAST = ("finish", "admit", "resume", "preempt")
+DRAWN_LAST = ("finish", "admit", "resume", "preempt", "abort")
 
 
 def timeline_marks(
@@ -122,7 +122,9 @@ def step_bars(records: Sequence[StepRecord], max_bars: int = 2000) -> StepBars:
     marks = tuple(
         (record.step, kind)
         for record in records
-        for kind, ids in zip(MARKED_EVENTS, (record.admitted, record.resumed, record.preempted, record.finished))
+        for kind, ids in zip(
+            MARKED_EVENTS, (record.admitted, record.resumed, record.preempted, record.finished, record.aborted)
+        )
         if ids
     )
     size = max(1, -(-len(records) // max_bars))
