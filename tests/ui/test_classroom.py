@@ -1,6 +1,7 @@
 """Visitors of a served dashboard: a cursor each, a teacher to follow and to leave, and predictions."""
 
 import io
+import re
 
 import pytest
 import zxingcpp
@@ -285,9 +286,36 @@ def test_the_code_of_a_page_at_a_loopback_address_is_one_that_phones_reach(open_
         assert expected in teacher.root.locator(".wb-code").text_content()
         teacher.root.get_by_role("button", name="Copy the followers' link").click()
         assert teacher.root.locator("input.wb-long-link").input_value() == expected
+        teacher.root.get_by_text(re.compile("Copied: |Copy the selected text: ")).wait_for()
         warned = teacher.root.get_by_text("Only this machine reaches this address").count()
         assert (warned == 2) is warns and (warned > 0) is warns, "below the code and beside the link"
         teacher.page.close()
+
+
+def test_commands_of_one_moment_are_all_carried_out_once(open_page, address):
+    """The host passes on the last value of a property; each command repeats those before it."""
+    url, room = address
+    teacher = open_page(f"{url}/#teach={room.key}")
+    teacher.wait("view.status.class?.role === 'teacher'")
+    taken, take = [], room.take
+    room.take = lambda page, what, **values: (taken.append((what, values)), take(page, what, **values))
+    teacher.root.evaluate(
+        """(root) => {
+          const { workbench: view } = root;
+          view.send("class", { what: "questions", allowed: true });
+          view.send("class", { what: "ask", text: "Who waits?" });
+          view.send("class", { what: "lead", view: "story", step: 3, follow: false, request: null });
+        }"""
+    )
+    teacher.wait("view.status.class.class_asks && view.status.class.question?.text === 'Who waits?'")
+    teacher.root.evaluate("(root) => root.workbench.send('class', { what: 'end' })")
+    teacher.wait("!view.status.class.question")
+    assert [what for what, values in taken if what != "lead" or values["step"] == 3] == [
+        "questions",
+        "ask",
+        "lead",
+        "end",
+    ]
 
 
 def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_llama, monkeypatch):

@@ -371,6 +371,22 @@ def test_whatever_a_follower_sends_changes_nothing_for_others(taught, command):
             assert "teacher" in sender.status()["message"]
 
 
+def test_what_a_command_repeats_needs_the_same_rights_and_is_carried_out_once(taught):
+    engine, (teacher, _, hostile, *_) = taught
+    steps = {str(number): {"name": "step", "args": {}} for number in range(1, 10)}
+    last = {"id": 10, "name": "class", "args": {"what": "seen", "number": 1}, "before": steps}
+    hostile.handle({**last, "sender": "h"})
+    assert engine.done == []
+    for _ in range(2):
+        teacher.handle({**last, "sender": "t"})
+    assert engine.done == ["step"] * 4, "the last four, once"
+    teacher.handle({"id": 12, "sender": "t", "name": "pause", "before": {"11": {"name": "start", "args": {}}}})
+    assert engine.done[4:] == ["start", "pause"]
+    for before in ([1], {"x": {"name": "step"}}, {"13": "step"}, {"13": None}, 7, {"-1": {"name": "step"}}):
+        teacher.handle({"id": 12, "sender": "t", "name": "step", "before": before})
+    assert len(engine.done) == 6
+
+
 @pytest.mark.parametrize("command", ["start", "pause", "step", "add_request", "abort"])
 def test_the_teacher_controls_the_engine(taught, command):
     engine, (teacher, *_) = taught

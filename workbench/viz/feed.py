@@ -46,6 +46,9 @@ ABILITIES = ("breakpoints", "step_into", "fork", "capture", "shadow", "kernel_ru
 RIGHTS = {"control": "start", "ask": "add_request", "foresee": "fork"}
 """Rights of a page, each by a command that it allows; a class may refuse them."""
 
+MOST_REPEATED, MOST_SENDERS = 4, 32
+"""Maximum number of commands that one repeats, and of pages whose last command is known."""
+
 MAX_ASKED = 32
 """Maximum number of a view's own questions that are told to it; the newest are."""
 
@@ -120,6 +123,7 @@ class Feed:
         self._sent: dict[str, int] = {}  # sizes of what has been sent of the trace
         self._message, self._kind = "", "problem"
         self._handled = 0
+        self._last: dict[str, int] = {}  # the number of the last command that was carried out, by sender
         self._asked: dict[str, str] = {}
         self._fork_facts: dict[str, Any] | None = None
         self._unchanged: Trace | None = None  # the run as it was, simulated like the other trace
@@ -291,9 +295,24 @@ class Feed:
     # -- from the view ---------------------------------------------------------------------------------------
 
     def handle(self, command: dict[str, Any]) -> None:
-        """Carry out a command of the view. An error becomes the message of the view; nothing is raised."""
+        """Carry out a command of the view, and those before it that have not come.
+
+        A host passes on the last value of a property, and may leave out those that came shortly before it; so a command
+        repeats these as ``before``, by their numbers. An error becomes the message of the view; nothing is raised.
+        """
+        sender, before = command.get("sender"), command.get("before")
+        repeated = before.items() if isinstance(before, dict) else ()
+        numbers = sorted((int(number), each) for number, each in repeated if str(number).isdecimal())
+        for number, each in [*numbers[-MOST_REPEATED:], (command.get("id"), command)]:
+            if isinstance(sender, str) and isinstance(number, int):
+                if number <= self._last.get(sender, 0):
+                    continue
+                self._last = dict([*self._last.items(), (sender, number)][-MOST_SENDERS:])
+            if isinstance(each, dict):
+                self._carry_out(number, each)
+
+    def _carry_out(self, number: Any, command: dict[str, Any]) -> None:
         name = command.get("name")
-        number = command.get("id")
         handler = getattr(self, f"_do_{name}", None)
         if handler is None:
             self._message = f"unknown command {name!r}"

@@ -16,8 +16,8 @@ from panel.io.server import WSHandler
 MAX_MESSAGE_BYTES = 1 << 14
 """Maximum size of a text."""
 
-MAX_DEPTH = 4
-"""Maximum number of mappings within each other in a value; a command has two."""
+MAX_DEPTH = 5
+"""Maximum number of mappings within each other in a value; a command that repeats another one has five."""
 
 POLICY_VIOLATION = 1008
 

@@ -45,6 +45,9 @@ const NOT_SIMULATED = "A run without its first steps, or beside another one, is 
 /** Milliseconds after which a command without an answer is explained. */
 const PATIENCE_MS = 1500;
 
+/** Commands that the next one repeats: as many of the last milliseconds, with arguments of so many characters. */
+const MOST_AGAIN = 4, AGAIN_MS = 5000, SHORT = 300;
+
 /** Milliseconds without a change after which the panels outside the window are drawn as well. */
 const SETTLED_MS = 300;
 
@@ -61,6 +64,8 @@ class View {
     this.tooltip = new Tooltip(root);
     this.place = new Place(this);
     this.commandCount = 0;
+    this.sender = Math.random().toString(36).slice(2);
+    this.sent = []; // commands that the next one repeats: hosts pass on the last value of a property alone
     this.exact = false; // whether the numbers of a step are told, too
     this.frameRequest = null;
     // For the test that compares them with the same functions in Python.
@@ -304,9 +309,12 @@ class View {
   /** Ask the host to do something; a saved page has no host. */
   send(name, args = {}) {
     if (this.gone) return;
-    const id = ++this.commandCount;
-    this.model.set("command", { id, name, args });
+    const id = ++this.commandCount, now = Date.now(), { handled = 0 } = this.status;
+    this.sent = this.sent.filter((each) => each.id > handled && now - each.at < AGAIN_MS).slice(-MOST_AGAIN);
+    const before = Object.fromEntries(this.sent.map((each) => [each.id, { name: each.name, args: each.args }]));
+    this.model.set("command", { id, name, args, sender: this.sender, before });
     this.model.save_changes();
+    if (JSON.stringify(args).length <= SHORT) this.sent.push({ id, name, args, at: now });
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
       if (!this.live || (this.status.handled ?? 0) >= id) return;
