@@ -55,6 +55,8 @@ class RequestMetrics:
         decode: From the first token to the last.
         e2e: From arrival to the end.
         age: From arrival to the end of the trace, for a request that has not ended.
+        was_scheduled_before: It was scheduled before the trace begins, as far as the trace tells.
+        had_tokens_before: It got its first token before the trace begins, likewise.
     """
 
     request_id: str
@@ -74,6 +76,8 @@ class RequestMetrics:
     decode: Latency | None
     e2e: Latency | None
     age: Latency | None = None
+    was_scheduled_before: bool = False
+    had_tokens_before: bool = False
 
     def __repr__(self) -> str:
         """One line: the size of the request, its latencies, and its end."""
@@ -90,14 +94,14 @@ class RequestMetrics:
     @property
     def waited(self) -> Latency | None:
         """The time without a token of a request that has none, or was aborted before it; None for others."""
-        return None if self.token_steps else self.e2e or self.age
+        return None if self.token_steps or self.had_tokens_before else self.e2e or self.age
 
     def so_far(self, name: str) -> Latency | None:
         """The time so far of a "ttft", "queue" or "e2e" that has not ended; None if it or the request has."""
         if self.age is None or getattr(self, name) is not None:
             return None
         if name == "queue":
-            return self.waited if self.first_scheduled_step is None else None
+            return self.waited if self.first_scheduled_step is None and not self.was_scheduled_before else None
         return self.waited if name == "ttft" else self.age
 
     def at_least(self, name: str) -> Latency | None:
