@@ -343,7 +343,7 @@ def test_the_table_of_a_fleet_that_runs(num_steps):
     for name in ("plain 1", "spec 16", "async 24"):
         trace = run(name)[0]
         traces[name] = trace[: min(num_steps, len(trace))]
-    fleet = SimpleNamespace(traces=traces, folder="here", metrics=lambda: metrics(traces["plain 1"]))
+    fleet = SimpleNamespace(traces=traces, folder="here", note="", metrics=lambda: metrics(traces["plain 1"]))
     rows = Tables(re.sub(r"<svg.*?</svg>", "", fleet_html(fleet))).tables[-1]
     total_running = total_waiting = 0
     for row, trace in zip(rows[1:], traces.values()):

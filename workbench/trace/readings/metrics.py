@@ -304,6 +304,18 @@ class Summary:
     first_step: int = 0
     clock: RunClock = field(default_factory=RunClock)
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether the engine worked, and was idle in between."""
+        return self.unit == "s" and bool(self.clock.idle and self.clock.at_work)
+
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """Output tokens and scheduled tokens per ``unit``, without idle time."""
+        if not self.has_idle:
+            return self.output_throughput, self.total_throughput
+        return self.num_output_tokens / self.clock.at_work, self.num_scheduled_tokens / self.clock.at_work
+
     def __repr__(self) -> str:
         return _table(self, SpeculationMetrics())
 
@@ -399,11 +411,7 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
     """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
-    unit, clock = summary.unit, summary.clock
-    has_idle = unit == "s" and clock.idle and clock.at_work
-    rates = [summary.output_throughput, summary.total_throughput]
-    if has_idle:
-        rates = [each / clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens)]
+    unit, rates = summary.unit, summary.rates
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
         f"{summary.num_finished:,} of {counted(summary.num_requests, 'request')} ended "
@@ -414,7 +422,7 @@ def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str
         f"{summary.num_cached_tokens:,} found in the prefix cache{after_preemptions}, "
         f"{summary.num_recomputed_tokens:,} recomputed ({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(rates[0])} output and {number(rates[1])} scheduled tokens per "
-        f"{'second' if unit == 's' else 'step'}{' without idle time' if has_idle else ''}",
+        f"{'second' if unit == 's' else 'step'}{' without idle time' if summary.has_idle else ''}",
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
         f"(peak {percent(summary.peak_kv_use)})",
         *_speculation_lines(speculation),
