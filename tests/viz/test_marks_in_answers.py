@@ -52,8 +52,10 @@ def work(record):
     if not prompts and not replies:
         return "nothing is computed"
     if not prompts:
-        grown = sum(1 + len(chunk.sampled_before) for chunk in replies if chunk.sampled is not None)
-        by = f"by {grown:,} tokens" if grown not in (0, len(replies)) else "by one token"
+        if any(chunk.accepted for chunk in replies):
+            replies = [chunk for chunk in replies if chunk.accepted]
+        grown = sum(max(1, len(chunk.accepted)) for chunk in replies)
+        by = f"by {grown:,} tokens" if grown != len(replies) else "by one token"
         if len(replies) == 1:
             return f"the reply to {replies[0].request_id} grows {by}"
         return f"{len(replies):,} replies grow {by}" + (" each" if by == "by one token" else "")

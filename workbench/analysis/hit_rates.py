@@ -204,7 +204,7 @@ def _count(found: HitRates, row: _Row) -> None:
 
 
 def _continued(recordings: Sequence[list[Turn]], keys: Mapping[str, _Key]) -> dict[_Key, _Key]:
-    """The request that each one continues by its hashes: one of its own recording, if no other has a longer one."""
+    """The request that each one continues by its hashes: one of the same recording, if no other has a longer one."""
     turns = [turn for recording in recordings for turn in recording]
     lengths = {turn.request_id: turn.num_tokens for turn in turns}
     found: dict[_Key, _Key] = {}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import counted, duration, printable
+from workbench.base.text import counted, duration, printable, significant
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.narrate import end_words
 from workbench.trace.readings.ordered import Ordered
@@ -490,10 +490,8 @@ def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """A number with up to four significant digits; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """A number with four significant digits; a dash for None."""
+    return "-" if value is None else significant(value, 4)
 
 
 def percent(value: float | None) -> str:
@@ -511,6 +509,6 @@ def amount(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     if unit == "steps":
-        text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        text = significant(value)
         return f"{text} step{'' if text == '1' else 's'}"
     return duration(value)
