@@ -278,6 +278,8 @@ class Summary:
         e2e: End-to-end latency.
         first_step: The first step of the trace; not 0 if earlier steps were left out or forgotten.
         clock: Idle time, and the wait before the first step.
+        num_aborted: Number of requests that were aborted.
+        num_failed: Number of requests that ended with an error.
     """
 
     unit: str
@@ -303,6 +305,8 @@ class Summary:
     e2e: Distribution
     first_step: int = 0
     clock: RunClock = field(default_factory=RunClock)
+    num_aborted: int = 0
+    num_failed: int = 0
 
     @property
     def has_idle(self) -> bool:
@@ -412,10 +416,12 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
     """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
     unit, rates = summary.unit, summary.rates
+    unusual = {"abort": summary.num_aborted, "error": summary.num_failed}
+    ends = ", ".join(f"{count:,} {end_words(reason)}" for reason, count in unusual.items() if count)
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
         f"{summary.num_finished:,} of {counted(summary.num_requests, 'request')} ended "
-        f"in {counted(summary.num_steps, 'step')}"
+        f"{f'({ends}) ' if ends else ''}in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "

@@ -353,6 +353,8 @@ def _summarise(
         e2e=latency_distribution(requests.values(), "e2e", timed),
         first_step=steps["step"][0] if num_steps else 0,
         clock=clock,
+        num_aborted=sum(request.finish_reason == "abort" for request in requests.values()),
+        num_failed=sum(request.finish_reason == "error" for request in requests.values()),
     )
 
 
