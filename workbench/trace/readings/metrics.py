@@ -30,6 +30,7 @@ from workbench.trace.readings.run_clock import RunClock, idle_words
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
+    from workbench.trace.readings.metrics_by_request import MetricsByRequest
     from workbench.trace.trace import Trace
 
 
@@ -334,7 +335,7 @@ class TraceMetrics:
 
     Attributes:
         summary: The run in a few numbers.
-        requests: Metrics of each request, in order of arrival.
+        requests: Metrics of each request, in order of arrival, as a table.
         columns: The fields of StepMetrics as plain arrays, by name.
         block_size: Slots per KV block.
         speculation: The fate of drafts, and of rows computed ahead.
@@ -342,7 +343,7 @@ class TraceMetrics:
     """
 
     summary: Summary
-    requests: dict[str, RequestMetrics]
+    requests: MetricsByRequest
     columns: Mapping[str, array[Any]]
     block_size: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)

@@ -12,11 +12,11 @@ from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from workbench.trace.find_request import ByRequest
 from workbench.trace.lines import RequestInfo
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
+from workbench.trace.readings.metrics_by_request import MetricsByRequest
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.readings.preempted_before import preempted_before
 from workbench.trace.readings.prefix_hits import hit_rate
@@ -178,7 +178,7 @@ class MetricsCollector:
             timed = self._latencies.timed
             now = self._now(timed)
             before = _StepBefore()
-            requests = ByRequest(
+            requests = MetricsByRequest(
                 {request_id: progress.metrics(timed, now, before) for request_id, progress in self._requests.items()}
             )
             summary = _summarise(requests, columns, timed, self._first_arrival(timed))
@@ -275,7 +275,7 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
     Returns:
         Metrics with the requests of all, named ``name/request_id``, and their steps in the order of their times.
     """
-    requests = ByRequest(
+    requests = MetricsByRequest(
         {
             f"{name}/{request_id}": request
             for name, (metrics, _) in parts.items()
