@@ -30,7 +30,7 @@ from workbench.trace.readings.run_clock import RunClock, idle_words
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
-    from workbench.trace.readings.metrics_by_request import MetricsByRequest
+    from workbench.trace.find_request import ByRequest
     from workbench.trace.trace import Trace
 
 
@@ -335,7 +335,8 @@ class TraceMetrics:
 
     Attributes:
         summary: The run in a few numbers.
-        requests: Metrics of each request, in order of arrival, as a table.
+        requests: Metrics of each request, in order of arrival: a table when it is shown, and with ``to_pandas()``
+            (`workbench.trace.readings.metrics_by_request`).
         columns: The fields of StepMetrics as plain arrays, by name.
         block_size: Slots per KV block.
         speculation: The fate of drafts, and of rows computed ahead.
@@ -343,7 +344,7 @@ class TraceMetrics:
     """
 
     summary: Summary
-    requests: MetricsByRequest
+    requests: ByRequest[RequestMetrics]
     columns: Mapping[str, array[Any]]
     block_size: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)

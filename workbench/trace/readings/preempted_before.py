@@ -20,9 +20,9 @@ def preempted_before(trace: Trace) -> dict[str, int | None]:
     Example:
         >>> from workbench import simulate
         >>> requests = [{"id": name, "prompt": {"len": 16}, "max_tokens": 40} for name in "ab"]
-        >>> trace = simulate({"config": {"num_blocks": 4}, "requests": requests})
-        >>> preempted_before(trace), preempted_before(trace[3:])
-        ({}, {'b': 1})
+        >>> trace = simulate({"config": {"num_blocks": 6}, "requests": requests})
+        >>> preempted_before(trace), preempted_before(trace[20:])
+        ({}, {'b': 17})
     """
     if not len(trace) or trace[0].step == 0:
         return {}
