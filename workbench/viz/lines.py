@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.base.text import significant
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.layout.axis import Axis
 from workbench.viz.pareto import HEIGHT, MARGIN, WIDTH
@@ -35,10 +34,10 @@ def lines_svg(
     parts = []
     for tick in horizontal.ticks:
         parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
-        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, significant(tick, 6), "middle"))
+        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
     for tick in vertical.ticks:
         parts.append(f'<path d="M{MARGIN} {to_y(tick):.1f}H{WIDTH - 16}" stroke="{GRID}"/>')
-        parts.append(text(MARGIN - 6, to_y(tick) + 4, significant(tick, 6), "end"))
+        parts.append(text(MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
     if level is not None:
         parts.append(f'<path d="M{MARGIN} {to_y(level):.1f}H{WIDTH - 16}" stroke="{INK}" stroke-dasharray="5 4"/>')
     for number, (name, line) in enumerate(lines.items()):

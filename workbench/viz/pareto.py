@@ -8,7 +8,7 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
-from workbench.base.text import settings_text, significant
+from workbench.base.text import settings_text
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.image import image
 from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, pareto_marks, tuning_marks
@@ -124,10 +124,10 @@ def _panel(panel: ParetoPanel, left: int) -> str:
     parts = []
     for tick in across.ticks:
         parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
-        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, significant(tick, 6), "middle"))
+        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
     for tick in upwards.ticks:
         parts.append(f'<path d="M{left + MARGIN} {to_y(tick):.1f}H{left + WIDTH - 16}" stroke="{GRID}"/>')
-        parts.append(text(left + MARGIN - 6, to_y(tick) + 4, significant(tick, 6), "end"))
+        parts.append(text(left + MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
     parts.append(text(left + (WIDTH + MARGIN) / 2, HEIGHT - 16, panel.titles[0], "middle"))
     middle = (HEIGHT - MARGIN) / 2
     turned = f"rotate(-90 {left + 14} {middle})"

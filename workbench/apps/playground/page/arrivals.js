@@ -1,6 +1,6 @@
 // The arrivals of a workload as dots that can be added, moved and removed: time to the right, prompt length upwards.
 
-import { formatSeconds } from "../../../viz/js/dom.js";
+import { formatNumber } from "../../../viz/js/dom.js";
 
 const HEIGHT = 120, LEFT = 42, BOTTOM = 18, RADIUS = 4.5, REACH = 9, MAX_LENGTH = 8192;
 
@@ -207,7 +207,7 @@ export class Arrivals {
     context.textAlign = "left";
     context.fillText("0 s", LEFT, HEIGHT - 4);
     context.textAlign = "right";
-    context.fillText(formatSeconds(this.end), width - 8, HEIGHT - 4);
+    context.fillText(`${formatNumber(this.end, 2)} s`, width - 8, HEIGHT - 4);
     this.workload.requests.forEach((request, index) => {
       const [x, y] = this.place(request);
       context.beginPath();
