@@ -1,7 +1,5 @@
 """Short ways to use an engine, and the guesses a person makes."""
 
-import re
-
 import pytest
 from word_llama import WordTokenizer
 
@@ -35,20 +33,6 @@ def test_fields_by_name_make_the_configuration(tiny_llama):
         Engine(tiny_llama, max_tokens=3)
     with pytest.raises(ValueError, match="config must be an EngineConfig, got 64; fields can also be given by name"):
         Engine(tiny_llama, 64)
-
-
-def test_what_only_the_trace_has_is_named_in_the_error(engine):
-    """For all of its public names, whichever room they come from; other unknown names are plain errors."""
-    only = {name for name in dir(type(engine.trace)) if not name.startswith("_")} - set(dir(engine))
-    assert {"metrics", "explain", "whatif", "tune", "save", "why", "events"} <= only
-    for name in only:
-        call = "" if isinstance(vars(type(engine.trace)).get(name), property) else "()"
-        with pytest.raises(AttributeError, match=re.escape(f"'{name}'; its trace has it: engine.trace.{name}{call}")):
-            getattr(engine, name)
-    for name in ("no_such_thing", "_private", "__wrapped__"):
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'$"):
-            getattr(engine, name)
-    assert not hasattr(engine, "metrics") and getattr(engine, "metrics", 7) == 7
 
 
 def test_generate_gives_outputs_in_order_and_run_does_not_give_them_again(engine):

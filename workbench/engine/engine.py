@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -888,22 +887,6 @@ class Engine(Shortcuts):
         self._let_go_of_device()
         if not self.scheduler.has_unfinished_requests():
             self.trace.end = "done"
-
-    if not TYPE_CHECKING:  # type checkers refuse an unknown name
-
-        def __getattr__(self, name: str) -> Any:
-            """Name the trace in the error about an attribute that the trace has, and the engine has not.
-
-            Raises:
-                AttributeError: Always, as there is no such attribute.
-            """
-            try:
-                return object.__getattribute__(self, name)  # says what is missing, also within a property
-            except AttributeError as problem:
-                if name.startswith("_") or (found := getattr_static(Trace, name, None)) is None:
-                    raise
-                call = "" if isinstance(found, property) else "()"
-                raise AttributeError(f"{problem}; its trace has it: engine.trace.{name}{call}") from None
 
     def __enter__(self) -> Self:
         return self
