@@ -1,7 +1,5 @@
 // The arrivals of a workload as dots that can be added, moved and removed: time to the right, prompt length upwards.
 
-import { formatNumber } from "../../../viz/js/dom.js";
-
 const HEIGHT = 120, LEFT = 42, BOTTOM = 18, RADIUS = 4.5, REACH = 9, MAX_LENGTH = 8192;
 
 /** Seconds by which a key moves a request. */
@@ -207,7 +205,7 @@ export class Arrivals {
     context.textAlign = "left";
     context.fillText("0 s", LEFT, HEIGHT - 4);
     context.textAlign = "right";
-    context.fillText(`${formatNumber(this.end, 2)} s`, width - 8, HEIGHT - 4);
+    context.fillText(`${this.end.toPrecision(2)} s`, width - 8, HEIGHT - 4);
     this.workload.requests.forEach((request, index) => {
       const [x, y] = this.place(request);
       context.beginPath();
