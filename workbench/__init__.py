@@ -170,6 +170,7 @@ ATTACHED.update(
         "Engine.view": "workbench.viz.widget:view",
         "Engine.watch": "workbench.viz.widget:watch",
         "Engine._repr_html_": "workbench.viz.reprs:engine_html",
+        "MetricsByRequest._repr_html_": "workbench.viz.reprs:requests_html",
         "Outputs._repr_html_": "workbench.viz.reprs:outputs_html",
         "PoolState._repr_html_": "workbench.viz.reprs:pool_html",
         "StepRecord._repr_html_": "workbench.viz.reprs:step_html",

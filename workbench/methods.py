@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workbench.trace.formats import export
     from workbench.trace.laws import replay
     from workbench.trace.readings import metrics as measuring
-    from workbench.trace.readings import metrics_collector
+    from workbench.trace.readings import metrics_by_request, metrics_collector
     from workbench.trace.readings import pool_state as pool
     from workbench.viz import export_html, figures, link, widget
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     class TraceMetrics(measuring.TraceMetrics):
         """Metrics, and their figure."""
 
+        requests: metrics_by_request.MetricsByRequest
         figure = figures.metrics_figure
 
     class Trace(trace.Trace):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 from private_traces import without_tokens
@@ -137,6 +137,48 @@ def test_info_prints_it_for_a_file_and_for_ranks_together(tmp_path, capsys):
         simulate(workload | {"requests": half}).save(ranks / f"vllm-20260101-120000-host-rank{rank}-7-0-00000.jsonl")
     assert main(["trace", "info", str(ranks)]) == 0
     assert "by session: 6 sessions of several turns" in capsys.readouterr().out  # turns on both ranks
+
+
+def counted(rates):
+    """Sessions by their numbers of requests, and turns: without names."""
+    sessions = sorted((rate.num_requests, rate.looked_up, rate.found) for rate in rates.by_session.values())
+    return sessions, {turn: (rate.num_requests, rate.looked_up) for turn, rate in rates.by_turn.items()}
+
+
+@pytest.mark.parametrize("made", [lambda trace: trace, without_tokens], ids=["tokens", "hashes"])
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_ids_in_two_recordings_are_two_requests(made, seed, tmp_path, capsys):
+    """Copies have the sessions of each, unrelated runs those of all, and turns on two ranks are one session."""
+    runs = [made(simulate(sessions_workload(n)[0] | {"cost_model": {"fixed": 0.01}})) for n in (seed, seed + 1)]
+    for traces in ([runs[0], runs[0]], runs, [runs[0], runs[1], runs[0]]):
+        alone, together = [counted(hit_rates([trace])) for trace in traces], counted(hit_rates(traces))
+        assert together[0] == sorted(session for sessions, _ in alone for session in sessions)
+        for turn, (number, looked_up) in together[1].items():
+            parts = [turns.get(turn, (0, 0)) for _, turns in alone]
+            assert (number, looked_up) == tuple(map(sum, zip(*parts)))
+    for name in "ab":
+        runs[0].save(tmp_path / f"{name}.jsonl")
+    assert main(["trace", "info", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "by session: 12 sessions of several turns" in printed and " of recording 1: " in printed
+
+
+@pytest.mark.parametrize("made", [lambda trace: trace, without_tokens], ids=["tokens", "hashes"])
+def test_a_turn_continues_the_longest_conversation_of_any_rank(made):
+    workload, truth = sessions_workload(3)
+    workload["cost_model"] = {"fixed": 0.01}
+    for request in workload["requests"]:
+        request["arrival_time"] = 0.02 * request.pop("arrival_step")
+    ranks = [[each for each in workload["requests"] if truth[each["id"]][1] % 2 == part] for part in (0, 1)]
+    traces = [made(simulate(workload | {"requests": requests})) for requests in ranks]
+    is_exact = made is not without_tokens  # hashes: two users of a block may be two conversations
+    for given in (traces, *([[*traces, *traces]] if is_exact else [])):
+        rates = hit_rates(given)
+        turns = Counter(turn for _, turn in truth.values())
+        copies = len(given) // 2
+        assert {turn: rate.num_requests for turn, rate in rates.by_turn.items()} == {
+            turn: number * copies for turn, number in turns.items()
+        }
 
 
 def test_the_sessions_of_a_simulated_fleet_are_found_on_all_replicas(tmp_path, capsys):

@@ -10,6 +10,7 @@ from tiers import examples
 from workbench import CostModel, simulate
 from workbench.analysis.explain import Explainer
 from workbench.apps.cli import main
+from workbench.base.text import significant
 from workbench.simulation.costs.slow_steps import slow_steps
 
 MODEL = CostModel(fixed=0.015, per_prefill_token=3e-4, per_sequence=6e-4, per_kv_token=1e-6)
@@ -94,7 +95,7 @@ def test_a_slow_step_is_named_and_no_request_blamed(seed, is_smooth):
         assert math.isclose(math.fsum(each.amount for each in explanation.parts), explanation.total)
         if part.kind == "slow":
             assert part.factor == pytest.approx(factor, rel=0.25)
-            assert part.words == f"slower than its contents explain (x{part.factor:.2g})"
+            assert part.words == f"slower than its contents explain (x{significant(part.factor, 2)})"
             assert part.amount < 0.005 * explanation.total or part.words in repr(explanation)
     if not is_smooth and not holds(trace):
         assert explainer.misfit and "times here do not follow from the contents of steps" in repr(explanation)

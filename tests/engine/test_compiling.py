@@ -86,6 +86,21 @@ def ready(file, monkeypatch, not_kept):
     monkeypatch.setattr(home, "Compiling", Ready)
 
 
+def test_several_engines_say_once_that_kernels_are_compiled(monkeypatch, capsys):
+    class Started(Exception):
+        """The process would have begun."""
+
+    def begin(*_, **__):
+        raise Started
+
+    monkeypatch.setattr(home, "start_connected", begin)
+    getattr(home._announce, "cache_clear", lambda: None)()  # an engine of another test may have said it
+    for _ in range(3):
+        with pytest.raises(Started):
+            home.Compiling("model.gguf", EngineConfig(), {})
+    assert capsys.readouterr().err.count("compiling kernels for this CPU") == 1
+
+
 def requests(number):
     random = np.random.default_rng(5)
     return [random.integers(1, 200, int(random.integers(2, 12))).tolist() for _ in range(number)]

@@ -1,7 +1,9 @@
 """Recordings of several ranks: all are found, those of earlier runs are not, and their metrics are merged."""
 
+import html
 import os
 import random
+import re
 import time
 
 import msgspec
@@ -15,6 +17,7 @@ from workbench.trace import TraceError, TraceWriter
 from workbench.trace.readings.fleet import Fleet, find_recordings
 from workbench.trace.recorders.trace_files import TraceFiles
 from workbench.trace.storage import lines_of
+from workbench.viz.fleet_page import fleet_html
 
 NOW = 1_700_000_000.0
 
@@ -35,9 +38,9 @@ def run_of(rank, num_requests=12, **others):
     return simulate({"config": config | others, "requests": requests}, cost_model=cost)
 
 
-def save(folder, trace, rank, *, created=NOW, host="node1", pid=7, written=None, stop_after=None):
+def save(folder, trace, rank, *, created=NOW, host="node1", pid=7, written=None, stop_after=None, engine="vllm"):
     folder.mkdir(exist_ok=True)
-    path = folder / f"vllm-20260101-120000-{host}-rank{rank}-{pid}-0-00000.jsonl.gz"
+    path = folder / f"{engine}-20260101-120000-{host}-rank{rank}-{pid}-0-00000.jsonl.gz"
     writer = TraceWriter(path, msgspec.structs.replace(trace.meta, created=created))
     for number, line in enumerate(lines_of(trace)):
         if number == stop_after:
@@ -107,12 +110,14 @@ def test_a_recording_in_several_files_is_read_from_its_oldest(tmp_path):
     [
         ([dict(rank=0, pid=1, created=NOW - 300, written=NOW - 20)], ["rank 0", "rank 1"]),  # restarted
         ([dict(rank=5, pid=1, created=NOW - 900, written=NOW - 400)], ["rank 0", "rank 1"]),  # another server, over
+        ([dict(rank=0, pid=1, created=NOW - 300, written=NOW + 500)], ["rank 0", "rank 1"]),  # restarted, and copied
+        ([dict(rank=0, pid=1, created=NOW - 300, engine="sglang")], ["rank 0", "rank 1"]),
         (
             [dict(rank=1, pid=1, host="node2")],
             ["rank 0", "rank 1 on node1", "rank 1 on node2"],
         ),
         (
-            [dict(rank=1, pid=1)],
+            [dict(rank=1, pid=1, created=NOW + 20)],
             [
                 "rank 0",
                 "vllm-20260101-120000-node1-rank1-1-0",
@@ -125,9 +130,57 @@ def test_only_the_newest_run_counts(tmp_path, others, names):
     run = run_of(0, 2)
     save(tmp_path, run, 0)
     save(tmp_path, run, 1, created=NOW + 20)
-    for other in others:
-        save(tmp_path, run, **other)
-    assert list(Fleet(tmp_path).traces) == names
+    paths = [save(tmp_path, run, **other) for other in others]
+    fleet = Fleet(tmp_path)
+    assert list(fleet.traces) == names
+    left_out = [path.name.removesuffix("-00000.jsonl.gz") for path in paths if len(names) == 2]
+    assert fleet.left_out == left_out and all(name in fleet.note for name in left_out)
+
+
+def test_what_is_left_out_is_said_and_does_not_depend_on_the_times_of_files(tmp_path, capsys):
+    """Files that a person named are all there; of a server's, every answer names those of earlier runs."""
+    for n in range(4):
+        trace = run_of(n)
+        named = msgspec.structs.replace(trace.meta, created=NOW + 1000 * n)
+        for folder, name in (("own", f"run{n}.jsonl"), ("server", f"vllm-20260101-120000-a-rank0-{n}-0-00000.jsonl")):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            with TraceWriter(tmp_path / folder / name, named) as writer:
+                for line in lines_of(trace):
+                    writer.write(line)
+            os.utime(tmp_path / folder / name, (NOW + 1000 * n + 5,) * 2)
+    for is_copy in (False, True):
+        if is_copy:
+            for path in tmp_path.glob("*/*"):
+                os.utime(path, (NOW + 9000,) * 2)
+        assert main(["trace", "info", str(tmp_path / "own")]) == 0
+        said = capsys.readouterr().out
+        assert "4 recordings in" in said and "left out" not in said
+        folder = str(tmp_path / "server")
+        for command in (["trace", "info"], ["trace", "explain"], ["trace", "whatif"], ["trace", "misses"], ["why"]):
+            main([*command, folder])
+            said = "".join(capsys.readouterr())
+            assert said.count("left out") == 1, command
+            unbroken = "".join(said.split())
+            assert ("3recordingsleftout" in unbroken and "1recordingin" in unbroken) or command != ["trace", "info"]
+            assert all(f"a-rank0-{n}-0" in unbroken for n in range(3))
+    with Fleet(folder) as fleet:
+        assert fleet.note in html.unescape(fleet_html(fleet))
+
+
+def test_one_throughput_of_a_folder(tmp_path, capsys):
+    """The last row of the table is the throughput of the sentence below, also if only the folder as a whole idles."""
+    for n in range(2):
+        run = run_of(n)
+        save(tmp_path, run, n, created=NOW + 20 * n)
+    with Fleet(tmp_path) as fleet:
+        together = fleet.metrics().summary
+    assert together.clock.idle > 0 and not any(run_of(n).metrics().summary.clock.idle for n in range(2))
+    assert main(["trace", "info", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    (row,) = re.findall(r"^together .*$", said, re.MULTILINE)
+    (rate,) = re.findall(r"^throughput: ([\d.,]+) output .* without idle time$", said, re.MULTILINE)
+    assert row.split()[4] == rate == f"{together.num_output_tokens / together.clock.at_work:.4g}"
+    assert "output tokens/s are without idle time" in said
 
 
 def test_ranks_grow_and_later_ones_are_added(tmp_path):

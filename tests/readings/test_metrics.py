@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from trace_helpers import one_trace, traces
 
 from workbench import simulate
+from workbench.apps.cli import main
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.metrics import Distribution, StepMetrics
@@ -249,6 +250,27 @@ def test_failed_requests_get_no_token():
     trace.append(StepRecord(0, chunks=(chunk,), admitted=("a",), finished=("a",), finish_reasons={"a": "error"}))
     assert trace.metrics().requests["a"].token_steps == ()
     assert trace.metrics().requests["a"].finish_reason == "error"
+
+
+@pytest.mark.parametrize(("aborted", "failed"), [(0, 0), (2, 0), (0, 1), (1, 2)])
+def test_requests_that_were_aborted_or_failed_are_counted_apart(aborted, failed, tmp_path, capsys):
+    trace = Trace(TraceMeta(source="another engine", config={"block_size": 4}))
+    names = tuple("abcde")
+    for name in names:
+        trace.add_request(RequestInfo(name, 2, (1, 2)))
+    chunks = tuple(Chunk(name, 0, 2, False, "new_final", 7, "complete", (n,)) for n, name in enumerate(names, 1))
+    trace.append(StepRecord(0, chunks=chunks, admitted=names, running=names))
+    gone, ended = names[:aborted], names[aborted:4]
+    reasons = {name: "error" if name in ended[:failed] else "length" for name in ended}
+    trace.append(StepRecord(1, aborted=gone, finished=ended, finish_reasons=reasons, running=names[4:]))
+    summary = trace.metrics().summary
+    assert (summary.num_finished, summary.num_aborted, summary.num_failed) == (4, aborted, failed)
+    unusual = [f"{count} {word}" for count, word in ((aborted, "aborted"), (failed, "failed")) if count]
+    words = f" ({', '.join(unusual)})" if unusual else ""
+    trace.save(tmp_path / "run.jsonl")
+    assert main(["trace", "info", str(tmp_path / "run.jsonl")]) == 0
+    assert f"4 of 5 requests ended{words} in 2 steps" in capsys.readouterr().out
+    assert f"4 of 5 requests ended{words} in 2 steps" in trace.metrics()._repr_html_()
 
 
 def test_an_empty_trace():

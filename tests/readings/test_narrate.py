@@ -12,7 +12,7 @@ from workbench.trace.reasons import Reason
 
 
 def chunk(request_id, start, count, arm, **more):
-    sampled = None if arm == "intermediate" else 7
+    sampled = more.pop("sampled", None if arm == "intermediate" else 7)
     return Chunk(request_id, start, count, arm == "intermediate", arm, sampled, "complete", **more)
 
 
@@ -47,6 +47,14 @@ def test_prompts_and_replies_share_a_pass_and_a_waiting_request_says_why():
         ((chunk("a", 5, 2000, "cached_final"),), "the last 2,000 prompt tokens of a take one pass"),
         ((chunk("a", 5, 1, "decode"),), "the reply to a grows by one token"),
         (tuple(chunk(f"r{i}", 5, 1, "decode") for i in range(3)), "3 replies grow by one token each"),
+        (
+            (chunk("a", 5, 1, "decode", sampled=7), chunk("b", 5, 1, "decode", sampled=None)),  # "b" is aborted
+            "the reply to a grows by one token",
+        ),
+        (
+            (*[chunk(f"r{i}", 5, 2, "decode", sampled=7, sampled_before=(3,) * (i % 2)) for i in range(4)],),
+            "4 replies grow by 6 tokens",
+        ),
         (
             (chunk("a", 0, 50, "intermediate", num_recomputed_tokens=40), chunk("b", 8, 1, "decode")),
             "50 tokens and 1 reply share one pass, 40 of them again",

@@ -42,6 +42,7 @@ from workbench.trace import (
     records,
 )
 from workbench.trace.readings.metrics import Summary, TraceMetrics
+from workbench.trace.readings.metrics_by_request import MetricsByRequest
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.reasons import Reason
 
@@ -239,7 +240,18 @@ def test_every_attached_function_is_there_and_has_its_type():
         module, function = home.split(":")
         assert callable(getattr(importlib.import_module(module), function))
         kind, method = name.split(".")
-        owners = (Engine, Outputs, Trace, TraceMetrics, Summary, MissTable, PoolState, StepRecord, Tuning)
+        owners = (
+            Engine,
+            Outputs,
+            Trace,
+            TraceMetrics,
+            MetricsByRequest,
+            Summary,
+            MissTable,
+            PoolState,
+            StepRecord,
+            Tuning,
+        )
         owner = next(cls for cls in owners if cls.__name__ == kind)
         assert callable(getattr(owner, method))
         if not method.startswith("_"):

@@ -54,7 +54,7 @@ def test_what_is_no_window_is_refused(trace):
         with pytest.raises(ValueError):
             window(trace, **wrong)
     with pytest.raises(
-        ValueError, match=r"--from, the beginning .* before its end \(--to, or that of the trace, .* s\), got 356400"
+        ValueError, match=r"--from, the beginning .* before its end \(--to, or that of the trace, .* s\), got 356,400"
     ):
         window(trace, begin=99 * 3600.0)
     with pytest.raises(TraceError, match="no clock"):

@@ -52,8 +52,10 @@ def work(record):
     if not prompts and not replies:
         return "nothing is computed"
     if not prompts:
-        grown = sum(1 + len(chunk.sampled_before) for chunk in replies if chunk.sampled is not None)
-        by = f"by {grown:,} tokens" if grown not in (0, len(replies)) else "by one token"
+        if any(chunk.accepted for chunk in replies):
+            replies = [chunk for chunk in replies if chunk.accepted]
+        grown = sum(max(1, len(chunk.accepted)) for chunk in replies)
+        by = f"by {grown:,} tokens" if grown != len(replies) else "by one token"
         if len(replies) == 1:
             return f"the reply to {replies[0].request_id} grows {by}"
         return f"{len(replies):,} replies grow {by}" + (" each" if by == "by one token" else "")
@@ -343,7 +345,7 @@ def test_the_table_of_a_fleet_that_runs(num_steps):
     for name in ("plain 1", "spec 16", "async 24"):
         trace = run(name)[0]
         traces[name] = trace[: min(num_steps, len(trace))]
-    fleet = SimpleNamespace(traces=traces, folder="here", metrics=lambda: metrics(traces["plain 1"]))
+    fleet = SimpleNamespace(traces=traces, folder="here", note="", metrics=lambda: metrics(traces["plain 1"]))
     rows = Tables(re.sub(r"<svg.*?</svg>", "", fleet_html(fleet))).tables[-1]
     total_running = total_waiting = 0
     for row, trace in zip(rows[1:], traces.values()):

@@ -1,5 +1,6 @@
 """Events, texts, cards and sentences of the code that browsers run: every word is a fact of the record."""
 
+import random
 from statistics import median
 
 import pytest
@@ -623,6 +624,24 @@ def test_the_way_of_a_request(way_page, name):
         end = ENDS[over[0].finish_reasons.get(who, "abort")] if over else ""
         reply = f"{counted(len(tokens), 'token')}{'' if over else ' so far'}{pace}{f'; {end}' if over else ''}"
         assert near(rows["reply"], reply)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_way_of_a_request_in_a_part(way_page, name):
+    """A request that was computed before the part waits for nothing there, also if it is preempted throughout."""
+    trace = run(name)[0]
+    rng = random.Random(f"way {name}")
+    for _ in range(4):
+        begin = rng.randrange(1, len(trace))
+        part = trace[begin : rng.randrange(begin, len(trace)) + 1]
+        way_page.open(part)
+        early = {chunk.request_id for record in trace[:begin] for chunk in record.chunks}
+        here = {chunk.request_id for record in part for chunk in record.chunks}
+        for index, who in enumerate(part.requests):
+            rows = dict(tuple(row) for row in way(way_page, index))
+            wait = {} if who in early else {"waited"} if who in here else {"waits"}
+            assert {"waited", "waits"} & rows.keys() == set(wait), (begin, who, rows)
+            assert ("prompt" in rows) == (who in here and who not in early)
 
 
 def prompt_words(facts, who, done, tokens):

@@ -380,8 +380,8 @@ def test_what_a_command_repeats_needs_the_same_rights_and_is_carried_out_once(ta
     for _ in range(2):
         teacher.handle({**last, "sender": "t"})
     assert engine.done == ["step"] * 4, "the last four, once"
-    teacher.handle({"id": 12, "sender": "t", "name": "pause", "before": {"11": {"name": "start", "args": {}}}})
-    assert engine.done[4:] == ["start", "pause"]
+    teacher.handle({"id": 12, "sender": "t", "name": "step", "before": {"11": {"name": "pause", "args": {}}}})
+    assert engine.done[4:] == ["pause", "step"]
     for before in ([1], {"x": {"name": "step"}}, {"13": "step"}, {"13": None}, 7, {"-1": {"name": "step"}}):
         teacher.handle({"id": 12, "sender": "t", "name": "step", "before": before})
     assert len(engine.done) == 6

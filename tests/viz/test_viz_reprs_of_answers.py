@@ -1,15 +1,17 @@
 """Answers and parts of an engine as a notebook cell shows them: tables and one line, not walls of fields."""
 
 import re
+import sys
 from html import unescape
+from itertools import pairwise
 
 import msgspec
 import pytest
 from word_llama import make_tiny_llama
 
-from workbench import Engine, EngineConfig, SamplingParams, Trace, misses_table, simulate
+from workbench import CostModel, Engine, EngineConfig, SamplingParams, Trace, misses_table, simulate
 from workbench.engine.shortcuts import Answer
-from workbench.trace.readings.metrics import LATENCIES
+from workbench.trace.readings.metrics import LATENCIES, amount
 from workbench.viz.reprs import table
 from workbench.viz.style import STYLE
 
@@ -34,6 +36,60 @@ def test_misses_are_a_table():
         assert row in [found[place : place + 3] for place in range(len(found))]
     nothing = misses_table(simulate({"requests": REQUESTS, "config": {"enable_prefix_caching": False}}))
     assert repr(nothing) == nothing.heading and nothing.heading in nothing._repr_html_()
+
+
+def first_and_gaps(trace, name):
+    """By its records: the first token of a request since its arrival, and the mean time between its tokens."""
+    times = [record.end for record in trace for chunk in record.chunks if chunk.request_id == name and chunk.accepted]
+    gaps = [after - before for before, after in pairwise(times)]
+    return times[0] - trace.requests[name].arrival_time, sum(gaps) / len(gaps) if gaps else None
+
+
+@pytest.mark.parametrize("count", [1, 20, 61])
+def test_requests_of_a_run_are_a_table_and_a_data_frame(count, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    ask = [
+        {"id": f"<r{i}>", "prompt": {"len": 5 + i}, "max_tokens": 1 + i % 9, "arrival_time": 0.1 * i}
+        for i in range(count)
+    ]
+    config = {"num_blocks": 6, "block_size": 16, "max_model_len": 80}
+    trace = simulate({"config": config, "requests": ask}, cost_model=CostModel(fixed=0.1))
+    requests = trace.metrics().requests
+    head, *lines = repr(requests).split("\n")
+    assert (lines.pop() == "... and 41 more") if count > 20 else True
+    assert len(lines) == min(count, 20) and head.split()[0] == "request"
+    found = cells(requests._repr_html_())
+    assert len(found) == 7 * (1 + len(lines)) and ("<p>... and 41 more</p>" in requests._repr_html_()) == (count > 20)
+    for place, (line, asked) in enumerate(zip(lines, ask)):
+        ttft, gap = first_and_gaps(trace, asked["id"])
+        preempted = sum(asked["id"] in record.preempted for record in trace)
+        row = [asked["id"], amount(ttft, "s"), amount(gap, "s"), f"{preempted}"]
+        row += [f"{asked['prompt']['len']}", f"{asked['max_tokens']}", "hit max_tokens"]
+        assert re.split(r"  +", line) == row
+        assert [unescape(cell).replace("\xa0", " ") for cell in found[7 * (place + 1) : 7 * (place + 2)]] == row
+    frame = requests.to_pandas()
+    assert frame.num_preemptions.sum() > 0 or count < 61
+    assert list(frame.request_id) == [each["id"] for each in ask]
+    assert frame.num_output_tokens.tolist() == [each["max_tokens"] for each in ask]
+    expected = [first_and_gaps(trace, each["id"]) for each in ask]
+    assert frame.ttft_seconds.tolist() == pytest.approx([ttft for ttft, _ in expected])
+    assert frame.itl_mean_seconds.dropna().tolist() == pytest.approx([gap for _, gap in expected if gap is not None])
+    assert frame.num_preemptions.tolist() == [sum(each["id"] in record.preempted for record in trace) for each in ask]
+
+
+def test_requests_that_wait_or_ended_early_say_so():
+    trace = simulate({"config": {"max_num_seqs": 1}, "requests": [{"id": name, "prompt": [1, 2]} for name in "ab"]})
+    first, second = repr(trace[:3].metrics().requests).split("\n")[1:]
+    assert first.split() == ["a", "1", "step", "1", "step", "0", "2", "3", "not", "ended"]
+    assert second.split() == ["b", ">=3", "steps", "-", "0", "2", "0", "not", "ended"]
+    assert repr(Trace(trace.meta).metrics().requests) == "no request"
+    assert len(Trace(trace.meta).metrics().requests.to_pandas()) == 0
+
+
+def test_requests_without_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs the extra notebook \(pandas is not installed\): pip install"):
+        TRACE.metrics().requests.to_pandas()
 
 
 def test_a_summary_is_the_table_of_the_metrics():

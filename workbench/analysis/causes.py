@@ -11,7 +11,7 @@ from typing import NamedTuple
 from workbench.analysis.check import MAX_ERROR
 from workbench.base.on_demand import picture
 from workbench.base.tables import table_lines, wrapped
-from workbench.base.text import counted, printable
+from workbench.base.text import counted, printable, significant
 from workbench.simulation.costs.fit import FitReport
 from workbench.simulation.costs.slow_steps import SlowStep
 from workbench.simulation.costs.stalls import Stall
@@ -188,7 +188,7 @@ class Part(_PartFields):
     @property
     def words(self) -> str:
         """The cause, with the factor of slow steps."""
-        return f"{self.cause} (x{self.factor:.2g})" if self.kind == "slow" else self.cause
+        return f"{self.cause} (x{significant(self.factor, 2)})" if self.kind == "slow" else self.cause
 
     @property
     def is_culprit(self) -> bool:

@@ -50,7 +50,9 @@ class Course:
         arrival: When it arrived.
         end: When it ended, or the last that is known of it.
         tokens: The times of its tokens.
+        num_before: Number of tokens that it got before the trace begins.
         has_ttft: Whether the first of them is the first that it got.
+        waits: Whether it got no token, before the trace begins neither.
         pieces: That time.
         first_step: The first step of the trace.
     """
@@ -59,7 +61,9 @@ class Course:
     arrival: float
     end: float
     tokens: Sequence[float]
+    num_before: int
     has_ttft: bool
+    waits: bool
     pieces: Sequence[Piece]
     first_step: int
 
@@ -72,20 +76,24 @@ class Course:
 
     def waiting(self) -> Span | None:
         """The time without a token; None if it got one."""
-        if self.tokens:
+        if not self.waits:
             return None
         return Span("time to first token", self.end - self.arrival, self.parts(self.arrival, self.end), is_open=True)
 
     def long_gaps(self) -> tuple[Span, ...]:
         """The gaps between tokens that are long for this request, the longest first."""
-        gaps = [(after - before, number) for number, (before, after) in enumerate(pairwise(self.tokens), start=2)]
+        gaps = [(after - before, place) for place, (before, after) in enumerate(pairwise(self.tokens), start=1)]
         if not gaps:
             return ()
         usual = sorted(length for length, _ in gaps)[len(gaps) // 2]
         long = sorted((gap for gap in gaps if gap[0] >= LONG_GAP * usual and gap[0] > 0), reverse=True)[:MAX_GAPS]
         return tuple(
-            Span(f"gap before token {number}", length, self.parts(self.tokens[number - 2], self.tokens[number - 1]))
-            for length, number in long
+            Span(
+                f"gap before token {self.num_before + place + 1}",
+                length,
+                self.parts(self.tokens[place - 1], self.tokens[place]),
+            )
+            for length, place in long
             if length > usual
         )
 

@@ -30,11 +30,16 @@ from workbench.trace.clock import time_of_day
 from workbench.trace.readings.latency import RequestTimes
 from workbench.trace.readings.metrics import RequestMetrics
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.outputs_before import outputs_before
+from workbench.trace.readings.preempted_before import preempted_before
 from workbench.trace.reasons import UNKNOWN, Reason
 from workbench.trace.window import find_in
 
 CAPS = ("long_prefill_token_threshold", "partial_prefill_slot", "policy")
 """Reasons for a short chunk that are settings, not a lack of anything."""
+
+BEFORE = -1
+"""Stands for a step before the first one that the trace knows."""
 
 NO_CHANGE = 0.005
 """A simulation that differs by a smaller fraction confirms nothing."""
@@ -150,8 +155,15 @@ class Explainer:
         return list(self._cut())
 
     @cached_property
+    def _outputs_before(self) -> dict[str, int | None]:
+        return outputs_before(self.trace)
+
+    @cached_property
     def _states(self) -> dict[str, _States]:
-        return _States.of_all(self._records, self.metrics.requests.values())
+        states = _States.of_all(self._records, self.metrics.requests.values())
+        for request_id, step in preempted_before(self.trace).items():
+            states[request_id].preempted_at.append(BEFORE if step is None else step)
+        return states
 
     def _cut(self) -> Iterator[_Stretch]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
@@ -232,7 +244,9 @@ class Explainer:
         last = tokens[0] if is_ttft and tokens else max((end, *tokens[-1:]))
         pieces = tuple(self._gathered(self._states[request_id], arrival, last))
         first_step = self.trace[0].step if len(self.trace) else 0
-        return Course(request_id, arrival, end, tokens, of_request.ttft is not None, pieces, first_step)
+        has_ttft, waits = of_request.ttft is not None, of_request.waited is not None
+        num_before = self._outputs_before.get(request_id) or 0
+        return Course(request_id, arrival, end, tokens, num_before, has_ttft, waits, pieces, first_step)
 
     def _gathered(self, states: _States, begin: float, end: float) -> Iterator[Piece]:
         """The pieces of a request's time that are in a stretch of it."""
@@ -256,9 +270,10 @@ class Explainer:
         chunk = states.chunks.get(record.step)
         if chunk is not None:
             yield from self._shares_of(chunk, record)
-        elif states.is_preempted_in(record.step):
-            since = states.last_preemption(record.step)
-            yield Share(Cause("preempted"), 1.0, _holders(self.trace[since - self.trace[0].step], states.request_id))
+        elif (since := states.preempted_since(record.step)) is not None:
+            whole = self.trace.whole
+            holders = _holders(whole[since - whole[0].step], states.request_id) if since != BEFORE else {}
+            yield Share(Cause("preempted"), 1.0, holders)
         elif record.step < states.first_seen:
             yield Share(Cause("in_progress"), 1.0, self._weights(record.chunks))
         elif states.request_id in record.running:
@@ -403,7 +418,7 @@ class _States:
         request_id: The request.
         first_seen: First step whose scheduling could see it.
         chunks: Its chunks by step.
-        preempted_at: Steps that preempted it.
+        preempted_at: Steps that preempted it, `BEFORE` for one that the trace has forgotten.
     """
 
     def __init__(self, request_id: str, first_seen: int) -> None:
@@ -425,14 +440,10 @@ class _States:
                     states[request_id].preempted_at.append(record.step)
         return states
 
-    def last_preemption(self, step: int) -> int:
-        """The latest step up to a step that preempted the request; -1 for none."""
-        return max((at for at in self.preempted_at if at <= step), default=-1)
-
-    def is_preempted_in(self, step: int) -> bool:
-        """Whether the request waits to resume in a step."""
-        since = self.last_preemption(step)
-        return since >= 0 and not any(since < at <= step for at in self.chunks)
+    def preempted_since(self, step: int) -> int | None:
+        """The step that preempted the request if it waits to resume in a step; None if it does not."""
+        since = max((at for at in self.preempted_at if at <= step), default=None)
+        return None if since is None or any(since < at <= step for at in self.chunks) else since
 
 
 def _holders(record: StepRecord, request_id: str) -> dict[str, float]:

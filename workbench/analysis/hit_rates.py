@@ -5,13 +5,14 @@ prefix cache, of all tokens of the prompts. That is vLLM's rate, hits by queries
 
 - Turn: a request continues an earlier one if its prompt begins with that one's prompt and output, and is longer. It is
   the turn after that one's; a first turn continues none. Without token ids, `workbench.analysis.loops` finds them.
-- Session: the requests that continue one another. A request that nothing continues is alone.
+- Session: the requests that continue one another, also in another recording if their contents say so. A request that
+  nothing continues is alone. Equal ids in two recordings are two requests.
 - Depth: the place of a token in its prompt, and so in the tree of prefixes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -59,10 +60,21 @@ class HitRate:
         return f"{self.rate:.1%} of {counted(self.looked_up, 'token')}" if self.looked_up else "no prompt was looked up"
 
 
+class _Key(NamedTuple):
+    """A request of several recordings: ids are those of one."""
+
+    recording: int
+    request_id: str
+
+    def __str__(self) -> str:
+        return f"{self.recording}/{self.request_id}"
+
+
 class _Row(NamedTuple):
     """A request that was admitted.
 
     Attributes:
+        key: The request.
         arrival: Its place in the order of arrivals.
         request: Its metrics.
         adapter: Its adapter.
@@ -71,17 +83,13 @@ class _Row(NamedTuple):
         size: Number of tokens of a block.
     """
 
+    key: _Key
     arrival: float
     request: RequestMetrics
     adapter: str
     blocks: Sequence[int] = ()
     tokens: Sequence[int] = ()
     size: int = 1
-
-    @property
-    def name(self) -> str:
-        """The request."""
-        return self.request.request_id
 
     @property
     def looked_up(self) -> int:
@@ -108,7 +116,8 @@ class HitRates:
     Attributes:
         total: All requests that were admitted.
         by_turn: By turn, 1 for the first; empty if sessions are unknown or there are none.
-        by_session: By the id of a session's first request; sessions of one turn are left out.
+        by_session: By the id of a session's first request, with the number of its recording if two have this id;
+            sessions of one turn are left out.
         by_depth: By the first token of a range of depths (`DEPTHS`).
         by_adapter: By the name of the adapter, "" without one.
         no_sessions: Why there are no sessions; "" if there are.
@@ -141,11 +150,12 @@ class HitRates:
 
 
 def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -> HitRates:
-    """The hits of one recording, or of several of one run, across which sessions continue.
+    """The hits of one recording, or of several.
 
     Args:
         traces: Recordings or simulations with a prefix cache.
-        after: The request that each one continues, where that is known already, as in a simulation.
+        after: The request that each one continues, where that is known already, as in a simulation, in which every id
+            is that of one request.
 
     Returns:
         The rates; their ``str()`` has a line for each.
@@ -153,20 +163,21 @@ def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -
     found, numbers, traces = HitRates(), Numbers(), list(traces)
     start = min((trace.meta.created for trace in traces), default=0.0)
     rows: list[_Row] = []
-    hashed: list[Turn] = []
+    hashed: list[list[Turn]] = []
     unknown = ""
-    for trace in traces:
+    for recording, trace in enumerate(traces):
         kind = kind_of(trace)
         outputs = _outputs(trace) if kind == "tokens" else {}
         if kind == "hits":
             unknown = "the recording has neither token ids nor hashes of blocks, which would tell them"
         elif kind == "hashes":
-            hashed += turns_of(trace, Contents(trace, numbers), trace.meta.created - start)
+            turns = turns_of(trace, Contents(trace, numbers), trace.meta.created - start)
+            hashed.append([turn._replace(request_id=str(_Key(recording, turn.request_id))) for turn in turns])
         for name, request in metrics(trace).requests.items():
             if request.first_scheduled_step is not None:
                 info = trace.requests[name]
                 arrival = trace.meta.created + info.arrival_time if info.arrival_time else float(info.arrival_step)
-                row = _Row(arrival, request, info.adapter)
+                row = _Row(_Key(recording, name), arrival, request, info.adapter)
                 if kind == "tokens":
                     tokens = (*info.prompt_token_ids, *outputs.get(name, ()))
                     blocks = _blocks(numbers, info.cache_salt, tokens, trace.block_size)
@@ -174,8 +185,10 @@ def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -
                 rows.append(row)
     for row in rows:
         _count(found, row)
-    after = {name: each.after for name, each in find_loops(hashed).follow_ups.items()} | dict(after or {})
-    found.no_sessions = unknown or _count_sessions(found, sorted(rows, key=lambda row: row.arrival), after)
+    continued = _continued(hashed, {str(row.key): row.key for row in rows})
+    of_id = {row.key.request_id: row.key for row in rows}
+    continued |= {of_id[name]: of_id[other] for name, other in (after or {}).items() if {name, other} <= of_id.keys()}
+    found.no_sessions = unknown or _count_sessions(found, sorted(rows, key=lambda row: row.arrival), continued)
     found.by_depth = dict(sorted(found.by_depth.items()))
     found.by_adapter = dict(sorted(found.by_adapter.items()))
     return found
@@ -190,7 +203,20 @@ def _count(found: HitRates, row: _Row) -> None:
             here.add(min(row.looked_up, end) - start, max(0, min(row.found, end) - start))
 
 
-def _count_sessions(found: HitRates, rows: Sequence[_Row], after: Mapping[str, str]) -> str:
+def _continued(recordings: Sequence[list[Turn]], keys: Mapping[str, _Key]) -> dict[_Key, _Key]:
+    """The request that each one continues by its hashes: one of the same recording, if no other has a longer one."""
+    turns = [turn for recording in recordings for turn in recording]
+    lengths = {turn.request_id: turn.num_tokens for turn in turns}
+    found: dict[_Key, _Key] = {}
+    longest: dict[str, int] = {}
+    for some in (*recordings, *([turns] if len(recordings) > 1 else [])):
+        for name, each in find_loops(some).follow_ups.items():
+            if name in keys and each.after in keys and lengths[each.after] > longest.get(name, 0):
+                found[keys[name]], longest[name] = keys[each.after], lengths[each.after]
+    return found
+
+
+def _count_sessions(found: HitRates, rows: Sequence[_Row], after: Mapping[_Key, _Key]) -> str:
     """Count turns and sessions; return why there are none.
 
     Args:
@@ -198,22 +224,28 @@ def _count_sessions(found: HitRates, rows: Sequence[_Row], after: Mapping[str, s
         rows: The requests in order of arrival.
         after: The request that each one continues, as far as it is known without tokens.
     """
-    latest: dict[tuple[str, int], _Row] = {}
-    """Of each last block of a prompt and its output: the latest request."""
-    known: dict[str, tuple[str, int]] = {}
+    latest: dict[tuple[int | None, str, int], _Row] = {}
+    """Of each last block of a prompt and its output, in a recording or in any: the latest request."""
+    known: dict[_Key, tuple[_Key, int]] = {}
     """The session and the turn of each request."""
     turns: dict[int, HitRate] = defaultdict(HitRate)
-    sessions: dict[str, HitRate] = defaultdict(HitRate)
+    sessions: dict[_Key, HitRate] = defaultdict(HitRate)
     for row in rows:
-        begun = (latest.get((row.adapter, block)) for block in reversed(row.blocks))
-        before = next((each.name for each in begun if each is not None and row.continues(each)), after.get(row.name))
-        session, turn = known.get(before or "", (row.name, 0))
-        known[row.name] = session, turn + 1
-        if row.blocks:
-            latest[row.adapter, row.blocks[-1]] = row
+        places = [(each, row.adapter, block) for block in reversed(row.blocks) for each in (row.key.recording, None)]
+        begun = (other for place in places if (other := latest.get(place)) is not None and row.continues(other))
+        before = next((other.key for other in begun), after.get(row.key))
+        session, turn = known.get(before, (row.key, 0)) if before is not None else (row.key, 0)
+        known[row.key] = session, turn + 1
+        for each in (row.key.recording, None) if row.blocks else ():
+            latest[each, row.adapter, row.blocks[-1]] = row
         for rate in (turns[turn + 1], sessions[session]):
             rate.add(row.looked_up, row.found)
-    found.by_session = {name: rate for name, rate in sessions.items() if rate.num_requests > 1}
+    several = {key: rate for key, rate in sessions.items() if rate.num_requests > 1}
+    same_id = Counter(key.request_id for key in known)
+    found.by_session = {
+        key.request_id if same_id[key.request_id] == 1 else f"{key.request_id} of recording {key.recording + 1}": rate
+        for key, rate in several.items()
+    }
     if not found.by_session:
         return "no prompt begins with an earlier prompt and its answer"
     found.by_turn = dict(sorted(turns.items()))

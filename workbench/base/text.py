@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from decimal import ROUND_HALF_UP, Context
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 MAX_SHOWN = 200
@@ -41,6 +42,17 @@ def settings_text(settings: Mapping[str, Any]) -> str:
     """Fields with their values as a command takes them, such as "max_num_seqs=8, enable_prefix_caching=false"."""
     words = {"None": "none", "True": "true", "False": "false"}
     return ", ".join(f"{name}={words.get(f'{value}', value)}" for name, value in settings.items())
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits or all before the point: "0.0512", "18.7", "186", "1,864".
+
+    ``formatNumber`` of the pages (`workbench/viz/js/dom.js`) writes three digits alike.
+    """
+    rounded = f"{value:.{digits}g}"
+    if not math.isfinite(value):
+        return rounded
+    return f"{value:,.0f}" if abs(float(rounded)) >= 10 ** (digits - 1) else f"{Decimal(rounded):f}"
 
 
 _THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)

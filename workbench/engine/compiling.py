@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,6 +252,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str | Path) else list(value)
 
 
+@cache  # of three engines in a process the first one says it
 def _announce() -> None:
     print(
         "compiling kernels for this CPU in another process, once; steps are slower until then: "

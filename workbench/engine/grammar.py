@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.base.text import duration
 from workbench.config import SamplingParams
 from workbench.engine.grammar_form import first_line, text_of
 from workbench.engine.grammar_host import GrammarHost, MaskWait, Patience
@@ -148,7 +149,7 @@ class Grammar:
         try:
             answer = process.answer(asked, wait)
         except TimeoutError:
-            allowed = f"allowed are {wait.limit:.2g} s"
+            allowed = f"allowed are {duration(wait.limit)}"
             raise self._fail(f"the tokens that it allows take too long to find ({allowed})", remember=True) from None
         except (EOFError, OSError):
             raise self._fail(ENDED, remember=False) from None

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from workbench.base.field_checks import FieldError, choice, integer, number
-from workbench.base.text import shown
+from workbench.base.text import shown, significant
 from workbench.trace.fields import MAX_SECONDS
 
 UnitOfTime = Literal["s", "ms", "us", "ns"]
@@ -215,8 +215,8 @@ def _two_units(path: Any, num_requests: int, span: float, *units: str) -> ValueE
     readings = []
     for unit in units:
         seconds = span * SECONDS[unit]
-        rate = f", {num_requests / seconds:,.4g} requests per second" if num_requests and seconds else ""
-        readings.append(f"{UNIT_NAMES[unit]} (a span of {seconds:.6g} s{rate})")
+        rate = f", {significant(num_requests / seconds, 4)} requests per second" if num_requests and seconds else ""
+        readings.append(f"{UNIT_NAMES[unit]} (a span of {significant(seconds, 6)} s{rate})")
     options = " or ".join(f"--time-unit {unit}" for unit in units)
     return ValueError(f"{path}: its times can be {' or '.join(readings)}: give {options} (time_unit in Python)")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from workbench.base.text import counted
+from workbench.base.text import counted, significant
 from workbench.simulation.arrivals import Arrival
 from workbench.trace.readings.metrics import number
 
@@ -40,7 +40,7 @@ def summary_of_generated(spec: Mapping[str, Any]) -> str:
     """The same of requests that are made one by one, from their description under ``generate``."""
     arrivals = spec.get("arrivals") or {"process": "at_once"}
     process = arrivals["process"].replace("_", " ")
-    rate = f", {arrivals['rate']:g} per second" if "rate" in arrivals else ""
+    rate = f", {significant(arrivals['rate'], 6)} per second" if "rate" in arrivals else ""
     return (
         f"{counted(spec['num_requests'], 'generated request')} ({process}{rate}); prompts of "
         f"{_lengths_words(spec['prompt'])}, outputs of {_lengths_words(spec['output'])}; no shared prefixes"
@@ -79,7 +79,7 @@ def arrival_times(arrivals: Sequence[Arrival]) -> list[float]:
 
 def rate_words(rate: float | None) -> str:
     """An `arrival_rate` as text, for a table; a dash for None."""
-    return "-" if rate is None else f"{rate:.3g}" if rate else "together"
+    return "-" if rate is None else significant(rate) if rate else "together"
 
 
 def _span(arrivals: Sequence[Arrival]) -> str:

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping
 from operator import attrgetter
 
+from workbench.base.text import significant
 from workbench.trace.clock import is_time_of_day, seconds_at, time_of_day
 from workbench.trace.errors import TraceError
 from workbench.trace.find_request import UnknownRequest, find_request
@@ -136,8 +137,8 @@ def windows(
     until, dated = whole_end if end is None else end, _dated_zero(with_steps)
     if begin is not None and until <= begin:
         raise ValueError(
-            f"--from, the beginning of a window, must be before its end (--to, or that of the trace, {whole_end:g} s), "
-            f"got {_moment(begin, dated)} to {_moment(until, dated)}"
+            f"--from, the beginning of a window, must be before its end (--to, or that of the trace, "
+            f"{significant(whole_end, 6)} s), got {_moment(begin, dated)} to {_moment(until, dated)}"
         )
     since = min(0.0, until) if begin is None else begin
     parts = {name: _between(trace, since - late[name], until - late[name]) for name, trace in with_steps.items()}
@@ -200,7 +201,7 @@ def step_around(part: Trace, around: str) -> tuple[int, str | None]:
 def _moment(seconds: float, created: float) -> str:
     """A moment for a message, with its time of day if that is known."""
     clock = time_of_day(created, seconds)
-    return f"{seconds:g} s ({clock})" if clock else f"{seconds:g} s"
+    return f"{significant(seconds, 6)} s" + (f" ({clock})" if clock else "")
 
 
 def _between(trace: Trace, begin: float, end: float) -> Trace:

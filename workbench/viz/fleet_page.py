@@ -87,7 +87,8 @@ def make_fleet_app(fleet: Fleet) -> Callable[[], Any]:
         page = TracePage(feed, Cursor(), options={"page": True}, sizing_mode="stretch_width")
         keep_fresh(page)
         if len(traces) == 1:
-            return page
+            note = [_html(f'<div class="wb-ranks">{_note(fleet)}</div>')] if fleet.note else []
+            return pn.Column(*note, page, sizing_mode="stretch_width") if note else page
         return pn.Column(_html(links_html(traces, name)), page, sizing_mode="stretch_width")
 
     return session
@@ -145,9 +146,14 @@ def fleet_html(fleet: Fleet, request_id: str = "") -> str:
     head = "".join(f"<th>{title}</th>" for title in ("", *now, *_SUMMARY))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return (
-        f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>'
+        f'<section class="wb-fleet"><h1>{len(traces)} recordings in {escape(str(fleet.folder))}</h1>{_note(fleet)}'
         f"{_picture(traces, request_id)}{scrolled('Numbers of each', table)}{_hits(traces)}</section>"
     )
+
+
+def _note(fleet: Fleet) -> str:
+    """The recordings that are left out."""
+    return f"<p>{escape(fleet.note)}</p>" if fleet.note else ""
 
 
 def scrolled(label: str, content: str) -> str:

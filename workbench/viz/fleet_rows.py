@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from workbench.base.text import counted, duration
+from workbench.base.text import counted, duration, significant
 from workbench.trace import Trace
 from workbench.viz.drawing import GRID, NEUTRAL, svg_file, text
 from workbench.viz.layout.axis import Axis
@@ -58,7 +58,7 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
 
     bottom = 20 + (ROW + 8) * len(marks.rows)
     parts = []
-    labels = axis.labels if unit == "s" else [f"{tick:g} {unit}" for tick in axis.ticks]
+    labels = axis.labels if unit == "s" else [f"{significant(tick, 6)} {unit}" for tick in axis.ticks]
     for tick, label in zip(axis.ticks, labels):
         parts.append(f'<path d="M{to_x(tick):.1f} 20V{bottom}" stroke="{GRID}"/>')
         parts.append(text(to_x(tick), bottom + 16, label, "middle"))
@@ -97,7 +97,7 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
         x += 48 + 6 * len(word)
     if marks.idle and unit == "s":
         parts.append(text(LEFT, 12, f"time, with {duration(marks.idle)} idle"))
-    length = duration(marks.end) if unit == "s" else f"{marks.end:.4g} {unit}"
+    length = duration(marks.end) if unit == "s" else f"{significant(marks.end, 4)} {unit}"
     label = f"{len(marks.rows)} replicas over {length}; the highest row has {marks.most} requests"
     return svg_file(width, y + 20, label, parts)
 

@@ -22,6 +22,7 @@ from workbench.trace.readings.metrics import (
     heading_lines,
     open_note,
 )
+from workbench.trace.readings.metrics_by_request import HEADINGS, MetricsByRequest
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.narrate import end_words, shown
 from workbench.trace.readings.outputs_before import outputs_before
@@ -243,6 +244,12 @@ def _tokens_per_second(times: Sequence[float]) -> str:
 def metrics_html(metrics: TraceMetrics) -> str:
     """Metrics as a table in which each latency has its unit; ``print`` shows the same numbers as text."""
     return _summary(metrics.summary, metrics.speculation, metrics.pauses_note)
+
+
+def requests_html(requests: MetricsByRequest) -> str:
+    """The metrics of requests, a row for each."""
+    rows = [[svg.shorten(row[0], 40), *(cell.replace(" ", NO_BREAK) for cell in row[1:])] for row in requests.rows]
+    return fragment(table(HEADINGS, rows), f"<p>{requests.more}</p>" if requests.more else "")
 
 
 def summary_html(summary: Summary) -> str:

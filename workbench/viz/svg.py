@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from workbench.base.text import significant
 from workbench.trace.fields import EMPTY
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import StepRecord
@@ -254,7 +255,7 @@ def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mappi
     gap = 1 if width > 4 else 0
     for i, (step, decode, prefill, slack) in enumerate(zip(bars.step, bars.decode, bars.prefill, marks.slack)):
         x = LEFT + i * width
-        title = f"step {step}: {prefill:g} prefill, {decode:g} decode tokens"
+        title = f"step {step}: {significant(prefill, 6)} prefill, {significant(decode, 6)} decode tokens"
         parts.append(_rect(x, base - (decode + prefill + slack) * scale, width - gap, slack * scale, "slack", title))
         if prefill:
             parts.append(_rect(x, base - (decode + prefill) * scale, width - gap, prefill * scale, "prefill", title))

@@ -12,7 +12,7 @@ from workbench.analysis.values import latency_values
 from workbench.base.field_checks import integer, number
 from workbench.base.on_demand import find
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import counted, duration
+from workbench.base.text import counted, duration, significant
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import check_servable
 from workbench.simulation.arrivals import poisson, timed_arrival
@@ -73,7 +73,7 @@ class Crossover:
         rows = [["prompt", "requests/s", *names]]
         for length in self.lengths:
             pairs = [duration(side[name]) for name in VALUES for side in (length.together, length.apart)]
-            rows.append([counted(length.num_tokens, "token"), f"{length.rate:.3g}", *pairs])
+            rows.append([counted(length.num_tokens, "token"), significant(length.rate), *pairs])
         count, decoding = self.replicas
         width = terminal_width()
         lines = table_lines(rows, width=width)

@@ -15,7 +15,7 @@ from workbench.analysis.fleet.router import Decision, Router
 from workbench.analysis.fleet.split import HandOver
 from workbench.base.on_demand import find
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import counted, shown
+from workbench.base.text import counted, shown, significant
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import TraceMetrics, amount, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
@@ -53,7 +53,7 @@ class Choice:
         if self.rule:
             text += f": {self.rule}"
         if self.scores:
-            text += f"; {self.unit}: " + ", ".join(f"{score:.6g}" for score in self.scores)
+            text += f"; {self.unit}: " + ", ".join(significant(score, 6) for score in self.scores)
         if self.candidates != tuple(range(len(self.candidates))):
             text += f" of replicas {', '.join(map(str, self.candidates))}"
         return text

@@ -13,7 +13,7 @@ from workbench.analysis.fleet.sizing import MAX_REPLICAS, check_lines, size
 from workbench.analysis.tuning import read_slo
 from workbench.base.field_checks import number
 from workbench.base.tables import table_lines, wrapped_text
-from workbench.base.text import counted
+from workbench.base.text import counted, significant
 from workbench.simulation.summary import rate_words
 from workbench.trace.readings.metrics import percent
 
@@ -107,7 +107,9 @@ def _closest(point: Point) -> str:
     row = point.closest
     if row is None:
         return ""
-    return f"; closest: {counted(row.replicas, 'replica')}, whose worst value is {row.score:.3g} times its limit"
+    return (
+        f"; closest: {counted(row.replicas, 'replica')}, whose worst value is {significant(row.score)} times its limit"
+    )
 
 
 def load_curve(

@@ -25,7 +25,7 @@ from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
 from workbench.base.progress import progress_bar
 from workbench.base.tables import table_lines, wrapped_text
-from workbench.base.text import counted
+from workbench.base.text import counted, significant
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.summary import rate_words
 from workbench.trace.readings.metrics import number, percent
@@ -128,7 +128,7 @@ class FleetTable:
         closest = min(self.rows, key=lambda row: row.score)
         return (
             f"no layout meets {limits}; closest: {counted(closest.replicas, 'replica')} with {closest.router}, whose "
-            f"worst value is {closest.score:.3g} times its limit"
+            f"worst value is {significant(closest.score)} times its limit"
         )
 
     def _limit(self) -> str:
@@ -138,8 +138,8 @@ class FleetTable:
         rate = f", {rate_words(self.highest.rate)} requests/s" if self.highest.rate else ""
         rate = ", all requests together" if self.highest.rate == 0 else rate
         text = (
-            f"{counted(self.best.replicas, 'replica')} {still} it at {self.highest.load / self.best.load:.3g} times "
-            f"this load{rate}"
+            f"{counted(self.best.replicas, 'replica')} {still} it at "
+            f"{significant(self.highest.load / self.best.load)} times this load{rate}"
         )
         if self.price is not None:
             text += f", where a million output tokens cost {number(self.highest.cost(self.price))}"

@@ -374,10 +374,15 @@ def parts_of(traces: Mapping[str, Trace], options: argparse.Namespace) -> dict[s
 
 
 def load_ranks(path: Path, options: argparse.Namespace | None = None) -> dict[str, Trace]:
-    """The trace in a file, under the name "", or those of all ranks in a folder; or parts of them, as `load_trace`."""
+    """The trace in a file, under the name "", or those of all ranks in a folder; or parts of them, as `load_trace`.
+
+    Standard error says which recordings of the folder are left out.
+    """
     if not path.is_dir():
         return {"": load_trace(path, options)}
     from workbench.trace.readings.fleet import Fleet
 
     with Fleet(path) as fleet:
+        if fleet.note:
+            say_error(fleet.note)
         return dict(fleet.traces) if options is None else parts_of(fleet.traces, options)

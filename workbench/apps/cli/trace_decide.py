@@ -198,14 +198,15 @@ def _predictor(options: argparse.Namespace) -> Predictor:
     from workbench.analysis.fleet.ranks import RanksPredictor
     from workbench.analysis.predict import Predictor
 
-    if options.trace.is_dir() and len(ranks := load_ranks(options.trace)) > 1:
+    ranks = load_ranks(options.trace) if options.trace.is_dir() else {}
+    if len(ranks) > 1:
         others = [load_trace(path) for path in options.also]
         costs = [load_trace(options.cost_from)] if options.cost_from else []
         counted = _counted(ranks, options)
         _print_when(ranks)
         chosen = {"counted": counted, "open_loop": options.open_loop, "rough": True}
         return RanksPredictor(ranks, others=others, fit_from=costs, **chosen)
-    trace, others, fit_from = _sources(options)
+    trace, others, fit_from = _sources(options, next(iter(ranks.values()), None))
     _print_when({"": trace})
     counted = _counted({"": trace}, options)
     return Predictor(
@@ -254,8 +255,8 @@ def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[st
     return counted_ids
 
 
-def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trace]]:
-    """The run to predict, recordings to merge with it, and recordings to fit to instead of it."""
+def _sources(options: argparse.Namespace, only: Trace | None) -> tuple[Trace, list[Trace], list[Trace]]:
+    """The run to predict, which may be the only one in a folder, recordings to merge with it, and others to fit to."""
     from workbench.analysis.assumed_hits import AssumedHits
     from workbench.analysis.fork import recorded_config
     from workbench.analysis.log_run import simulate_log
@@ -267,13 +268,13 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
         if is_access_log(options.trace):
             raise ValueError(f"{options.trace} is an access log, without durations: give --cost-from RECORDING")
         refuse_units(options.trace, options.time_unit, options.block_size, options.ignore_columns)
-        return _only(options.trace), others, []
+        return only or load_trace(options.trace), others, []
     if others:
         raise ValueError("--also merges recordings with the trace, --cost-from replaces it: give one of the two")
     costs = load_trace(options.cost_from)
     if not is_access_log(options.trace):
         refuse_units(options.trace, options.time_unit, options.block_size, options.ignore_columns)
-        return _only(options.trace), [], [costs]
+        return only or load_trace(options.trace), [], [costs]
     log = read_log(options.trace, options.time_unit, options.block_size, ignore_columns=options.ignore_columns)
     say_text(log)
     if log.block_size is None:
@@ -285,11 +286,6 @@ def _sources(options: argparse.Namespace) -> tuple[Trace, list[Trace], list[Trac
     trace = simulate_log(log, recorded_config(costs), CostModel.fit(costs)[0])
     say(f"{counted(len(trace.requests), 'request')} of {options.trace} under the configuration of {options.cost_from}")
     return trace, [], [costs]
-
-
-def _only(path: Path) -> Trace:
-    """The trace in a file, or in a folder of one rank."""
-    return next(iter(load_ranks(path).values()))
 
 
 def _whatif(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from workbench.apps.cli.options import (
     load_ranks,
     parts_of,
 )
-from workbench.apps.cli.say import say_text
+from workbench.apps.cli.say import say_error, say_text
 from workbench.base.field_checks import number
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def _answers(options: argparse.Namespace) -> Iterator[tuple[str, Why | WhyLog | 
         yield "", why_metrics(read_scrapes(path))
     elif path.is_dir():
         with Fleet(path, whole=False) as fleet:
+            if fleet.note:
+                say_error(fleet.note)
             for name, trace in fleet.traces.items():
                 yield name if len(fleet.traces) > 1 else "", why(trace, fleet.silent[name])
     else:

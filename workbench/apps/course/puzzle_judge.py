@@ -16,6 +16,7 @@ from workbench.apps.course.puzzle_list import PUZZLES
 from workbench.apps.course.puzzles import Case, Puzzle, Work
 from workbench.apps.course.verdict import Verdict
 from workbench.base.field_checks import choice
+from workbench.base.text import significant
 from workbench.kernels import msl
 
 if TYPE_CHECKING:
@@ -136,6 +137,6 @@ def _first_wrong(puzzle: Puzzle, case: Case, outputs: Mapping[str, np.ndarray]) 
 
 def _work_done(work: Work) -> str:
     """The work of a launch in a sentence."""
-    parts = [f"{name} {work.reads(name):.3g}x" for name in work.case.inputs if name in work.counts.buffers]
+    parts = [f"{name} {significant(work.reads(name))}x" for name in work.case.inputs if name in work.counts.buffers]
     barriers = work.barriers()
-    return f"Loads of an element: {', '.join(parts)}; barriers: {barriers:.3g}."
+    return f"Loads of an element: {', '.join(parts)}; barriers: {significant(barriers)}."

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.base.text import significant
+
 if TYPE_CHECKING:
     from workbench.kernels.msl import KernelRun, LaunchStatistics
 
@@ -90,7 +92,7 @@ class Puzzle:
 
 
 def _enough(most: float) -> str:
-    return "none is needed" if most == 0 else "one is enough" if most == 1 else f"{most:.3g} are enough"
+    return "none is needed" if most == 0 else "one is enough" if most == 1 else f"{significant(most)} are enough"
 
 
 def most_reads(name: str, times: Callable[[Case], float] | float, why: str) -> Limit:
@@ -98,7 +100,11 @@ def most_reads(name: str, times: Callable[[Case], float] | float, why: str) -> L
 
     def limit(work: Work) -> str:
         most, found = times(work.case) if callable(times) else times, work.reads(name)
-        return f"it loads each element of {name} {found:.3g} times, and {_enough(most)}: {why}" if found > most else ""
+        return (
+            f"it loads each element of {name} {significant(found)} times, and {_enough(most)}: {why}"
+            if found > most
+            else ""
+        )
 
     return limit
 
@@ -108,7 +114,7 @@ def most_barriers(most: Callable[[Case], float] | float, why: str) -> Limit:
 
     def limit(work: Work) -> str:
         allowed, found = most(work.case) if callable(most) else most, work.barriers()
-        return f"it passes {found:.3g} barriers, and {_enough(allowed)}: {why}" if found > allowed else ""
+        return f"it passes {significant(found)} barriers, and {_enough(allowed)}: {why}" if found > allowed else ""
 
     return limit
 

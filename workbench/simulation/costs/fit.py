@@ -14,7 +14,7 @@ from workbench.simulation.costs.coefficients import SEARCHED_ON, Coefficients, R
 from workbench.simulation.costs.drift import Drift, find_drift
 from workbench.simulation.costs.least_squares import Vector
 from workbench.simulation.costs.step_model import StepCosts, predicted_seconds, slopes, thinning
-from workbench.trace.readings.metrics import percentile
+from workbench.trace.readings.metrics import amount, percentile
 
 HELD_OUT_EVERY = 5
 """Every fifth step is held out of the fit that the errors are measured on."""
@@ -272,8 +272,8 @@ def _refusal(steps: StepCosts, predicted: Vector, report: FitReport) -> str:
         f"prediction of one is off by {report.median_error:.0%} (allowed {MAX_MEDIAN_ERROR:.0%}), of the whole by "
         f"{report.total_error:.0%} (allowed {MAX_TOTAL_ERROR:.0%}). Step {step}{where} shows it most: "
         f"{counted(int(sequences), 'sequence')} with {counted(int(prefill), 'prompt token')} and "
-        f"{counted(int(kv_tokens), 'KV position')} took {steps.seconds[worst]:.4g} s, predicted are "
-        f"{predicted[worst]:.4g} s. Record longer, with less else running"
+        f"{counted(int(kv_tokens), 'KV position')} took {amount(steps.seconds[worst], 's')}, predicted are "
+        f"{amount(predicted[worst], 's')}. Record longer, with less else running"
     )
 
 

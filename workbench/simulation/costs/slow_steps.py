@@ -14,7 +14,7 @@ from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
-from workbench.base.text import counted
+from workbench.base.text import counted, significant
 from workbench.simulation.costs.coefficients import SEARCHED_ON, relative_coefficients
 from workbench.simulation.costs.cost_model import step_costs
 from workbench.simulation.costs.fit import MIN_STEPS, NORMAL_SPREAD, find_stalls
@@ -73,7 +73,7 @@ class SlowStep:
     def __str__(self) -> str:
         tokens = counted(self.num_tokens, "token")
         return (
-            f"step {self.step} took {amount(self.seconds, 's')} for {tokens}, {self.factor:.2g} times the "
+            f"step {self.step} took {amount(self.seconds, 's')} for {tokens}, {significant(self.factor, 2)} times the "
             f"{amount(self.expected, 's')} of steps like it nearby"
         )
 

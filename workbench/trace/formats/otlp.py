@@ -21,6 +21,7 @@ import msgspec
 from workbench.base.field_checks import number
 from workbench.base.key_table import RowCheck, Rule, UnknownKeyError
 from workbench.base.outside_files import open_bytes
+from workbench.base.text import significant
 from workbench.base.whole_file import replaced_when_complete
 from workbench.trace.errors import TraceError
 from workbench.trace.fields import MAX_SECONDS
@@ -242,7 +243,8 @@ def _read_span(span: Mapping[str, Any], keys: RowCheck) -> dict[str, Any]:
         value = attributes.get(name)
         if isinstance(value, float | int) and value > 2 * (end - start) + 1:
             raise TraceError(
-                f"{name} is {value}, in a span of {end - start:g} s: it must be in seconds, and times in nanoseconds"
+                f"{name} is {value}, in a span of {significant(end - start, 6)} s: "
+                "it must be in seconds, and times in nanoseconds"
             )
     return {"start": start, "end": end, "attributes": attributes}
 

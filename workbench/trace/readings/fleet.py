@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from workbench.base.text import counted, printable
 from workbench.trace.errors import TraceError
 from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
 from workbench.trace.readings.metrics import TraceMetrics, number, percent
@@ -24,7 +25,10 @@ START_SECONDS = 60.0
 """Maximum time between the starts of two ranks of one server."""
 
 _FILE = re.compile(r"(?P<recording>.*?)(?:-(?P<number>\d{5}))?\.jsonl(?:\.gz)?")
-_RECORDER = re.compile(r"vllm-\d{8}-\d{6}-(?P<host>.+)-rank(?P<rank>\d+)-\d+-\d+")
+MAX_NAMED = 5
+"""Maximum number of recordings that a sentence names."""
+
+_RECORDER = re.compile(r"(?:vllm|sglang)-\d{8}-\d{6}-(?P<host>.+)-rank(?P<rank>\d+)-\d+-\d+")
 
 
 class RecordingFiles(NamedTuple):
@@ -32,17 +36,15 @@ class RecordingFiles(NamedTuple):
 
     Attributes:
         prefix: The part of the file names that they share.
-        host: Name of the machine; "" if the recorder of vLLM did not name the files.
+        host: Name of the machine; "" if no recorder named the files.
         rank: Data-parallel rank; 0 if the names do not say.
         paths: The files that are left, the oldest first.
-        written: When the last one was written, seconds since the epoch.
     """
 
     prefix: str
     host: str
     rank: int
     paths: tuple[Path, ...]
-    written: float
 
 
 def find_recordings(folder: str | os.PathLike[str]) -> list[RecordingFiles]:
@@ -61,15 +63,15 @@ def find_recordings(folder: str | os.PathLike[str]) -> list[RecordingFiles]:
         paths = tuple(path for _, path in sorted(numbered))
         named = _RECORDER.fullmatch(prefix)
         host, rank = (named["host"], int(named["rank"])) if named else ("", 0)
-        recordings.append(RecordingFiles(prefix, host, rank, paths, max(path.stat().st_mtime for path in paths)))
+        recordings.append(RecordingFiles(prefix, host, rank, paths))
     return sorted(recordings, key=lambda recording: (recording.rank, recording.host, recording.prefix))
 
 
 class Fleet:
     """The traces of the newest run in a folder: one for each rank, by name.
 
-    A recording that had ended before another one began belongs to an earlier run and is left out. Ranks that begin to
-    record later are added by ``poll``.
+    A server's recording that had ended before another one began belongs to an earlier run and is left out; a file that
+    no recorder named stays. Ranks that begin to record later are added by ``poll``.
 
     Args:
         folder: Folder of the recordings.
@@ -78,6 +80,7 @@ class Fleet:
     Attributes:
         folder: Folder of the recordings.
         traces: The traces by name: "rank 0", with the host where two hosts have the same rank.
+        left_out: The recordings of earlier runs, by the beginning of their files' names.
 
     Raises:
         TraceError: The folder holds no trace file.
@@ -97,6 +100,7 @@ class Fleet:
     def __init__(self, folder: str | os.PathLike[str], *, whole: bool = True) -> None:
         self.folder = Path(folder)
         self.traces: dict[str, Trace] = {}
+        self.left_out: list[str] = []
         self._whole = whole
         self._followers: dict[str, TraceFollower] = {}
         self._named: dict[str, TraceFollower] = {}
@@ -156,11 +160,35 @@ class Fleet:
                 problem = str(error)
         if not self._followers:
             raise TraceError(problem)
-        created = {prefix: follower.trace.meta.created for prefix, follower in self._followers.items()}
-        known = [files for files in recordings.values() if files.prefix in created]
-        kept = [files for files in known if not _is_of_earlier_run(files, known, created)]
+        known = [files for files in recordings.values() if files.prefix in self._followers]
+        kept = [files for files in known if not self._is_of_earlier_run(files, known)]
+        self.left_out = [files.prefix for files in known if files not in kept]
         self._named = {name: self._followers[files.prefix] for name, files in zip(_names(kept), kept, strict=True)}
         self.traces = {name: follower.trace for name, follower in self._named.items()}
+
+    def _is_of_earlier_run(self, files: RecordingFiles, recordings: Sequence[RecordingFiles]) -> bool:
+        """Whether another recording began after this one had ended; ranks of one server start a little apart."""
+        trace = self._followers[files.prefix].trace
+        ended = trace.meta.created + (trace[-1].end if len(trace) else 0.0)  # a copy of a file has another time
+        for other in recordings:
+            is_same = (other.host, other.rank) == (files.host, files.rank)
+            began = self._followers[other.prefix].trace.meta.created
+            if files.host and other.host and other is not files and began - (0 if is_same else START_SECONDS) > ended:
+                return True
+        return False
+
+    @property
+    def note(self) -> str:
+        """The recordings that are left out, and the reason; "" for none."""
+        if not (number := len(self.left_out)):
+            return ""
+        more = f" and {number - MAX_NAMED} more" if number > MAX_NAMED else ""
+        names = ", ".join(map(printable, self.left_out[:MAX_NAMED]))
+        it = "it" if number == 1 else "they"
+        return (
+            f"the newest run alone: {counted(number, 'recording')} left out, because {it} had ended before it began: "
+            f"{names}{more}; give the path of a file to read it"
+        )
 
     @property
     def silent(self) -> dict[str, float | None]:
@@ -182,15 +210,17 @@ class Fleet:
 
     def __repr__(self) -> str:
         rows = {name: metrics(trace).summary for name, trace in self.traces.items()}
-        width = max(len("together"), *map(len, rows)) + 2
+        rows["together"] = self.metrics().summary
+        width = max(map(len, rows)) + 2
         lines = [
-            f"{len(self.traces)} {'recording' if len(self.traces) == 1 else 'recordings'} in {self.folder}",
+            f"{counted(len(self.traces), 'recording')} in {self.folder}",
+            *([self.note] if self.note else []),
             f"{'':<{width}}" + "".join(f"{title:>{size}}" for title, size, _ in _COLUMNS),
         ]
-        for name, summary in (rows | {"together": self.metrics().summary}).items():
+        for name, summary in rows.items():
             lines.append(f"{name:<{width}}" + "".join(f"{cell(summary):>{size}}" for _, size, cell in _COLUMNS))
-        if any(summary.clock.idle for summary in rows.values()):
-            lines.append("output tokens/s counts idle time")
+        if any(summary.has_idle for summary in rows.values()):
+            lines.append("output tokens/s are without idle time")
         if len(servers := by_settings(self.traces)) > 1:
             different = "; ".join(", ".join(names) for names in servers)
             lines.append(f"{len(servers)} servers with different settings ({different}): their sum is of no server")
@@ -210,7 +240,7 @@ _COLUMNS = (
     ("steps", 9, lambda summary: f"{summary.num_steps:,}"),
     ("requests", 10, lambda summary: f"{summary.num_requests:,}"),
     ("ended", 9, lambda summary: f"{summary.num_finished:,}"),
-    ("output tokens/s", 17, lambda summary: number(summary.output_throughput if summary.unit == "s" else None)),
+    ("output tokens/s", 17, lambda summary: number(summary.rates[0] if summary.unit == "s" else None)),
     ("preemptions", 13, lambda summary: f"{summary.num_preemptions:,}"),
     ("KV peak", 9, lambda summary: percent(summary.peak_kv_use)),
     ("TTFT mean", 11, lambda summary: summary.ttft.amount("mean")),
@@ -219,18 +249,6 @@ _COLUMNS = (
     ("p99", 10, lambda summary: summary.itl.amount("p99")),
 )
 """Columns of the table: title, width, and the text of a cell."""
-
-
-def _is_of_earlier_run(
-    files: RecordingFiles, recordings: Sequence[RecordingFiles], created: Mapping[str, float]
-) -> bool:
-    """Whether another recording began after this one was last written; ranks of one server start a little apart."""
-    for other in recordings:
-        is_same = (other.host, other.rank) == (files.host, files.rank)
-        # A file system's clock is a little behind: a file may be written before the moment that its own header names.
-        if other is not files and created[other.prefix] - (0 if is_same else START_SECONDS) > files.written:
-            return True
-    return False
 
 
 def _names(recordings: list[RecordingFiles]) -> list[str]:

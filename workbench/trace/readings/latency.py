@@ -206,14 +206,16 @@ class LatencyAccumulator:
 
     Args:
         keeps_tokens: Keep the time of every token, in the request's timestamps.
+        before: End of the step before the first record; None if there is none, or it is not known.
 
     Attributes:
         timed: Whether a record had a time. Until then the run has no clock, and seconds have no meaning.
     """
 
-    def __init__(self, *, keeps_tokens: bool = False) -> None:
+    def __init__(self, *, keeps_tokens: bool = False, before: Timestamp | None = None) -> None:
         self.timed = False
         self._keeps_tokens = keeps_tokens
+        self._before = before
         self._open: dict[str, RequestTimes] = {}
         self._previous_end = Timestamp(0, 0.0)
 
@@ -280,7 +282,8 @@ class LatencyAccumulator:
             # An asynchronous step is scheduled before the last output of the one before it is known: the request ended
             # with its last token.
             has_token = times is not None and record.finish_reasons.get(request_id) not in FAILED
-            self._end((request_id,), (times.last_token if times is not None and has_token else None) or end, ended)
+            last_token = (times.last_token or self._before) if times is not None and has_token else None
+            self._end((request_id,), last_token or end, ended)
         return StepTimes(end, previous_end, first_tokens, num_following, previous_tokens, ended)
 
     def _end(self, request_ids: Sequence[str], when: Timestamp, ended: dict[str, RequestTimes]) -> None:
@@ -288,6 +291,11 @@ class LatencyAccumulator:
             if (times := self._open.pop(request_id, None)) is not None:
                 times.end = when
                 ended[request_id] = times
+
+
+def gives_token(chunk: Chunk, record: _Step, request: _Arriving) -> bool:
+    """Whether a chunk gave its request a token, also one whose id the recording omits."""
+    return chunk.sampled is not None or _token_left_out(chunk, record, request)
 
 
 def _token_left_out(chunk: Chunk, record: _Step, request: _Arriving) -> bool:

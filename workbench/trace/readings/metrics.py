@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.tables import table_lines, terminal_width, wrapped
-from workbench.base.text import counted, duration, printable
+from workbench.base.text import counted, duration, printable, significant
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.narrate import end_words
 from workbench.trace.readings.ordered import Ordered
@@ -30,6 +30,7 @@ from workbench.trace.readings.run_clock import RunClock, idle_words
 from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
+    from workbench.trace.find_request import ByRequest
     from workbench.trace.trace import Trace
 
 
@@ -55,6 +56,8 @@ class RequestMetrics:
         decode: From the first token to the last.
         e2e: From arrival to the end.
         age: From arrival to the end of the trace, for a request that has not ended.
+        was_scheduled_before: It was scheduled before the trace begins, as far as the trace tells.
+        had_tokens_before: It got its first token before the trace begins, likewise.
     """
 
     request_id: str
@@ -74,6 +77,8 @@ class RequestMetrics:
     decode: Latency | None
     e2e: Latency | None
     age: Latency | None = None
+    was_scheduled_before: bool = False
+    had_tokens_before: bool = False
 
     def __repr__(self) -> str:
         """One line: the size of the request, its latencies, and its end."""
@@ -90,14 +95,14 @@ class RequestMetrics:
     @property
     def waited(self) -> Latency | None:
         """The time without a token of a request that has none, or was aborted before it; None for others."""
-        return None if self.token_steps else self.e2e or self.age
+        return None if self.token_steps or self.had_tokens_before else self.e2e or self.age
 
     def so_far(self, name: str) -> Latency | None:
         """The time so far of a "ttft", "queue" or "e2e" that has not ended; None if it or the request has."""
         if self.age is None or getattr(self, name) is not None:
             return None
         if name == "queue":
-            return self.waited if self.first_scheduled_step is None else None
+            return self.waited if self.first_scheduled_step is None and not self.was_scheduled_before else None
         return self.waited if name == "ttft" else self.age
 
     def at_least(self, name: str) -> Latency | None:
@@ -274,6 +279,8 @@ class Summary:
         e2e: End-to-end latency.
         first_step: The first step of the trace; not 0 if earlier steps were left out or forgotten.
         clock: Idle time, and the wait before the first step.
+        num_aborted: Number of requests that were aborted.
+        num_failed: Number of requests that ended with an error.
     """
 
     unit: str
@@ -299,6 +306,20 @@ class Summary:
     e2e: Distribution
     first_step: int = 0
     clock: RunClock = field(default_factory=RunClock)
+    num_aborted: int = 0
+    num_failed: int = 0
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether the engine worked, and was idle in between."""
+        return self.unit == "s" and bool(self.clock.idle and self.clock.at_work)
+
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """Output tokens and scheduled tokens per ``unit``, without idle time."""
+        if not self.has_idle:
+            return self.output_throughput, self.total_throughput
+        return self.num_output_tokens / self.clock.at_work, self.num_scheduled_tokens / self.clock.at_work
 
     def __repr__(self) -> str:
         return _table(self, SpeculationMetrics())
@@ -314,7 +335,8 @@ class TraceMetrics:
 
     Attributes:
         summary: The run in a few numbers.
-        requests: Metrics of each request, in order of arrival.
+        requests: Metrics of each request, in order of arrival: a table when it is shown, and with ``to_pandas()``
+            (`workbench.trace.readings.metrics_by_request`).
         columns: The fields of StepMetrics as plain arrays, by name.
         block_size: Slots per KV block.
         speculation: The fate of drafts, and of rows computed ahead.
@@ -322,7 +344,7 @@ class TraceMetrics:
     """
 
     summary: Summary
-    requests: dict[str, RequestMetrics]
+    requests: ByRequest[RequestMetrics]
     columns: Mapping[str, array[Any]]
     block_size: int
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
@@ -395,22 +417,20 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
     """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
-    unit, clock = summary.unit, summary.clock
-    has_idle = unit == "s" and clock.idle and clock.at_work
-    rates = [summary.output_throughput, summary.total_throughput]
-    if has_idle:
-        rates = [each / clock.at_work for each in (summary.num_output_tokens, summary.num_scheduled_tokens)]
+    unit, rates = summary.unit, summary.rates
+    unusual = {"abort": summary.num_aborted, "error": summary.num_failed}
+    ends = ", ".join(f"{count:,} {end_words(reason)}" for reason, count in unusual.items() if count)
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
         f"{summary.num_finished:,} of {counted(summary.num_requests, 'request')} ended "
-        f"in {counted(summary.num_steps, 'step')}"
+        f"{f'({ends}) ' if ends else ''}in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "
         f"{summary.num_cached_tokens:,} found in the prefix cache{after_preemptions}, "
         f"{summary.num_recomputed_tokens:,} recomputed ({counted(summary.num_preemptions, 'preemption')})",
         f"throughput: {number(rates[0])} output and {number(rates[1])} scheduled tokens per "
-        f"{'second' if unit == 's' else 'step'}{' without idle time' if has_idle else ''}",
+        f"{'second' if unit == 's' else 'step'}{' without idle time' if summary.has_idle else ''}",
         f"use: token budget {percent(summary.mean_budget_use)}, KV blocks {percent(summary.mean_kv_use)} "
         f"(peak {percent(summary.peak_kv_use)})",
         *_speculation_lines(speculation),
@@ -478,10 +498,8 @@ def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """A number with up to four significant digits; a dash for None."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    """A number with four significant digits; a dash for None."""
+    return "-" if value is None else significant(value, 4)
 
 
 def percent(value: float | None) -> str:
@@ -499,6 +517,6 @@ def amount(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     if unit == "steps":
-        text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        text = significant(value)
         return f"{text} step{'' if text == '1' else 's'}"
     return duration(value)

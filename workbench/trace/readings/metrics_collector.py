@@ -12,11 +12,13 @@ from operator import itemgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from workbench.trace.find_request import ByRequest
 from workbench.trace.lines import RequestInfo
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
+from workbench.trace.readings.metrics_by_request import MetricsByRequest
+from workbench.trace.readings.outputs_before import outputs_before
+from workbench.trace.readings.preempted_before import preempted_before
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import RunClock, run_clock
 from workbench.trace.readings.speculation_metrics import SpeculationCounter
@@ -104,6 +106,8 @@ class _RequestProgress:
         self.num_preemptions = 0
         self.finish_reason = ""
         self.finish_step: int | None = None
+        self.was_scheduled_before = False
+        self.had_tokens_before = False
 
     def metrics(self, timed: bool, now: Timestamp, step_before: Mapping[int, int]) -> RequestMetrics:
         info, times, tokens = self.info, self.times, self.times.tokens or ()
@@ -129,6 +133,8 @@ class _RequestProgress:
             decode=latency(times.decode),
             e2e=latency(times.e2e),
             age=latency(span(times.arrival, now)) if times.end is None else None,
+            was_scheduled_before=self.was_scheduled_before and times.first_scheduled is None,
+            had_tokens_before=self.had_tokens_before or bool(tokens and times.first_token is None),
         )
 
 
@@ -145,9 +151,13 @@ class MetricsCollector:
         self._num_read = 0
         self._latest: TraceMetrics | None = None
         self._requests: dict[str, _RequestProgress] = {}
-        self._latencies = LatencyAccumulator(keeps_tokens=True)
+        self._latencies = LatencyAccumulator(keeps_tokens=True, before=_end_before(trace))
         self._speculation = SpeculationCounter()
         self._pool = _PoolColumns(trace)
+        # Of a run that has forgotten its beginning, the steps that are read tell the same.
+        is_part = trace.whole is not trace
+        self._outputs_before = outputs_before(trace) if is_part else {}
+        self._preempted_before = preempted_before(trace) if is_part else {}
         self._floats: dict[str, array[Any]] = {name: array("d") for name in ("time", "duration")}
         self._counts: dict[str, array[Any]] = {name: array("q") for name in _COUNTS}
 
@@ -168,7 +178,7 @@ class MetricsCollector:
             timed = self._latencies.timed
             now = self._now(timed)
             before = _StepBefore()
-            requests = ByRequest(
+            requests = MetricsByRequest(
                 {request_id: progress.metrics(timed, now, before) for request_id, progress in self._requests.items()}
             )
             summary = _summarise(requests, columns, timed, self._first_arrival(timed))
@@ -230,6 +240,9 @@ class MetricsCollector:
             column.append(count)
         for request_id in record.preempted:
             (requests.get(request_id) or self._unknown(request_id)).num_preemptions += 1
+        begun = (*record.running, *record.preempted) if record.step and not self._num_read else record.resumed
+        for progress in filter(None, map(requests.get, begun)):
+            progress.was_scheduled_before = True
         ended = [(request_id, "abort") for request_id in record.aborted]
         ended += [(request_id, record.finish_reasons.get(request_id, "")) for request_id in record.finished]
         for request_id, reason in ended:
@@ -237,12 +250,20 @@ class MetricsCollector:
             progress.finish_reason, progress.finish_step = reason, record.step
 
     def _add_request(self, info: RequestInfo) -> _RequestProgress:
-        progress = self._requests[info.request_id] = _RequestProgress(info, self._latencies.arrive(info))
+        request_id = info.request_id
+        progress = self._requests[request_id] = _RequestProgress(info, self._latencies.arrive(info))
+        progress.was_scheduled_before = request_id in self._preempted_before
+        progress.had_tokens_before = bool(self._outputs_before.get(request_id))
         return progress
 
     def _unknown(self, request_id: str) -> _RequestProgress:
         """Add a request that a record names although the trace has no line for it."""
         return self._add_request(RequestInfo(request_id, 0))
+
+
+def _end_before(trace: Trace) -> Timestamp | None:
+    """The end of the step before a slice; None if it begins with the run."""
+    return Timestamp(trace[0].step, trace.whole[trace.offset - 1].end) if len(trace) and trace.offset else None
 
 
 def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetrics:
@@ -254,7 +275,7 @@ def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetri
     Returns:
         Metrics with the requests of all, named ``name/request_id``, and their steps in the order of their times.
     """
-    requests = ByRequest(
+    requests = MetricsByRequest(
         {
             f"{name}/{request_id}": request
             for name, (metrics, _) in parts.items()
@@ -331,6 +352,8 @@ def _summarise(
         e2e=latency_distribution(requests.values(), "e2e", timed),
         first_step=steps["step"][0] if num_steps else 0,
         clock=clock,
+        num_aborted=sum(request.finish_reason == "abort" for request in requests.values()),
+        num_failed=sum(request.finish_reason == "error" for request in requests.values()),
     )
 
 

@@ -89,9 +89,11 @@ def _work(step: StepRecord) -> str:
     if not step.chunks:
         return "nothing is computed"
     if not prefills:
-        if num_replies == 1:
-            return f"the reply to {_name(step.chunks[0].request_id)} grows{_by(step.chunks)}"
-        return f"{num_replies:,} replies grow{_by(step.chunks)}"
+        # A request that is aborted during the step gets no token. No chunk has one in a recording without token ids.
+        growing = [chunk for chunk in step.chunks if chunk.sampled is not None] or step.chunks
+        if len(growing) == 1:
+            return f"the reply to {_name(growing[0].request_id)} grows{_by(growing)}"
+        return f"{len(growing):,} replies grow{_by(growing)}"
     again = sum(chunk.num_recomputed_tokens for chunk in prefills)
     # A preempted request computes its prompt and its output so far again.
     kind = "token" if again or any(chunk.request_id in step.resumed for chunk in prefills) else "prompt token"
@@ -107,8 +109,8 @@ def _work(step: StepRecord) -> str:
 
 def _by(chunks: Sequence[Chunk]) -> str:
     """The growth of the replies of decode chunks: one token each, unless drafts were accepted."""
-    tokens = sum([len(chunk.sampled_before) + 1 for chunk in chunks if chunk.sampled is not None])
-    if tokens == len(chunks) or not tokens:
+    tokens = sum([len(chunk.sampled_before) + 1 for chunk in chunks])
+    if tokens == len(chunks):
         return " by one token" + (" each" if len(chunks) > 1 else "")
     return f" by {tokens:,} tokens"
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.trace.readings.latency import gives_token
+
 if TYPE_CHECKING:
     from workbench.trace.lines import RequestInfo
-    from workbench.trace.records import Chunk
+    from workbench.trace.records import Chunk, StepRecord
     from workbench.trace.trace import Trace
 
 
@@ -44,13 +46,13 @@ def outputs_before(trace: Trace) -> dict[str, int | None]:
         for chunk in record.chunks:
             name = chunk.request_id
             if found.get(name, 0) is None:
-                found[name] = _outputs_before(chunk, infos[name])
+                found[name] = _outputs_before(chunk, record, infos[name])
     return found if trace.whole is trace else _with_earlier_steps(trace, infos, found)
 
 
-def _outputs_before(chunk: Chunk, info: RequestInfo) -> int | None:
+def _outputs_before(chunk: Chunk, record: StepRecord, info: RequestInfo) -> int | None:
     """Number of output tokens before a chunk, None if the chunk does not tell it."""
-    if chunk.accepted:
+    if gives_token(chunk, record, info):
         return _place(chunk, info)
     is_first_time = chunk.is_partial_prefill and not chunk.num_recomputed_tokens
     return 0 if is_first_time and chunk.num_kv <= info.num_prompt_tokens else None
@@ -72,8 +74,9 @@ def _with_earlier_steps(
         if not missing or record.step < oldest:
             break
         for chunk in record.chunks:
-            if chunk.request_id in missing and chunk.accepted:
-                found[chunk.request_id] = _place(chunk, infos[chunk.request_id]) + len(chunk.accepted)
-                missing.remove(chunk.request_id)
+            name = chunk.request_id
+            if name in missing and gives_token(chunk, record, infos[name]):
+                found[name] = _place(chunk, infos[name]) + max(1, len(chunk.accepted))
+                missing.remove(name)
     begin = whole[0].step
     return found | {name: 0 for name in missing if infos[name].arrival_step >= begin}

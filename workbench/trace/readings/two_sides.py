@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from workbench.base.text import significant
 from workbench.trace.readings.metrics import amount, number, percentile
 from workbench.trace.readings.metrics_collector import metrics
 
@@ -88,7 +89,7 @@ class Measure(NamedTuple):
         ratio = self.b / self.a
         more, fewer, times = ("longer", "shorter", "long") if self.unit else ("more", "fewer", "many")
         if ratio >= 2:
-            return f"{ratio:.3g} times as {times}"
+            return f"{significant(ratio)} times as {times}"
         share = f"{abs(ratio - 1):.0%}" if abs(ratio - 1) >= 0.01 else "less than 1%"
         return f"{share} {more if ratio > 1 else fewer}"
 

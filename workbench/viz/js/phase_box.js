@@ -2,7 +2,7 @@
 // output of its attention.
 
 import { candidateBars } from "./candidates.js";
-import { h, plain, replace, setText } from "./dom.js";
+import { formatNumber, h, plain, replace, setText } from "./dom.js";
 import { SMALL, text } from "./drawing.js";
 import { mix } from "./theme.js";
 
@@ -109,7 +109,7 @@ export class PhaseBox {
     const { heads, num_rows: numRows, least, most } = norms;
     const ratio = globalThis.devicePixelRatio || 1;
     const width = Math.max(120, Math.floor((this.element.clientWidth - 44) / 2)), height = heads * HEAD_HEIGHT + AXIS;
-    const range = `from ${least.toPrecision(3)} to ${most.toPrecision(3)}`;
+    const range = `from ${formatNumber(least)} to ${formatNumber(most)}`;
     const canvas = h("canvas", {
       role: "img",
       width: Math.round(width * ratio),

@@ -14,7 +14,8 @@ const MOST = 3;
 export function wayOf(view, request) {
   const { store } = view, isOver = request.chunks.length > 0;
   // A wait that is over stays as it is, and may be of thousands of steps.
-  const facts = [], hasBegun = isOver && request.numBefore !== 0; // its wait and its prompt are of steps before these
+  const facts = [], wasComputed = request.numBefore > 0 || request.everBefore > 0; // before the steps that are here
+  const hasBegun = wasComputed || (isOver && request.numBefore === null); // so its wait is of earlier steps
   if (!hasBegun) {
     const wait = request.wait ?? waitOf(view, request);
     facts.push([isOver ? "waited" : "waits", wait]);
