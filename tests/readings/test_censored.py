@@ -102,7 +102,7 @@ def test_two_that_wait_for_the_only_seat_are_in_every_answer(tmp_path, capsys):
     explanation = trace.explain("waits1")
     assert explanation.ttft is None and explanation.span("ttft").is_open
     assert explanation.span("ttft").total == pytest.approx(now - 11.0)
-    assert "it has not ended" in repr(explanation) and "first token: at least 88" in repr(explanation)
+    assert repr(explanation).startswith("waits1: 88") and "the end of the trace, without a token\n" in repr(explanation)
     assert main(["trace", "explain", str(path), "--to", "100s"]) == 0
     said = capsys.readouterr().out
     assert "of 3 requests, at least 5" in said and "waiting for a seat" in said.splitlines()[3]
