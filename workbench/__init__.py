@@ -166,6 +166,7 @@ ATTACHED.update(
         "TraceMetrics.figure": "workbench.viz.figures:metrics_figure",
         "StepRecord.__repr__": "workbench.trace.readings.narrate:in_one_line",
         "StepRecord.__str__": "workbench.trace.readings.narrate:narrate",
+        "complete slo": "workbench.analysis.tuning:complete_slo",
         "Engine.__panel__": "workbench.viz.panes:page_of",
         "Engine.view": "workbench.viz.widget:view",
         "Engine.watch": "workbench.viz.widget:watch",

@@ -33,6 +33,7 @@ LINES = [
     ("workbench trace whatif a-run.jsonl.gz --set enable_p", "--set enable_prefix_caching="),
     ("workbench serve --set enable_prefix_caching=t", "--set enable_prefix_caching=true "),
     ("workbench simulate w.json --sweep policy=fcfs,pr", "--sweep policy=fcfs,priority "),
+    ("workbench trace tune a-run.jsonl.gz --slo tpot_me", "--slo tpot_mean="),
     ("workbench serve --kv-cache-dtype int", "workbench serve --kv-cache-dtype int8_per_token_head "),
     ("workbench notebooks --fo", "workbench notebooks --force "),
 ]

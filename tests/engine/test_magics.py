@@ -299,6 +299,9 @@ def test_objects_of_others_are_not_asked_for_texts():
         def explain(self, request_id: str) -> None:
             raise AssertionError
 
+    trace = simulate(WORKLOAD)
+    assert "ttft_p99=" in texts_for(trace, "tune") and "itl_mean=" in texts_for(trace, "tune", "slo")
+    assert texts_for(trace, "tune", None, "ttft_p99=1s,e2e_m") == ["ttft_p99=1s,e2e_mean=", "ttft_p99=1s,e2e_max="]
     assert texts_for(Other(), "explain") == [] and texts_for(None, "explain") == []
     assert texts_for(simulate(WORKLOAD), "_no_such") == [] and texts_for(simulate(WORKLOAD), "no_such") == []
 

@@ -64,6 +64,18 @@ def read_slo(slo: str | Mapping[str, float]) -> dict[str, float]:
     return {name: number(f"target {name}", limit, 0.0, low_open=True) for name, limit in slo.items()}
 
 
+def complete_slo(begun: str) -> list[str]:
+    """Completions of a target: the names of values that it does not have yet.
+
+    Example:
+        >>> complete_slo("ttft_p99=1s,ttft_m")
+        ['ttft_p99=1s,ttft_mean=', 'ttft_p99=1s,ttft_max=']
+    """
+    before, comma, name = begun.rpartition(",")
+    given = {part.partition("=")[0].strip() for part in before.split(",")}
+    return [f"{before}{comma}{each}=" for each in value_names() if each.startswith(name.strip()) and each not in given]
+
+
 def _meant(name: str) -> str:
     """The name that was probably meant, if another order, other letters or no statistic hide it, as a question."""
     words = re.findall(r"[a-z0-9]+", str(name).lower())

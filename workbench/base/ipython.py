@@ -11,6 +11,7 @@ from types import FunctionType, MethodType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workbench.base import keyword_fields
+from workbench.base.on_demand import find
 from workbench.base.short_traceback import shorten_in
 
 _IN_DICT = re.compile(r"""\bconfig\s*=\s*(?:\{[^{}]*['"]|dict\([^()]*?)\w*$""")
@@ -99,13 +100,13 @@ def _value(variables: dict[str, Any], name: str, trace: str | None) -> Any:
 
 
 def texts_for(source: Any, method: str, argument: str | None = None, begin: str = "") -> list[str]:
-    """Texts that an argument takes: ids of requests, models, or else the values of its type.
+    """Texts that an argument takes: ids of requests, targets, models, or else the values of its type.
 
     Args:
         source: An engine or a trace, or a function or class of ours; nothing is found for other objects.
         method: Name of the method; "" for the call of a function or class.
         argument: Name of the argument; the first one by default.
-        begin: The beginning of the text, which may name the folder of a model.
+        begin: The beginning of the text, which may name the folder of a model, or have a target already.
     """
     function = _public_method(source, method) if method else _own_call(source)
     if function is None:
@@ -118,6 +119,8 @@ def texts_for(source: Any, method: str, argument: str | None = None, begin: str 
         return _literals(kind)
     if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
+    if wanted.name == "slo":
+        return list(find("complete slo")(begin))
     if wanted.name in _MODELS:
         return _models(begin)
     names = vars(keyword_fields) | vars(sys.modules[function.__module__])

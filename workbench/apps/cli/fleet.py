@@ -22,7 +22,7 @@ from workbench.apps.cli.options import (
     writing,
 )
 from workbench.apps.cli.say import say, say_text
-from workbench.apps.cli.settings import add_settings_option, completed_by
+from workbench.apps.cli.settings import add_settings_option, add_slo_option, completed_by
 from workbench.base.field_checks import integer, number
 from workbench.base.keyword_fields import RouterName
 from workbench.base.tables import terminal_width
@@ -105,9 +105,7 @@ def add_parser(commands: Commands) -> None:
         add_unit_options(one)
         add_hit_rate_option(one)
     for one, required in ((size, True), (compare, False)):
-        one.add_argument(
-            "--slo", required=required, metavar="NAME=TIME,...", help="target, such as ttft_p99=2s,tpot_p99=50ms"
-        )
+        add_slo_option(one, "target, such as ttft_p99=2s,tpot_p99=50ms", required=required)
         one.add_argument("--jobs", type=int, metavar="N", help="processes (default: one per core)")
         one.add_argument("--price", type=float, metavar="COST", help="price of a replica for an hour, in any currency")
     for one in (run, size, compare):

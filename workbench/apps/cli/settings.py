@@ -27,6 +27,17 @@ def add_sweep_option(parser: Options, help: str, fields: Fields | None = None) -
     _add_fields(parser, "--sweep", "FIELD=A,B,...", help, fields or config_fields)
 
 
+def add_slo_option(parser: Options, help: str, required: bool) -> None:
+    """Add ``--slo``, whose value `workbench.analysis.tuning.read_slo` reads."""
+
+    def complete(prefix: str, **_: object) -> list[str]:
+        from workbench.analysis.tuning import complete_slo
+
+        return complete_slo(prefix)
+
+    completed_by(parser.add_argument("--slo", required=required, metavar="NAME=TIME,...", help=help), complete)
+
+
 class _AddSetting(argparse._AppendAction):
     """Append to the list; the word "help" lists the fields instead, and ends the program."""
 
