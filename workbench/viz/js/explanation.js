@@ -55,9 +55,13 @@ function rowOf(view, part, mark, inspector) {
     return [parting, inspector.elementOf({ ...link, words: inside }), words, isIn ? "" : comma];
   });
   const more = part.more ? ` and ${part.more}` : "";
-  const first = view.store.label(0), step = inspector.elementOf(inspector.toStep(part.first - first));
-  const until = part.last > part.first &&
-    [" to ", inspector.elementOf(inspector.toStep(part.last - first, formatNumber(part.last)))];
+  const { store } = view,
+    linked = (label, words) => {
+      const step = label - store.label(0), isHere = step >= 0 && step < store.numSteps;
+      return isHere ? inspector.elementOf(inspector.toStep(step, words)) : words;
+    };
+  const step = linked(part.first, `step ${formatNumber(part.first)}`);
+  const until = part.last > part.first && [" to ", linked(part.last, formatNumber(part.last))];
   return h(
     "li",
     {},
