@@ -162,10 +162,10 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
     _mappings = ("facts",)
 
 
-TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
+TraceEndReason = Literal["", "done", "stuck", "max_steps", "part", "cut"]
 """The end of a trace: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
-scheduled, "max_steps" when the steps asked for were taken, as in the file of a slice,
-"cut" when its file ends too early, or its run with a fault."""
+scheduled, "max_steps" when the steps asked for were taken, "part" when the run has more steps than the file, which is
+that of a slice, "cut" when its file ends too early, or its run with a fault."""
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
