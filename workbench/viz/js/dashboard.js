@@ -411,6 +411,8 @@ class View {
   nextTheme() {
     this.theme.next();
     this.applyTheme();
+    // A page around the view may follow it.
+    this.root.dispatchEvent(new CustomEvent("wb-theme", { bubbles: true, composed: true, detail: this.theme.name }));
   }
 
   setFilter(filter) {

@@ -88,6 +88,10 @@ class Playground {
       this.explain();
     });
     at("why").addEventListener("toggle", () => this.explain());
+    at("view").addEventListener("wb-theme", ({ detail: theme }) => {
+      at("dark").media = theme === "dark" ? "screen" : "not all";
+      this.arrivals.draw();
+    });
     at("settings").addEventListener("submit", (event) => event.preventDefault());
     addEventListener("dragover", (event) => {
       event.preventDefault();
