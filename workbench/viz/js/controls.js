@@ -193,7 +193,7 @@ export class Controls {
     this.into.hidden = !view.can("step_into");
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
-    this.tune.hidden = !status.explains || !store.timed() || view.predicts || view.gone;
+    this.tune.hidden = !view.can("tune") || !store.timed();
     this.compare.hidden = !view.other || view.predicts;
     const crowded = !this.compare.hidden || view.name.length > LONG_NAME;
     view.root.dataset.acts = this.engine.hidden ? "none" : crowded ? "many" : "few";

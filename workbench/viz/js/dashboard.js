@@ -221,8 +221,8 @@ class View {
   }
 
   can(ability) {
-    const own = ability === "fork" || ability === "save_html";
-    if (this.gone || (ability === "fork" && this.predicts)) return false;
+    const simulates = ability === "fork" || ability === "tune", own = simulates || ability === "save_html";
+    if (this.gone || (simulates && this.predicts)) return false;
     return (own || this.may("control")) && (this.status.can || []).includes(ability);
   }
 
@@ -478,7 +478,10 @@ class View {
 
   toggleFork() {
     if (this.classroom.hides) return this.say(HIDDEN);
-    if (!this.can("fork")) return this.say(this.live ? NO_FORK : this.status.explains ? NOT_SIMULATED : NO_HOST);
+    if (!this.can("fork")) {
+      if (this.live && !this.store.isPart) return this.say(NO_FORK);
+      return this.say(this.status.explains ? NOT_SIMULATED : NO_HOST);
+    }
     if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
     if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);
   }
