@@ -122,6 +122,32 @@ def test_labels_of_an_axis_leave_each_other_room(deno_page, width):
         assert at + 6 * len(words) <= following
 
 
+@pytest.mark.parametrize("count", [24, 25])
+def test_compare_says_which_requests_it_draws(deno_page, count):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3, "arrival_step": n} for n in range(count)]
+    deno_page.open(*(simulate({"config": {"max_num_batched_tokens": n}, "requests": requests}) for n in (64, 32)))
+    assert len(deno_page("(page.frame(), view.panel('compare').rows)")) == 24
+    hint = deno_page("view.panel('compare').hintElement.textContent")
+    assert ("the 24 of 25 requests with the largest changes" in hint) == (count == 25)
+
+
+def test_two_parts_with_other_requests_are_named(deno_page):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 9, "arrival_step": 3 * n} for n in range(9)]
+    first, second = (
+        simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests}) for budget in (64, 8)
+    )
+    a, b = first[10:20], second[15:30]
+    assert set(a.requests) != set(b.requests)
+    for page_a, page_b, held in (
+        (a, b, ("steps 10 to 19 of this run", "steps 15 to 29 of the other run")),
+        (first, second, ("this run", "the other run")),
+    ):
+        deno_page.open(page_a, page_b)
+        hint, said = deno_page("[view.panel('compare').hintElement, view.panel('compare').summary].map((e) => e.textContent)")
+        assert all(words in hint for words in held) and "what if" not in hint
+        assert ("10 steps" not in said) and ("compare the whole runs" in said) == (page_a is a)
+
+
 @pytest.mark.parametrize("align", ["step", "arrival", "time"])
 @pytest.mark.parametrize("name", [*PAIRS, "late 0"])
 def test_compare(deno_page, name, align):

@@ -236,6 +236,11 @@ class Trace:
         """Whether it is a slice behind whose last step the run has more steps."""
         return self.offset + len(self) < len(self.whole)
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the run has steps before the first one of the trace, or behind its last one."""
+        return self.is_followed or self.end == "part" or (len(self) > 0 and self[0].step > 0)
+
     def _check_whole(self) -> None:
         if self._slice_of is not None:
             raise TraceError("a slice of a trace cannot be added to: add to the trace it was taken from")
