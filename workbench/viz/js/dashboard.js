@@ -530,14 +530,17 @@ class View {
     // A closed comparison leaves no outlines behind; a view without its panel has them alone.
     this.cursor.beside = (shown || !panel) && !this.comparison?.refused ? this.other : null;
     this.changed("data");
+    this.whatIf.makeRoom();
     if (!shown || !panel || !this.scrolls) return;
-    this.scrolls = false; // the answer has come: a phone has it below its screen, or above
+    this.scrolls = false; // the answer has come: it may be below the window, or above
     this.scrollTo(panel.element);
   }
 
-  /** Bring an element to the top of the window, below the bars that stay there. */
+  /** Bring an element to the top of the window, below the bars that stay there, unless its top is in sight. */
   scrollTo(element) {
     const bars = this.controls.element, covered = getComputedStyle(bars).position === "sticky" ? bars.offsetHeight : 0;
+    const { top } = element.getBoundingClientRect();
+    if (top >= covered && top < innerHeight / 2) return;
     element.style.scrollMarginTop = `${covered}px`;
     requestAnimationFrame(() => element.scrollIntoView({ block: "start" }));
   }
