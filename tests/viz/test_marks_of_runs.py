@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import random
 from functools import cache
 from itertools import pairwise
@@ -815,6 +816,12 @@ def test_requests_that_still_wait_for_their_first_token(deno_page):
     longest = trace[-1].end - min(trace.requests[who].arrival_time for who in ("r2", "r4"))
     (waits,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "without" in words]
     assert waits.startswith("2 without a first token for up to ") and near(waits.split("up to ")[1], seconds(longest))
+    (first,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "first token" in words[:11]]
+    ttft = trace.metrics().summary.ttft
+    assert ttft.num_open == 2 and "p99" in ttft.bounds
+    shown = re.fullmatch(r"first token (≥ )?(.+) \(P50\), (≥ )?(.+) \(P99\)", first)
+    assert [bool(shown[1]), bool(shown[3])] == ["p50" in ttft.bounds, "p99" in ttft.bounds], "one rule everywhere"
+    assert near(shown[2], seconds(ttft.p50)) and near(shown[4], seconds(ttft.p99))
     (left,) = [record.time for record in trace if "r3" in record.aborted]
     until = "view.panel('incident').withoutToken(0, 1e9).find(({ request }) => request.id === 'r3').at"
     assert deno_page(until) == pytest.approx(left, abs=1e-6)
