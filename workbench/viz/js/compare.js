@@ -3,7 +3,18 @@
 // divergence of the runs. The findings (workbench/trace/readings/compare.py) come with the packet of the second run,
 // and are only drawn here.
 
-import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
+import {
+  counted,
+  formatNumber,
+  formatSeconds,
+  h,
+  plain,
+  replace,
+  rowButton,
+  select,
+  setText,
+  tableHead,
+} from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
@@ -205,7 +216,10 @@ export class ComparePanel extends CanvasPanel {
     const title = "TTFT and recomputed tokens: the mean of the requests. ITL: the mean of all gaps between two tokens";
     const label = countsOnly || !hasNumber(mean?.slice(2, 4) ?? []) ? "mean" : "mean (ITL: of all gaps)";
     replace(this.meanRow, shown.length > 1 && mean ? row(label, label === "mean" ? {} : { title }, mean) : "");
-    replace(this.gainRows, shown.map(([id, ...values]) => row(h("bdi", {}, this.nameOf(id)), select(id), values)));
+    replace(
+      this.gainRows,
+      shown.map(([id, ...values]) => row(rowButton(h("bdi", {}, this.nameOf(id))), select(id), values)),
+    );
   }
 
   /** The name of a request for a reader. */
