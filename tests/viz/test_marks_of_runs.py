@@ -144,7 +144,9 @@ def test_two_parts_with_other_requests_are_named(deno_page):
         (first, second, ("this run", "the other run")),
     ):
         deno_page.open(page_a, page_b)
-        hint, said = deno_page("[view.panel('compare').hintElement, view.panel('compare').summary].map((e) => e.textContent)")
+        hint, said = deno_page(
+            "[view.panel('compare').hintElement, view.panel('compare').summary].map((e) => e.textContent)"
+        )
         assert all(words in hint for words in held) and "what if" not in hint
         assert ("10 steps" not in said) and ("compare the whole runs" in said) == (page_a is a)
 
@@ -816,7 +818,9 @@ def test_requests_that_still_wait_for_their_first_token(deno_page):
     longest = trace[-1].end - min(trace.requests[who].arrival_time for who in ("r2", "r4"))
     (waits,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "without" in words]
     assert waits.startswith("2 without a first token for up to ") and near(waits.split("up to ")[1], seconds(longest))
-    (first,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "first token" in words[:11]]
+    (first,) = [
+        words for words in deno_page("view.panel('incident').words()").split("; ") if "first token" in words[:11]
+    ]
     ttft = trace.metrics().summary.ttft
     assert ttft.num_open == 2 and "p99" in ttft.bounds
     shown = re.fullmatch(r"first token (≥ )?(.+) \(P50\), (≥ )?(.+) \(P99\)", first)
