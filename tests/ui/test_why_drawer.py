@@ -81,12 +81,13 @@ def test_each_cause_has_a_mark_of_its_own_in_all_bars(page_of, long_trace):
     }
     few = [part for part in parts if part["kind"] in ("before_part", "stall", "seats", "own")][::-1]
     other = {"request": page.view("view.store.requests[1].id"), "spans": [{"name": "w", "total": "1 s", "parts": few}]}
-    page.view("(view.status = {...view.status, explanations: Object.fromEntries(argument.map((a) => [a.request, a]))}, 0)",
-              [answer, other])  # fmt: skip
+    answers = {each["request"]: each for each in (answer, other)}
+    page.view("(view.status = {...view.status, explanations: argument}, null)", answers)
     page.view("view.inspector.pin({ kind: 'request', request: 0 })")
     page.frame()
     assert "Red is the largest part" in page.root.locator(".wb-why .wb-hint").text_content()
-    looks = "(all) => all.map((e) => { const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage + s.backgroundSize; })"
+    parts_of_look = "[s.backgroundColor, s.backgroundImage, s.backgroundSize].join()"
+    looks = f"(all) => all.map((e) => getComputedStyle(e)).map((s) => {parts_of_look})"
     for marks in (".wb-bar-of-parts i", ".wb-part"):
         found = page.root.locator(f".wb-why {marks}").evaluate_all(looks)
         count = len(KINDS)

@@ -135,7 +135,7 @@ def test_two_pages_mark_a_step_once_and_a_run_that_forgets_its_beginning_keeps_t
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_part_has_the_causes_and_the_stalls_of_the_whole(seed):
-    """By its own few steps a part would call others slow, divide steps by another fit, and explain nothing before it."""
+    """Its own few steps would call others slow, divide steps by another fit, and explain nothing before them."""
     rng = random.Random(seed)
     trace = with_late_steps(recorded(16), rng)
     whole, first = explainer_of(trace), rng.randrange(15, 30)

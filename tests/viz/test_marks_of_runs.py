@@ -2,8 +2,8 @@
 
 import json
 import math
-import re
 import random
+import re
 from functools import cache
 from itertools import pairwise
 
