@@ -31,7 +31,7 @@ const reading = (a, b) => `Top: ${a} (A). Bottom: ${b} (B)`;
 
 const READING = reading("this run", "what if");
 
-/** A run in words, with the steps of a part. */
+/** The words for a run, with the steps of a part. */
 const sideOf = (store, name) => store.isPart ? `${heldOf(store)} of ${name}` : name;
 
 /** The words for two simulated runs. */
@@ -88,7 +88,7 @@ export class ComparePanel extends CanvasPanel {
     return this.findings.fork ? READING : this.view.drawsSecond ? SECOND : reading(...this.sides);
   }
 
-  /** Two runs that a person has chosen, in words. */
+  /** The words for two runs that a person has chosen. */
   get sides() {
     return [sideOf(this.stores[0], "this run"), sideOf(this.stores[1], "the other run")];
   }

@@ -83,6 +83,7 @@ export function showNumbers(element, { summary, other, end, pinned }) {
       h("p", {}, `${have}, and a step of B may hold more or less than one of A: only counts are compared.`),
     );
   }
-  const words = { ...OF_ENDS, max_steps: `The run was stopped after ${count((other ?? summary).num_steps)} steps.` }[end];
+  const words =
+    { ...OF_ENDS, max_steps: `The run was stopped after ${count((other ?? summary).num_steps)} steps.` }[end];
   if (words) element.append(h("p", {}, words));
 }
