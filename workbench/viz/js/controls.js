@@ -221,6 +221,7 @@ export class Controls {
     if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
     this.phases.update();
     const { classroom } = view, isLed = status.class?.role === "follower";
+    this.follow.classList.toggle("wb-phone-fold", !live && !isLed); // the end of the slider
     this.follow.hidden = !store.numSteps || (isLed ? !classroom.isAway : cursor.follow);
     view.root.dataset.behind = String(!this.follow.hidden);
     setText(this.follow, isLed ? "Back to the teacher" : live ? "Follow" : "Go to end");
