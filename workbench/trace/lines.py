@@ -127,6 +127,8 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
         free_block_ids: The free queue; the first is the next one to be allocated.
         cached_block_ids: Every block whose content is in the prefix cache, owned or free.
         other_tables: The block tables of the KV cache groups after the first, for the same requests.
+        zero: The moment from which the run counts its times (`workbench.trace.run_zero`), in seconds since the start
+            of the trace; unset if it is not known.
     """
 
     step: Count
@@ -135,6 +137,7 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     free_block_ids: tuple[BlockId, ...] = ()
     cached_block_ids: tuple[BlockId, ...] = ()
     other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
+    zero: Seconds | msgspec.UnsetType = msgspec.UNSET
     _mappings = ("other_tables", "block_tables", "num_kv_computed")
 
 
