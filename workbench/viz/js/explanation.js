@@ -18,7 +18,7 @@ export function explanation(view, facts, inspector) {
 
 const BIGGEST = "Red is the largest part of the whole time that is not the request's own computation or idle time.";
 
-/** The pattern of a cause, the same in all cards, and its colour: red for the biggest avoidable part of the whole time. */
+/** The pattern of a cause, the same in all cards, and its colour: red for the biggest part that could be avoided. */
 function markOf({ kind, is_own: isOwn, mark: [pattern, weave] }, biggest) {
   const colour = isOwn ? "own" : kind === biggest ? "biggest" : "other";
   return { "data-kind": colour, "data-pattern": pattern, "data-weave": weave };
