@@ -58,7 +58,7 @@ export function rowButton(...content) {
  * A table with a header row; cells are text.
  * @param {string[]} headings
  * @param {any[]} rows Lists of cells, or objects with such a list as `cells`.
- * @param {{ caption?: string, onclick?: (row: any) => void }} options With `onclick`, rows react to clicks, and begin with a button.
+ * @param {{ caption?: string, onclick?: (row: any) => void }} options With `onclick`, rows begin with a button.
  */
 export function table(headings, rows, { caption, onclick } = {}) {
   const body = h("tbody");

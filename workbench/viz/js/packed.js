@@ -28,7 +28,7 @@ const LEFT = 84, RIGHT = 16;
 /** Two ribbons of query rows, one to scale and one readable, and below them a row for each sequence. */
 const RIBBON = 20, TRUE_Y = 14, READABLE_Y = 62, ROWS_Y = 128;
 
-/** Share of the width that labels of the rows may take; with less room they say less, and the shortest may take more. */
+/** Share of the width for the labels of the rows; with less room they say less, and the shortest may take more. */
 const LABELS = 0.45, SHORTEST = 0.6;
 
 export class PackedPanel extends CanvasPanel {
