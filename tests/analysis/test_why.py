@@ -494,6 +494,7 @@ def test_the_file_of_a_part_of_a_servers_recording_does_not_say_that_it_died(tmp
     for part, is_followed in ((whole[169:274], True), (whole[:200], True), (whole[300:], False)):
         part.save(tmp_path / "part.jsonl")
         loaded = Trace.load(tmp_path / "part.jsonl")
-        assert loaded.end == ("max_steps" if is_followed else whole.end)
+        assert loaded.end == ("part" if is_followed else whole.end)
+        assert ("a part of a longer run" in repr(loaded)) == is_followed
         assert loaded.why().verdict == part.why().verdict != "ended"
         assert [each.request_id for each in loaded.why().waiters] == [each.request_id for each in part.why().waiters]

@@ -85,8 +85,8 @@ def test_fish_completes_the_line(folder):
     offered = [line.partition("\t")[0] for line in finished.stdout.splitlines()]
     assert offered == [
         *("completion", "explain", "a-run.jsonl.gz", "first", "x$(touch planted)", "e2e"),
-        *("enable_prefix_caching=", "enable_prefix_caching=true", "policy=fcfs,priority", "int8_per_token_head"),
-        "--force",
+        *("enable_prefix_caching=", "enable_prefix_caching=true", "policy=fcfs,priority", "tpot_mean="),
+        *("int8_per_token_head", "--force"),
     ]
 
 

@@ -393,6 +393,17 @@ def test_a_recording_is_opened_forked_explained_and_closed(tmp_path, ending):
     assert run(session)[0]["summary"]["num_steps"] == len(simulate(PRESETS["chunked"].workload))
 
 
+def test_a_part_of_a_recording_says_that_it_is_one_and_that_it_cannot_be_simulated(tmp_path):
+    trace, session = random_trace(3), Session()
+    for part, first in ((trace[2:5], 2), (trace[:5], 0)):
+        part.save(tmp_path / "part.jsonl")
+        facts, _ = ask(session, "open", (tmp_path / "part.jsonl").read_bytes(), name="part")
+        assert facts["end"] == "part"
+        changed, _ = ask(session, "run", workload="{}", config=facts["config"] | {"max_num_batched_tokens": 7})
+        assert ("error" in changed) == bool(facts["refusal"]) == bool(first), "a refusal comes before anything is moved"
+        assert not first or changed["error"].startswith(facts["refusal"])
+
+
 def test_the_numbers_of_two_runs_have_one_unit():
     """A recording in seconds and its fork, whose times cannot be predicted: both are in steps."""
     recording = ROOT / "notebooks/data/vllm_served.jsonl.gz"

@@ -303,7 +303,7 @@ def test_other_arrivals_are_noted():
     found = compare(
         simulate(WORKLOAD), simulate({**WORKLOAD, "requests": [first, *others[:-1], {**others[-1], "arrival_step": 9}]})
     )
-    assert found.notes[0].startswith("late arrives in different steps: ") and "1 requests" not in str(found)
+    assert found.notes[0].startswith("request late arrives in different steps: ") and "1 requests" not in str(found)
     two = {"requests": WORKLOAD["requests"][:2]}
     config = {**WORKLOAD["config"], "max_num_batched_tokens": 200}
     slower = compare(*(simulate(two, config=config | {"num_blocks": blocks}) for blocks in (60, 27)))

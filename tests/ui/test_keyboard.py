@@ -38,3 +38,24 @@ def test_a_control_without_a_stop_is_noticed(page_of, long_trace):
         root.prepend(planted);
     }""")
     assert [html.partition(">")[0] for html in unreached(page.page)] == ['<button tabindex="-1"']
+
+
+def test_rows_that_react_to_clicks_react_to_the_keyboard(page_of, long_trace):
+    page = page_of(long_trace)
+    page.view("view.show('scheduler')")
+    page.view("view.cursor.seek(view.cursor.last)")
+    page.frame()
+    events = page.root.locator("[data-panel=events] tbody")
+    steps = [event.step for step in long_trace for event in step.events if event.kind != "arrive"][::-1]
+    buttons = events.get_by_role("button")
+    assert buttons.count() == events.locator("tr").count() == min(300, len(steps))
+    for place in (7, 3):
+        at = steps.index(next(step for step in steps[place:] if step != steps[0]))
+        buttons.nth(at).focus()
+        page.page.keyboard.press("Enter")
+        page.frame()
+        assert page.view("view.cursor.step") == steps[at]
+        assert events.evaluate("(rows) => rows.contains(rows.getRootNode().activeElement)"), "the next key is heard"
+        steps = [step for step in steps if step <= steps[at]]
+    rows = page.root.locator(".wb-table tbody tr:visible").filter(has=page.page.locator(".wb-link"))
+    assert rows.count() and page.root.locator("tr[tabindex]").count() == 0

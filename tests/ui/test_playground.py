@@ -768,6 +768,38 @@ def test_a_damaged_link_says_so_and_the_page_works(open_playground, damage):
     assert page.decodes() == decodes_of(simulate(PRESETS["chunked"].workload))
 
 
+def test_a_link_to_a_part_says_so_and_offers_no_other_settings(open_playground):
+    trace = random_trace(3)
+    page = open_playground("#" + trace[2:6].to_link().partition("#")[2])
+    controls = page.page.locator("#changes input, #changes select")
+    assert page.decodes() == decodes_of(trace[2:6])
+    assert "This is a part of a longer run." in page.text("numbers")
+    assert "runs from step 0" in page.text("recording-hint") and "steps 2 to 5" in page.text("recording-hint")
+    assert controls.count() > 5 and all(control.is_disabled() for control in controls.all())
+    page.page.click("#close-recording")
+    page.settle()
+    assert page.page.get_by_role("slider", name="Token budget").is_enabled() and "part of" not in page.text("numbers")
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_the_page_takes_the_theme_that_its_dashboard_is_given(open_playground, system):
+    page = open_playground(color_scheme=system)
+
+    def colours():
+        return page.page.evaluate(
+            "() => [document.body, document.getElementById('view').shadowRoot.querySelector('.wb-root')]"
+            ".map((element) => getComputedStyle(element).backgroundColor).map((colour) => "
+            "colour.match(/\\d+/g).slice(0, 3).reduce((sum, one) => sum + Number(one), 0) < 380 ? 'dark' : 'light')"
+        )
+
+    button = page.page.get_by_role("button", name="Switch between light and dark")
+    other = {"light": "dark", "dark": "light"}[system]
+    assert colours() == [system] * 2
+    for expected in (other, system):
+        button.click()
+        assert colours() == [expected] * 2
+
+
 def test_a_link_to_settings_keeps_the_step_at_the_cursor(open_playground):
     page = open_playground("#preset=bursts&max_num_seqs=4")
     view = "document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench"

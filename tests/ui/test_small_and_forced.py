@@ -1,5 +1,7 @@
 """Pages at the width of a small phone, with the system's colours, and with the finger."""
 
+from itertools import pairwise
+
 import pytest
 
 from workbench import simulate
@@ -125,3 +127,59 @@ def test_forced_colours_show_the_cursor_and_the_newest_token(open_page, long_nam
     assert (edge if frame else fill) not in (background, "rgba(0, 0, 0, 0)")
     newest = page.root.locator(".wb-output .wb-now").first
     assert newest.evaluate(style)[2] == "solid"
+
+
+LINES = """(cells) => cells.map((cell) => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size;
+})"""
+
+
+@pytest.fixture
+def long_prompts(tmp_path):
+    """A page of two runs with long contexts and requests that find a part of their prompts in the prefix cache."""
+    same = {"len": 1040, "seed": "same"}
+    requests = [
+        {"id": f"req-{n:02}", "prompt": {"parts": [same, {"len": 30 + n, "seed": n}]}, "max_tokens": 9}
+        for n in range(4)
+    ]
+    costs = CostModel(fixed=0.00876, per_prefill_token=1e-4)
+    runs = [
+        simulate(
+            {"config": {"max_num_batched_tokens": budget, "num_blocks": 400}, "requests": requests}, cost_model=costs
+        )
+        for budget in (512, 256)
+    ]
+    to_html(runs[0], tmp_path / "page.html", other=runs[1])
+    return f"file://{tmp_path}/page.html#all"
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_has_room_for_bars_labels_reasons_and_values(open_page, long_prompts, width):
+    page = open_page(long_prompts, width=width)
+    page.wait("view.store.numSteps > 8 && view.comparing")
+    page.frame()
+    page.page.evaluate(TEXTS)
+    for step in range(page.view("view.store.numSteps")):
+        page.view("view.cursor.seek(argument)", step)
+        page.frame()
+        page.page.evaluate("() => { wbTexts.length = 0; }")
+        page.view("view.panels.forEach((panel) => { panel.visible = true; panel.redraw?.(); })")
+        page.frame()
+        bars, space = page.view("((p) => [p.kvScale(p.kvMost) - 84, p.width - 100])(view.panel('packed'))")
+        assert bars >= 0.4 * space
+        at = page.view("((p) => p.rowY(p.chunks.length) + 10)(view.panel('packed'))")
+        texts = {(x, end) for panel, words, x, end, y, _ in page.page.evaluate("wbTexts")
+                 if panel == "packed" and abs(y - at) < 1 and words[0].isdigit()}  # fmt: skip
+        labels = sorted(texts)
+        assert len(labels) > 1 and all(a[1] + 4 <= b[0] for a, b in pairwise(labels))
+    events = page.root.locator(".wb-events")
+    why = events.locator("tbody tr").first.locator("td").last.bounding_box()["width"]
+    assert why >= 0.4 * events.bounding_box()["width"]
+    page.view("view.cursor.seek(2)")
+    page.frame()
+    follow = page.root.get_by_text("Go to end")
+    assert follow.count() == 1 and not follow.is_visible(), "it is the end of the slider"
+    values = page.root.locator("[data-panel=compare] .wb-measures td:nth-child(2)").evaluate_all(LINES)
+    assert values and set(values) == {1}, "a value stands beside its unit"

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from workbench import simulate
 from workbench.simulation.costs.cost_model import CostModel
@@ -114,3 +115,43 @@ def test_a_teacher_sees_no_answer_to_another_change(open_page, serve, monkeypatc
     dialog.get_by_label("max_num_seqs").fill("2")
     run.click()
     verdict.get_by_text("num_blocks=3 is too small").wait_for()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_box_leaves_its_answer_in_sight(open_page, serve, width):
+    """It covered the numbers of the comparison, and all of it on a phone."""
+    trace = recording()
+    page, dialog = opened(open_page, serve(trace), trace, width=width)
+    dialog.get_by_role("slider", name="seats").press("ArrowLeft")
+    page.wait("view.comparing")
+    page.frame()
+    numbers = page.root.locator("[data-panel=compare] .wb-measures table").bounding_box()
+    if width == 390:
+        assert dialog.is_hidden()
+    else:
+        box = dialog.bounding_box()
+        assert box["x"] >= numbers["x"] + numbers["width"] and box["x"] + box["width"] <= width
+        assert dialog.locator(".wb-measures").is_hidden() and dialog.locator(".wb-verdict").text_content()
+        page.root.press("Escape")
+    page.root.get_by_role("button", name="What if").click()
+    assert dialog.get_by_label("max_num_seqs").input_value() == "3"
+    page.frame()
+    assert dialog.is_visible(), "one click brings it back"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_answer_below_the_window_is_scrolled_to(open_page, serve, width):
+    trace = recording()
+    trace.meta = replace(trace.meta, source="vllm 0.33.0")
+    page, dialog = opened(open_page, serve(trace), trace, width=width, height=600)
+    page.view("view.show('incident')")
+    dialog.get_by_label("max_num_seqs").fill("2")
+    answered(page, max_num_seqs=2)
+    page.root.press("Escape")
+    top = "view.panel('compare').element.getBoundingClientRect().top"
+    page.view("scrollTo(0, 0)")
+    assert page.view(f"{top} > innerHeight"), "a control: it is below the window"
+    page.root.get_by_role("button", name="What if").click()
+    dialog.get_by_label("max_num_seqs").fill("3")
+    answered(page, max_num_seqs=3)
+    page.wait(f"{top} >= 0 && {top} < innerHeight / 2")

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from workbench import Trace, simulate
+from workbench.analysis.causes import IDLE, KINDS
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.viz import export_html
+from workbench.viz.layout.explanation import MARKS
 
 
 def test_the_drawer_splits_a_request_into_causes_whose_culprits_are_links(open_page, serve):
@@ -63,11 +65,12 @@ def test_the_drawer_names_the_adapter_of_a_request(page_of):
 
 
 def test_each_cause_has_a_mark_of_its_own_in_all_bars(page_of, long_trace):
+    """All of them look different, and those that are not red look the same in every card."""
     page = page_of(long_trace)
     parts = [
-        {"cause": name, "kind": name, "amount": "1 s", "share": 0.2, "is_own": own, "is_listed": True,
-         "culprits": [], "tokens": [], "more": 0, "first": 0, "last": 0}
-        for name, own in (("a", True), ("b", False), ("c", False), ("d", True), ("e", False), ("f", False))
+        {"cause": kind, "kind": kind, "amount": "1 s", "share": 0.02, "is_own": kind in ("own", *IDLE),
+         "is_listed": True, "culprits": [], "tokens": [], "more": 0, "first": 0, "last": 0, "mark": MARKS[kind]}
+        for kind in KINDS
     ]  # fmt: skip
     answer = {
         "request": page.view("view.store.requests[0].id"),
@@ -76,14 +79,27 @@ def test_each_cause_has_a_mark_of_its_own_in_all_bars(page_of, long_trace):
             {"name": "first token", "total": "1 s", "parts": parts[::-1]},
         ],
     }
-    page.view("(view.status = {...view.status, explanations: {[argument.request]: argument}}, null)", answer)
+    few = [part for part in parts if part["kind"] in ("before_part", "stall", "seats", "own")][::-1]
+    other = {"request": page.view("view.store.requests[1].id"), "spans": [{"name": "w", "total": "1 s", "parts": few}]}
+    answers = {each["request"]: each for each in (answer, other)}
+    page.view("(view.status = {...view.status, explanations: argument}, null)", answers)
     page.view("view.inspector.pin({ kind: 'request', request: 0 })")
     page.frame()
-    looks = "(all) => all.map((e) => { const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage; })"
+    assert "Red is the largest part" in page.root.locator(".wb-why .wb-hint").text_content()
+    parts_of_look = "[s.backgroundColor, s.backgroundImage, s.backgroundSize].join()"
+    looks = f"(all) => all.map((e) => getComputedStyle(e)).map((s) => {parts_of_look})"
     for marks in (".wb-bar-of-parts i", ".wb-part"):
         found = page.root.locator(f".wb-why {marks}").evaluate_all(looks)
-        assert len(found) == 12 and len(set(found)) == 6, marks
-        assert found[:6] == found[:5:-1], f"{marks}: a cause looks the same in both"
+        count = len(KINDS)
+        assert len(found) == 2 * count and len(set(found)) == count, marks
+        assert found[:count] == found[: count - 1 : -1], f"{marks}: a cause looks the same in both"
+    page.view("view.inspector.pin({ kind: 'request', request: 1 })")
+    page.frame()
+    again = dict(zip([part["kind"] for part in few], page.root.locator(".wb-why .wb-part").evaluate_all(looks)))
+    assert [again[kind] for kind in ("before_part", "own")] == [
+        found[KINDS.index(kind)] for kind in ("before_part", "own")
+    ]
+    assert again["stall"] == found[KINDS.index("stall")] and again["seats"] != found[KINDS.index("seats")], "one is red"
 
 
 AT_CLOSE = """(root) => {

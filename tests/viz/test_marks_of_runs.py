@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from functools import cache
 from itertools import pairwise
 
@@ -120,6 +121,34 @@ def test_labels_of_an_axis_leave_each_other_room(deno_page, width):
     assert len(labels) > 3
     for (at, _, words), (following, *_) in pairwise(labels):
         assert at + 6 * len(words) <= following
+
+
+@pytest.mark.parametrize("count", [24, 25])
+def test_compare_says_which_requests_it_draws(deno_page, count):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 3, "arrival_step": n} for n in range(count)]
+    deno_page.open(*(simulate({"config": {"max_num_batched_tokens": n}, "requests": requests}) for n in (64, 32)))
+    assert len(deno_page("(page.frame(), view.panel('compare').rows)")) == 24
+    hint = deno_page("view.panel('compare').hintElement.textContent")
+    assert ("the 24 of 25 requests with the largest changes" in hint) == (count == 25)
+
+
+def test_two_parts_with_other_requests_are_named(deno_page):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20}, "max_tokens": 9, "arrival_step": 3 * n} for n in range(9)]
+    first, second = (
+        simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests}) for budget in (64, 8)
+    )
+    a, b = first[10:20], second[15:30]
+    assert set(a.requests) != set(b.requests)
+    for page_a, page_b, held in (
+        (a, b, ("steps 10 to 19 of this run", "steps 15 to 29 of the other run")),
+        (first, second, ("this run", "the other run")),
+    ):
+        deno_page.open(page_a, page_b)
+        hint, said = deno_page(
+            "[view.panel('compare').hintElement, view.panel('compare').summary].map((e) => e.textContent)"
+        )
+        assert all(words in hint for words in held) and "what if" not in hint
+        assert ("10 steps" not in said) and ("compare the whole runs" in said) == (page_a is a)
 
 
 @pytest.mark.parametrize("align", ["step", "arrival", "time"])
@@ -789,6 +818,14 @@ def test_requests_that_still_wait_for_their_first_token(deno_page):
     longest = trace[-1].end - min(trace.requests[who].arrival_time for who in ("r2", "r4"))
     (waits,) = [words for words in deno_page("view.panel('incident').words()").split("; ") if "without" in words]
     assert waits.startswith("2 without a first token for up to ") and near(waits.split("up to ")[1], seconds(longest))
+    (first,) = [
+        words for words in deno_page("view.panel('incident').words()").split("; ") if "first token" in words[:11]
+    ]
+    ttft = trace.metrics().summary.ttft
+    assert ttft.num_open == 2 and "p99" in ttft.bounds
+    shown = re.fullmatch(r"first token (≥ )?(.+) \(P50\), (≥ )?(.+) \(P99\)", first)
+    assert [bool(shown[1]), bool(shown[3])] == ["p50" in ttft.bounds, "p99" in ttft.bounds], "one rule everywhere"
+    assert near(shown[2], seconds(ttft.p50)) and near(shown[4], seconds(ttft.p99))
     (left,) = [record.time for record in trace if "r3" in record.aborted]
     until = "view.panel('incident').withoutToken(0, 1e9).find(({ request }) => request.id === 'r3').at"
     assert deno_page(until) == pytest.approx(left, abs=1e-6)

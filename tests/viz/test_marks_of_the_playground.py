@@ -110,10 +110,12 @@ def test_the_numbers_of_the_playground(page, name):
     assert "B has no times" in page(said, both_have | {"other": counted})
     assert "A and B have no times" in page(said, both_have | {"summary": counted, "other": counted})
     assert "can never be scheduled" in page(said, stuck | {"end": "stuck"})
-    assert "stopped after 20,000 steps" in page(said, stuck | {"end": "max_steps"})
-    assert "can never" not in page(said, stuck | {"end": "done"}) and "20,000" not in page(
-        said, stuck | {"end": "done"}
-    )
+    assert f"stopped after {len(first):,} steps" in page(said, stuck | {"end": "max_steps"})
+    assert f"stopped after {len(second):,} steps" in page(said, both_have | {"other": summaries[1], "end": "max_steps"})
+    part, done = page(said, stuck | {"end": "part"}), page(said, stuck | {"end": "done"})
+    assert "a part of a longer run" in part
+    assert not any(words in text for words in ("can never", "stopped") for text in (part, done))
+    assert "a part" not in done
 
 
 def test_the_numbers_of_fleets_have_their_hit_rate_and_the_busiest_replica(page):

@@ -71,6 +71,28 @@ def asked(trace, slo="ttft_p99=1000s"):
     return feed.status()["tuned"]
 
 
+@pytest.mark.parametrize("sigma", [0.05, 4.0])
+def test_which_setting_of_a_part_predicts_the_whole_run_for_the_requests_of_the_part(sigma, tmp_path, capsys):
+    trace = recording(sigma)
+    trace.save(tmp_path / "run.jsonl")
+    part = trace[30:90]
+    found, of_whole = asked(part), asked(trace)
+    if sigma == 4.0:  # counts are of the run
+        assert found["candidates"] == of_whole["candidates"] and found["candidates"]
+        return
+    counted = [name for name in trace.requests if any(name in (*step.running, *step.waiting) for step in part)]
+    assert len(counted) < len(trace.requests)
+    assert any(f"{len(counted)} requests in the chosen part" in note for note in found["notes"])
+    assert not any("in the chosen part" in note for note in of_whole["notes"])
+    begin, end = part[0].time - trace.requests["r0"].arrival_time, part[-1].end - trace.requests["r0"].arrival_time
+    window = ["--from", f"{begin + 1e-6:.7f}s", "--to", f"{end - 1e-6:.7f}s"]
+    assert main(["trace", "tune", str(tmp_path / "run.jsonl"), "--slo", "ttft_p99=1000s", *window]) == 0
+    told = capsys.readouterr().out
+    recorded = next(row for row in found["candidates"] if row["setting"] == "as recorded, predicted")
+    assert recorded["values"]["ttft_p99"].split(" ")[0] in told
+    assert recorded not in of_whole["candidates"]
+
+
 @pytest.mark.parametrize("sigma", GRADES)
 def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
     trace, grade = recording(sigma), GRADES[sigma]

@@ -2,6 +2,7 @@
 
 import re
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from painted import Marks, close
@@ -165,3 +166,18 @@ def test_a_trace_that_begins_later_counts_from_its_first_step():
         later.add_request(info)
     assert run_zero(later) == 0.0
     assert run_zero(trace[5:]) == 18.0
+
+
+@pytest.mark.parametrize("late", [0.0, 18.0])
+def test_a_saved_part_keeps_the_zero_of_its_run(deno_page, late, tmp_path):
+    """One slice was 1.07 s to 1.92 s on its page, and 0 s to 0.85 s in the page of its file."""
+    part = recorded(late, wait=0.3)[9:20]
+    part.save(tmp_path / "part.jsonl.gz")
+    loaded = Trace.load(tmp_path / "part.jsonl.gz")
+    again = Trace.load(tmp_path / "part.jsonl.gz")[3:]
+    assert run_zero(loaded) == run_zero(again) == late and part[0].time > late
+    assert everything_said(deno_page, loaded) == everything_said(deno_page, part)
+    early, whole = recorded(0.0), recorded(0.0)[:9]
+    assert run_zero(whole) == 0.0 and early[9:].keyframe.zero == 0.0
+    counted = simulate({"requests": [{"id": "r", "prompt": {"len": 9}, "max_tokens": 6}]})
+    assert counted[3:].keyframe.zero is msgspec.UNSET, "it has no clock"

@@ -96,14 +96,15 @@ class _Stretch(NamedTuple):
 class Explainer:
     """Explains the requests of one trace.
 
-    The durations of a slice's steps are judged, and divided, by the fit of the whole trace.
+    The requests and latencies are those of the trace. The causes of a slice's are found in all steps of its run up to
+    its last one, and the durations of steps are judged, and divided, by the fit of the whole run.
 
     Args:
         trace: The trace.
         cost_model: Divides steps between the requests in them; None to fit it, or to divide by tokens.
 
     Attributes:
-        stalls: The stalls of the trace, by their steps.
+        stalls: The stalls of the run up to the end of the trace, by their steps.
         slow: Its other slow steps, likewise.
         unit: "s", or "steps" if the trace has no clock.
     """
@@ -119,12 +120,14 @@ class Explainer:
             if len(compared.steps) >= MIN_STEPS:
                 self._fit = Fit(compared.steps, 1, compared.stalled)
         self._past: Past | None = None  # read when a simulation asks for it
-        self._run: RecordedRun | None = None
-        self.stalls = {stall.step: stall for stall in stalls(trace)} if self.unit == "s" else {}
-        late = slow_steps(trace) if self.unit == "s" else ()
+        self._recorded: RecordedRun | None = None
+        self._run = run = trace.whole[: trace.offset + len(trace)] if trace.offset else trace
+        self.stalls = {stall.step: stall for stall in stalls(run)} if self.unit == "s" else {}
+        late = slow_steps(run) if self.unit == "s" else ()
         self.slow = {step.step: step for step in late if step.step not in self.stalls}
-        self._records = tuple(trace)  # those that the metrics are of: the trace may grow
-        self._ends = {step: trace[step - trace[0].step].end for step in (*self.stalls, *self.slow)}
+        self._records = tuple(run)  # those that the metrics are of: the trace may grow
+        self._first_step = self._records[0].step if self._records else 0
+        self._ends = {step: self._record(step).end for step in (*self.stalls, *self.slow)}
 
     @cached_property
     def _fitted(self) -> tuple[CostModel | None, FitReport | None, str]:
@@ -146,6 +149,10 @@ class Explainer:
         """Why no cost model could be fitted; "" if one was, or was given."""
         return "" if self._fit is None or self._fit.holds else self._fitted[2]
 
+    def _record(self, step: int) -> StepRecord:
+        """The record of a step."""
+        return self._records[step - self._first_step]
+
     @cached_property
     def _shares(self) -> StepCost:
         return self.model or CostModel(per_prefill_token=1.0, per_sequence=1.0)
@@ -161,14 +168,14 @@ class Explainer:
     @cached_property
     def _states(self) -> dict[str, _States]:
         states = _States.of_all(self._records, self.metrics.requests.values())
-        for request_id, step in preempted_before(self.trace).items():
-            states[request_id].preempted_at.append(BEFORE if step is None else step)
+        for request_id in preempted_before(self._run):
+            if request_id in states:
+                states[request_id].preempted_at.append(BEFORE)
         return states
 
     def _cut(self) -> Iterator[_Stretch]:
         """The run, cut at the beginnings and ends of its steps, so that no moment is in two pieces."""
-        offset = self.trace.offset
-        previous_end = self.trace.whole[offset - 1].end if offset and self.unit == "s" else 0.0
+        previous_end = 0.0
         for record in self._records:
             if self.unit == "steps":
                 yield _Stretch(float(record.step), float(record.step + 1), record, True)
@@ -243,10 +250,9 @@ class Explainer:
             raise TraceError(f"request {request_id!r} was never computed in this trace: it has no steps")
         last = tokens[0] if is_ttft and tokens else max((end, *tokens[-1:]))
         pieces = tuple(self._gathered(self._states[request_id], arrival, last))
-        first_step = self.trace[0].step if len(self.trace) else 0
         has_ttft, waits = of_request.ttft is not None, of_request.waited is not None
         num_before = self._outputs_before.get(request_id) or 0
-        return Course(request_id, arrival, end, tokens, num_before, has_ttft, waits, pieces, first_step)
+        return Course(request_id, arrival, end, tokens, num_before, has_ttft, waits, pieces, self._first_step)
 
     def _gathered(self, states: _States, begin: float, end: float) -> Iterator[Piece]:
         """The pieces of a request's time that are in a stretch of it."""
@@ -264,15 +270,14 @@ class Explainer:
         """The causes of a stretch of the run for a request, without a stall."""
         record = stretch.record
         if not stretch.is_step:
-            is_first = record.step == self.trace[0].step and not self.trace.offset
+            is_first = record.step == self._first_step
             yield Share(before(record.step) if is_first else Cause("between"), 1.0, {})
             return
         chunk = states.chunks.get(record.step)
         if chunk is not None:
             yield from self._shares_of(chunk, record)
         elif (since := states.preempted_since(record.step)) is not None:
-            whole = self.trace.whole
-            holders = _holders(whole[since - whole[0].step], states.request_id) if since != BEFORE else {}
+            holders = _holders(self._record(since), states.request_id) if since != BEFORE else {}
             yield Share(Cause("preempted"), 1.0, holders)
         elif record.step < states.first_seen:
             yield Share(Cause("in_progress"), 1.0, self._weights(record.chunks))
@@ -338,7 +343,7 @@ class Explainer:
             if self.unit == "s" and self.model is None:
                 return None
             change = self._without(part, request_id)
-            if change is None or (len(self.trace) and self.trace[0].step):
+            if change is None or self._first_step:
                 return None
             words, arguments = change
             # A policy in Python is not in the trace: nothing can be simulated under it, and only its absence is known.
@@ -372,12 +377,12 @@ class Explainer:
     ) -> RequestMetrics | RequestTimes | None:
         """The times of a request in a simulation without some others, or with other settings."""
         if self.unit == "steps" or self.model is None:
-            return metrics(fork(self.trace, without=without, **changes)).requests.get(request_id)
-        if self._past is None or self._run is None:
-            self._past = Past(self.trace)
-            self._run = RecordedRun.of(self.trace, self._past, self.model)
+            return metrics(fork(self._run, without=without, **changes)).requests.get(request_id)
+        if self._past is None or self._recorded is None:
+            self._past = Past(self._run)
+            self._recorded = RecordedRun.of(self._run, self._past, self.model)
         config = self._past.changed(recorded_config(self.trace), changes)
-        return self._run.without(without).times_of(request_id, config)
+        return self._recorded.without(without).times_of(request_id, config)
 
     def _without(self, part: Part, request_id: str) -> tuple[str, dict[str, Any]] | None:
         """The fork without a cause: its words and its arguments."""

@@ -74,11 +74,8 @@ def fork(
     """
     if not isinstance(at_step, int) or not 0 <= at_step <= len(trace):
         raise ValueError(f"at_step must be from 0 to {len(trace)}, the steps of the trace, got {at_step!r}")
-    if len(trace) and trace[0].step:
-        raise ValueError(
-            f"a fork runs from step 0, and this trace has only {trace.steps_in_words}: fork an engine that keeps every "
-            "step (keep_steps=None), or a whole recording"
-        )
+    if problem := why_not_simulated(trace):
+        raise ValueError(f"{problem}: fork an engine that keeps every step (keep_steps=None), or a whole recording")
     cost_model = as_step_cost(cost_model)
     for request_id in without:
         trace.requests[request_id]  # which says what there is instead
@@ -124,6 +121,13 @@ def fork(
 
 
 show_fields(EngineConfig, fork)
+
+
+def why_not_simulated(trace: Trace, name: str = "this trace") -> str:
+    """Why the run of a trace cannot be simulated again, a sentence part; "" if it has its first steps."""
+    if not len(trace) or not trace[0].step:
+        return ""
+    return f"a simulation runs from step 0, and {name} has only {trace.steps_in_words}"
 
 
 def recorded_requests(trace: Trace, *, open_loop: bool = False) -> tuple[list[Arrival], Callable[[Request], int]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from workbench.analysis.apart import Difference, apart
 from workbench.analysis.explain import Explainer, explainer_of
 from workbench.base.text import printable
-from workbench.simulation.costs.stalls import Stall
+from workbench.simulation.costs.stalls import Stall, stalls
 from workbench.trace import Trace
 
 MAX_SLOW = 1000
@@ -88,7 +88,7 @@ def incident(trace: Trace) -> Incident:
         'waiting for the token budget'
     """
     explainer = explainer_of(trace)
-    return Incident(tuple(_slow(explainer)), apart(trace), tuple(explainer.stalls.values()))
+    return Incident(tuple(_slow(explainer)), apart(trace), tuple(stalls(trace) if explainer.unit == "s" else ()))
 
 
 def _slow(explainer: Explainer) -> Iterator[Slow]:

@@ -18,7 +18,7 @@ from typing import Any, Unpack
 
 from workbench.analysis.check import COUNTS, Check
 from workbench.analysis.flags import BY_VLLM_RULES
-from workbench.analysis.fork import Past, fork, recorded_config
+from workbench.analysis.fork import Past, fork, recorded_config, why_not_simulated
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
 from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import Loops
@@ -29,6 +29,7 @@ from workbench.analysis.values import values_of
 from workbench.base.keyword_fields import ConfigChanges
 from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
+from workbench.base.text import counted as counted_words
 from workbench.config import EngineConfig
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.simulation.costs.cost_model import CostModel, as_step_cost, step_costs
@@ -59,6 +60,12 @@ LONGER_STEPS = (
 
 MIN_DRAWS = 3
 """Number of repeated simulations of a long run."""
+
+
+def whose_latencies(num_requests: int) -> str:
+    """The requests that count in a prediction for a part of a run (``counted``), as a sentence part."""
+    whose = counted_words(num_requests, "request")
+    return f"latencies are those of {whose} in the chosen part, their whole time; all else is of the whole run"
 
 
 class Predictor:
@@ -210,8 +217,8 @@ class Predictor:
     @cached_property
     def _run(self) -> RecordedRun:
         """The recorded run, to be simulated again."""
-        if len(self.trace) and self.trace[0].step:
-            raise ValueError(f"a prediction needs the whole run, and this trace has only {self.trace.steps_in_words}")
+        if problem := why_not_simulated(self.trace):
+            raise ValueError(problem)
         return self._run_of(self._past)
 
     def _run_of(self, past: Past) -> RecordedRun:

@@ -120,7 +120,7 @@ def texts_for(source: Any, method: str, argument: str | None = None, begin: str 
     if wanted.name == "request_id" and method:
         return list(source.requests if hasattr(source, "requests") else source.outputs)
     if wanted.name == "slo":
-        return list(find("complete slo")(begin))
+        return list(find("Trace.complete_slo")(begin))
     if wanted.name in _MODELS:
         return _models(begin)
     names = vars(keyword_fields) | vars(sys.modules[function.__module__])

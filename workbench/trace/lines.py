@@ -127,6 +127,8 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
         free_block_ids: The free queue; the first is the next one to be allocated.
         cached_block_ids: Every block whose content is in the prefix cache, owned or free.
         other_tables: The block tables of the KV cache groups after the first, for the same requests.
+        zero: The moment from which the run counts its times (`workbench.trace.run_zero`), in seconds since the start
+            of the trace; unset if it is not known.
     """
 
     step: Count
@@ -135,6 +137,7 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     free_block_ids: tuple[BlockId, ...] = ()
     cached_block_ids: tuple[BlockId, ...] = ()
     other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
+    zero: Seconds | msgspec.UnsetType = msgspec.UNSET
     _mappings = ("other_tables", "block_tables", "num_kv_computed")
 
 
@@ -162,10 +165,10 @@ class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):
     _mappings = ("facts",)
 
 
-TraceEndReason = Literal["", "done", "stuck", "max_steps", "cut"]
+TraceEndReason = Literal["", "done", "stuck", "max_steps", "part", "cut"]
 """The end of a trace: "" while it is live, "done" when every request ended, "stuck" when nothing more could be
-scheduled, "max_steps" when the steps asked for were taken, as in the file of a slice,
-"cut" when its file ends too early, or its run with a fault."""
+scheduled, "max_steps" when the steps asked for were taken, "part" when the run has more steps than the file, which is
+that of a slice, "cut" when its file ends too early, or its run with a fault."""
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):

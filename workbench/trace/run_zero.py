@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
 
@@ -16,7 +18,7 @@ def run_zero(trace: Trace) -> float:
     """The first arrival of a run, in seconds since the start of the trace.
 
     It is the first step if no arrival before it is known, or if earlier steps are missing. A part of a trace has the
-    zero of the whole.
+    zero of the whole, also in a file.
 
     Example:
         >>> from workbench import simulate
@@ -27,8 +29,16 @@ def run_zero(trace: Trace) -> float:
     whole = trace.whole
     if not len(whole) or whole[-1].end <= 0:
         return 0.0
+    if (kept := kept_zero(whole)) is not None:
+        return kept
     arrivals = [] if whole[0].step else [info.arrival_time for info in whole.requests.values()]
     return min([whole[0].time, *arrivals])
+
+
+def kept_zero(trace: Trace) -> float | None:
+    """The zero that came with a trace which begins in the middle of a run; None without one."""
+    keyframe = trace.keyframe
+    return None if keyframe is None or keyframe.zero is msgspec.UNSET else keyframe.zero
 
 
 def clock_starts(traces: Mapping[Name, Trace]) -> dict[Name, float]:

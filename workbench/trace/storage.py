@@ -78,7 +78,7 @@ def save(trace: Stored, path: str | os.PathLike[str], *, progress: bool) -> None
 
 def _end_of(trace: Stored) -> TraceEndReason:
     """The end that a file of the trace states."""
-    return trace.end or ("max_steps" if trace.is_followed else "")
+    return trace.end or ("part" if trace.is_followed else "")
 
 
 def lines_of(trace: Stored) -> Iterator[TraceLine]:

@@ -47,7 +47,7 @@ class Trace:
         kv_cache_groups: Its KV cache groups; one of full attention unless the configuration says otherwise.
         num_blocks: KV blocks of the pool, block 0 included; None if the configuration does not say.
         offset: Number of steps of the whole trace before the first of a slice.
-        end: "" while more steps may come, else "done", "stuck", "max_steps" or "cut".
+        end: "" while more steps may come, else "done", "stuck", "max_steps", "part" or "cut".
         clock_drift: Seconds that the wall clock gained on the clock of the steps up to the last one; unset if it is not
             known.
         has_ended: Its file has an end line: nothing more is written to it, whatever became of the requests.
@@ -235,6 +235,11 @@ class Trace:
     def is_followed(self) -> bool:
         """Whether it is a slice behind whose last step the run has more steps."""
         return self.offset + len(self) < len(self.whole)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the run has steps before the first one of the trace, or behind its last one."""
+        return self.is_followed or self.end == "part" or (len(self) > 0 and self[0].step > 0)
 
     def _check_whole(self) -> None:
         if self._slice_of is not None:
@@ -445,7 +450,7 @@ class Trace:
         }
 
     def __str__(self) -> str:
-        ended = {"": "", "done": ", done"}.get(self.end, f", ended: {self.end}")
+        ended = {"": "", "done": ", done", "part": ", a part of a longer run"}.get(self.end, f", ended: {self.end}")
         tokens = sum(record.num_tokens for record in tuple(self._steps))
         return (
             f"{printable(self.meta.source)}: {self.steps_in_words}, {counted(len(self.requests), 'request')}, "

@@ -40,8 +40,8 @@ from workbench.viz.visible_step import VisibleStep
 
 log = logging.getLogger("workbench")
 
-ABILITIES = ("breakpoints", "step_into", "fork", "capture", "shadow", "kernel_run")
-"""Optional attributes of a controller."""
+ABILITIES = ("breakpoints", "step_into", "capture", "shadow", "kernel_run")
+"""Optional attributes of a controller that a view may use; `fork` is another one."""
 
 RIGHTS = {"control": "start", "ask": "add_request", "foresee": "fork"}
 """Rights of a page, each by a command that it allows; a class may refuse them."""
@@ -247,7 +247,7 @@ class Feed:
                 "message": self._message,
                 "kind": self._kind,
                 "handled": self._handled,
-                "can": ["fork"] if self._can_simulate() else [],
+                "can": self._simulations(),
                 **self._answers(),
             }
         if (row := self._visible.follow()) is not None:
@@ -259,7 +259,7 @@ class Feed:
             "message": self._message,
             "kind": self._kind,
             "handled": self._handled,
-            "can": ["save_html", *(name for name in ABILITIES if hasattr(self.controller, name))],
+            "can": ["save_html", *filter(self._has, ABILITIES), *self._simulations()],
             "chat": self._has_chat_template(),
             "asked": list(self._asked.items()),
             **self._visible.status(),
@@ -466,12 +466,26 @@ class Feed:
             self._not_simulated = {"at_step": at_step, "changes": changes, "reason": _words_of(problem)}
             raise
 
-    def _can_simulate(self) -> bool:
-        """Whether a recording has all its steps, and its view no other run beside it that a person has chosen."""
-        return not _first_step(self._newest_trace()) and (self._other is None or self._fork_facts is not None)
+    def _has(self, ability: str) -> bool:
+        return hasattr(self.controller, ability)
 
-    def _fork(self) -> Callable[..., Trace]:
-        """The function that simulates the run under another configuration: its engine's, or that for recordings."""
+    def _simulations(self) -> list[str]:
+        """What the view may ask for: "fork" for *What if* about the steps on display, "tune" for *Which setting?*.
+
+        A simulation begins at step 0, so "fork" needs the first steps on display, and no other run beside them that a
+        person has chosen. "tune" predicts the whole run for the requests on display.
+        """
+        trace = self._newest_trace()
+        is_alone = self._other is None or self._fork_facts is not None
+        forks = not _first_step(trace) and (is_alone if self.controller is None else self._has("fork"))
+        return [*(["fork"] if forks else []), *(["tune"] if not _first_step(trace.whole) else [])]
+
+    def _fork(self, *, is_whole: bool = False) -> Callable[..., Trace]:
+        """The function that simulates the run under another configuration: its engine's, or that for recordings.
+
+        Args:
+            is_whole: Simulate the run from which the steps on display were taken.
+        """
         if self.controller is not None:
             method: Callable[..., Trace] = self._engine("fork").fork
             return method
@@ -479,7 +493,8 @@ class Feed:
         def fork(**values: Any) -> Trace:
             from workbench.analysis.fork import fork as fork_recording
 
-            return fork_recording(self._newest_trace(), **values)
+            trace = self._newest_trace()
+            return fork_recording(trace.whole if is_whole else trace, **values)
 
         return fork
 
@@ -547,17 +562,25 @@ class Feed:
             return is_more
 
     def _do_tune(self, slo: str) -> None:
-        can_count = self.controller is None or hasattr(self.controller, "fork")
-        fork = self._fork() if can_count else None
+        can_count = self.controller is None or self._has("fork")
+        fork = self._fork(is_whole=True) if can_count else None
         self._tuned = None
 
         def tune() -> None:
+            from workbench.analysis.predict import Predictor, whose_latencies
             from workbench.analysis.tune import tune as tune_run
             from workbench.simulation.costs.fit import NoSeconds
 
             self._tuning, self._ends_tuning = [0, 0], False
+            trace = self._newest_trace()
+            is_part = len(trace) < len(trace.whole)
             try:
-                self._tuned = tuning_facts(tune_run(self._newest_trace(), slo, tell=self._tell_tuning))
+                predictor = Predictor(trace.whole, counted=trace.requests, rough=True) if is_part else None
+                tuned = tuning_facts(tune_run(trace.whole, slo, predictor=predictor, tell=self._tell_tuning))
+                if is_part:
+                    words = whose_latencies(len(trace.requests))
+                    tuned["notes"].insert(0, f"{words[0].upper()}{words[1:]}.")
+                self._tuned = tuned
             except KeyboardInterrupt:
                 self._tuned = {"verdict": "Cancelled.", "candidates": [], "notes": []}
             except NoSeconds as problem:
@@ -571,7 +594,7 @@ class Feed:
 
     def _tuned_in_steps(self, reason: str, fork: Callable[..., Trace] | None) -> dict[str, Any]:
         """Other settings in steps and KV blocks, as seconds cannot be predicted."""
-        trace = self._newest_trace()
+        trace = self._newest_trace().whole
         if fork is None or _first_step(trace):
             return {"verdict": f"{reason}: {_NO_SETTING}", "candidates": [], "notes": []}
         try:

@@ -116,15 +116,15 @@ def _sides(trace: Trace, routers: Mapping[str, Any], unit: str) -> tuple[FleetRu
     A router that sent all requests to one replica would repeat the run as *What if* predicts it.
     """
     from workbench.analysis.fleet.simulate import run_fleet
-    from workbench.analysis.fork import Past, recorded_config, recorded_requests
+    from workbench.analysis.fork import Past, recorded_config, recorded_requests, why_not_simulated
     from workbench.analysis.predict import comparing
     from workbench.simulation.costs.cost_model import CostModel
     from workbench.viz.changed_run import trust_words, with_work
 
     if not trace.requests:
         raise ValueError("this run has no requests yet: ask the model something first")
-    if len(trace) and trace[0].step:
-        raise ValueError(f"a duel of routers needs every step of the run, and this one has only {trace.steps_in_words}")
+    if problem := why_not_simulated(trace):
+        raise ValueError(problem)
     config, replicas, clock, told = recorded_config(trace), routers["replicas"], "steps", "counted in steps."
     caution = ""
     step_cost: Callable[[], StepCost] = partial(CostModel, fixed=1.0)

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from workbench.analysis.fleet.simulate import FleetRun, run_fleet
-from workbench.analysis.fork import Past, hang_of, max_steps_of, recorded_config
+from workbench.analysis.fork import Past, hang_of, max_steps_of, recorded_config, why_not_simulated
 from workbench.analysis.loops import Loops, find_loops, turns_of
 from workbench.analysis.predict import NUM_DRAWS, Predictor
 from workbench.analysis.rerun import Outcome
@@ -72,8 +72,8 @@ class RanksPredictor(Predictor):
         for name, trace in self.traces.items():
             if recorded_config(trace) != recorded_config(first):
                 raise ValueError(f"{name} was recorded under other settings than {next(iter(traces))}")
-            if len(trace) and trace[0].step:
-                raise ValueError(f"a prediction needs the whole run, and {name} has only {trace.steps_in_words}")
+            if problem := why_not_simulated(trace, name):
+                raise ValueError(problem)
         numbers = Numbers()
         start = min(trace.meta.created for trace in self.traces.values())
         contents = {name: Contents(trace, numbers) for name, trace in self.traces.items()}

@@ -247,11 +247,12 @@ def _measured(path: Path, ignored: Collection[str]) -> dict[str, float] | None:
 
 def _counted(traces: Mapping[str, Trace], options: argparse.Namespace) -> set[str] | None:
     """The requests in the chosen part of the run, whose number is printed; None for all."""
+    from workbench.analysis.predict import whose_latencies
+
     if not has_window(options):
         return None
     counted_ids = {request_id for part in parts_of(traces, options).values() for request_id in part.requests}
-    whose = counted(len(counted_ids), "request")
-    say(f"latencies are those of {whose} in the chosen part, their whole time; all else is of the whole run")
+    say(whose_latencies(len(counted_ids)))
     return counted_ids
 
 

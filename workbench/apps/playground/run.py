@@ -80,7 +80,7 @@ class Run:
     @property
     def end(self) -> str:
         """The first reason for which a replica ended without its requests, or else that of all."""
-        return max((trace.end for trace in self.traces), key=("", "done", "cut", "max_steps", "stuck").index)
+        return max((trace.end for trace in self.traces), key=("", "done", "part", "cut", "max_steps", "stuck").index)
 
     def of(self, request: str) -> Trace:
         """The trace of the replica that a request went to; the first one for an unknown request."""

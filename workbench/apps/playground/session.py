@@ -19,7 +19,7 @@ from pprint import pformat
 from typing import Any, NamedTuple
 
 from workbench.analysis.explain import explain
-from workbench.analysis.fork import fork, recorded_config
+from workbench.analysis.fork import fork, recorded_config, why_not_simulated
 from workbench.apps.playground.run import MAX_STEPS, MOMENTS, Run, first_step, run_of_fleet
 from workbench.base.field_checks import FieldError, choice, integer, json_object
 from workbench.base.text import shown
@@ -160,7 +160,7 @@ class Session:
         return Run((trace,))
 
     def _do_open(self, name: str, content: bytes) -> Answer:
-        """Open a recording; later runs are forks of it."""
+        """Open a recording; later runs are forks of it, unless the answer has a ``refusal``: why there can be none."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / ("recording.jsonl.gz" if content[:2] == b"\x1f\x8b" else "recording.jsonl")
             path.write_bytes(content)
@@ -172,7 +172,7 @@ class Session:
             raise TraceError(f"{name} holds no steps")
         self._recording = self._newest = Run((trace,))
         self._pinned = None
-        return self._answer(recording=name, config=recorded_config(trace).to_dict())
+        return self._answer(recording=name, config=recorded_config(trace).to_dict(), refusal=why_not_simulated(trace))
 
     def _do_close(self) -> Answer:
         """Close the recording."""

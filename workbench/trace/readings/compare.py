@@ -307,7 +307,7 @@ def _notes(a: Trace, b: Trace, matching: Matching) -> list[str]:
         first_a, first_b = moved[0]
         steps = f"{a.requests[first_a].arrival_step} in A, {b.requests[first_b].arrival_step} in B"
         if len(moved) == 1:
-            notes.append(f"{first_a} arrives in different steps: {steps}")
+            notes.append(f"request {first_a} arrives in different steps: {steps}")
         else:
             notes.append(f"{len(moved)} requests arrive in different steps, the first is {first_a}: {steps}")
     changed = [

@@ -49,6 +49,9 @@ def match_requests(a: Trace, b: Trace) -> Matching:
         for name, one, other in (("A", a, b), ("B", b, a))
         if (missing := [request_id for request_id in one.requests if request_id not in other.requests])
     ]
+    if a.is_part or b.is_part:
+        held = f"{a.steps_in_words} of A and {b.steps_in_words} of B"
+        raise TraceError(f"{held} have different requests ({'; '.join(only)}): compare the whole runs")
     raise TraceError(f"the traces hold different requests ({'; '.join(only)}): compare runs of the same workload")
 
 

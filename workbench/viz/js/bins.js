@@ -8,6 +8,16 @@ export function percentile(sorted, percent) {
   return low + (high - low) * (place - index);
 }
 
+/**
+ * The same of times of which some, `open`, have not ended, as text: they count with their length so far, and as they
+ * can only grow, a value that would then be larger is a lower bound. `Distribution` of that file has the same rule.
+ */
+export function boundOf(ended, open, percent, write) {
+  const sorted = [...ended, ...open].sort((a, b) => a - b), value = write(percentile(sorted, percent));
+  const grows = open.length && sorted[Math.ceil(((sorted.length - 1) * percent) / 100)] >= Math.min(...open);
+  return grows ? `≥ ${value}` : value;
+}
+
 /** Number of requests that arrive in each of `count` equal stretches of time. */
 export function arrivalsIn(store, from, to, count) {
   const arrivals = new Array(count).fill(0), width = (to - from) / count;

@@ -3,7 +3,18 @@
 // divergence of the runs. The findings (workbench/trace/readings/compare.py) come with the packet of the second run,
 // and are only drawn here.
 
-import { counted, formatNumber, formatSeconds, h, plain, replace, select, setText, tableHead } from "./dom.js";
+import {
+  counted,
+  formatNumber,
+  formatSeconds,
+  h,
+  plain,
+  replace,
+  rowButton,
+  select,
+  setText,
+  tableHead,
+} from "./dom.js";
 import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
@@ -11,13 +22,20 @@ import { sharedClock } from "./shared_clock.js";
 import { stretchTicks } from "./time_axis.js";
 import { LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
+import { heldOf } from "./words.js";
 
 const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
 
-const READING = "Top: this run (A). Bottom: what if (B)";
+/** The words for two runs, this one and another. */
+const reading = (a, b) => `Top: ${a} (A). Bottom: ${b} (B)`;
+
+const READING = reading("this run", "what if");
+
+/** The words for a run, with the steps of a part. */
+const sideOf = (store, name) => store.isPart ? `${heldOf(store)} of ${name}` : name;
 
 /** The words for two simulated runs. */
-const bothAre = (how) => `Top: this run as it was, ${how} (A). Bottom: what if, ${how} (B)`;
+const bothAre = (how) => reading(`this run as it was, ${how}`, `what if, ${how}`);
 
 const SECOND = "Top: the run that was kept (A), outlined in the timeline. Bottom: the run that is drawn (B)";
 
@@ -67,7 +85,12 @@ export class ComparePanel extends CanvasPanel {
   /** The words for the two runs. */
   get reading() {
     if (this.view.unchanged) return bothAre(this.findings.fork?.predicted ? "predicted" : "simulated to its end");
-    return this.findings.fork ? READING : this.view.drawsSecond ? SECOND : "Top: A. Bottom: B";
+    return this.findings.fork ? READING : this.view.drawsSecond ? SECOND : reading(...this.sides);
+  }
+
+  /** The words for two runs that a person has chosen. */
+  get sides() {
+    return [sideOf(this.stores[0], "this run"), sideOf(this.stores[1], "the other run")];
   }
 
   get findings() {
@@ -129,16 +152,22 @@ export class ComparePanel extends CanvasPanel {
     const rows = this.tokens
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
       : "cells: chunks, lines: waiting";
+    const all = findings.rows.length,
+      few = all > MAX_ROWS ? `; the ${MAX_ROWS} of ${formatNumber(all)} requests with the largest changes` : "";
     const cross = findings.same_tokens === false ? "; × marks the first different token" : "";
     const { clock } = this, leftOut = clock ? clock.stretches(0, clock.end).leftOut : 0;
     const time = leftOut ? `; one time for both, without ${formatSeconds(leftOut)} in which both were idle` : "";
-    setText(this.hintElement, `${this.reading}; ${rows}${cross}${time}`);
+    setText(this.hintElement, `${this.reading}; ${rows}${few}${cross}${time}`);
     this.fillGains();
   }
 
   refuse(reason) {
     this.badge.hidden = false;
     setText(this.badge, "cannot be compared");
+    setText(
+      this.hintElement,
+      this.findings.fork ? READING : this.sides.map((side, i) => `${"AB"[i]}: ${side}`).join(". "),
+    );
     setText(this.summary, reason);
     setText(this.verdict, "");
     this.measures.hidden = true;
@@ -187,7 +216,10 @@ export class ComparePanel extends CanvasPanel {
     const title = "TTFT and recomputed tokens: the mean of the requests. ITL: the mean of all gaps between two tokens";
     const label = countsOnly || !hasNumber(mean?.slice(2, 4) ?? []) ? "mean" : "mean (ITL: of all gaps)";
     replace(this.meanRow, shown.length > 1 && mean ? row(label, label === "mean" ? {} : { title }, mean) : "");
-    replace(this.gainRows, shown.map(([id, ...values]) => row(h("bdi", {}, this.nameOf(id)), select(id), values)));
+    replace(
+      this.gainRows,
+      shown.map(([id, ...values]) => row(rowButton(h("bdi", {}, this.nameOf(id))), select(id), values)),
+    );
   }
 
   /** The name of a request for a reader. */

@@ -193,7 +193,7 @@ export class Controls {
     this.into.hidden = !view.can("step_into");
     this.breakpoints.hidden = !view.can("breakpoints");
     this.fork.hidden = !view.can("fork") || !store.numSteps;
-    this.tune.hidden = !status.explains || !store.timed() || view.predicts || view.gone;
+    this.tune.hidden = !view.can("tune") || !store.timed();
     this.compare.hidden = !view.other || view.predicts;
     const crowded = !this.compare.hidden || view.name.length > LONG_NAME;
     view.root.dataset.acts = this.engine.hidden ? "none" : crowded ? "many" : "few";
@@ -221,6 +221,7 @@ export class Controls {
     if (!this.numbers.hidden) setText(this.numbers, numbersOf(store, cursor.step).join("; "));
     this.phases.update();
     const { classroom } = view, isLed = status.class?.role === "follower";
+    this.follow.classList.toggle("wb-phone-fold", !live && !isLed); // the end of the slider
     this.follow.hidden = !store.numSteps || (isLed ? !classroom.isAway : cursor.follow);
     view.root.dataset.behind = String(!this.follow.hidden);
     setText(this.follow, isLed ? "Back to the teacher" : live ? "Follow" : "Go to end");

@@ -221,8 +221,8 @@ class View {
   }
 
   can(ability) {
-    const own = ability === "fork" || ability === "save_html";
-    if (this.gone || (ability === "fork" && this.predicts)) return false;
+    const simulates = ability === "fork" || ability === "tune", own = simulates || ability === "save_html";
+    if (this.gone || (simulates && this.predicts)) return false;
     return (own || this.may("control")) && (this.status.can || []).includes(ability);
   }
 
@@ -411,6 +411,8 @@ class View {
   nextTheme() {
     this.theme.next();
     this.applyTheme();
+    // A page around the view may follow it.
+    this.root.dispatchEvent(new CustomEvent("wb-theme", { bubbles: true, composed: true, detail: this.theme.name }));
   }
 
   setFilter(filter) {
@@ -476,7 +478,10 @@ class View {
 
   toggleFork() {
     if (this.classroom.hides) return this.say(HIDDEN);
-    if (!this.can("fork")) return this.say(this.live ? NO_FORK : this.status.explains ? NOT_SIMULATED : NO_HOST);
+    if (!this.can("fork")) {
+      if (this.live && !this.store.isPart) return this.say(NO_FORK);
+      return this.say(this.status.explains ? NOT_SIMULATED : NO_HOST);
+    }
     if (!this.store.numSteps) return this.say("There is no step yet to simulate again.");
     if (!close(this.whatIf.element)) this.whatIf.open(this.controls.fork);
   }
@@ -525,14 +530,17 @@ class View {
     // A closed comparison leaves no outlines behind; a view without its panel has them alone.
     this.cursor.beside = (shown || !panel) && !this.comparison?.refused ? this.other : null;
     this.changed("data");
+    this.whatIf.makeRoom();
     if (!shown || !panel || !this.scrolls) return;
-    this.scrolls = false; // the answer has come: a phone has it below its screen, or above
+    this.scrolls = false; // the answer has come: it may be below the window, or above
     this.scrollTo(panel.element);
   }
 
-  /** Bring an element to the top of the window, below the bars that stay there. */
+  /** Bring an element to the top of the window, below the bars that stay there, unless its top is in sight. */
   scrollTo(element) {
     const bars = this.controls.element, covered = getComputedStyle(bars).position === "sticky" ? bars.offsetHeight : 0;
+    const { top } = element.getBoundingClientRect();
+    if (top >= covered && top < innerHeight / 2) return;
     element.style.scrollMarginTop = `${covered}px`;
     requestAnimationFrame(() => element.scrollIntoView({ block: "start" }));
   }

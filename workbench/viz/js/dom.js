@@ -49,21 +49,25 @@ export function tableHead(headings) {
   return h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text))));
 }
 
+/** The content of the first cell of a row that reacts to clicks: a button, by which the keyboard has the row too. */
+export function rowButton(...content) {
+  return h("button", { class: "wb-link", type: "button" }, content);
+}
+
 /**
  * A table with a header row; cells are text.
  * @param {string[]} headings
  * @param {any[]} rows Lists of cells, or objects with such a list as `cells`.
- * @param {{ caption?: string, onclick?: (row: any) => void }} options With `onclick`, rows react to clicks and Enter.
+ * @param {{ caption?: string, onclick?: (row: any) => void }} options With `onclick`, rows begin with a button.
  */
 export function table(headings, rows, { caption, onclick } = {}) {
   const body = h("tbody");
   for (const row of rows) {
-    const onkeydown = (event) => event.key === "Enter" && onclick(row);
-    const tr = h("tr", onclick ? { tabindex: 0, onclick: () => onclick(row), onkeydown } : {});
-    for (const cell of row.cells || row) {
-      tr.append(h("td", typeof cell === "number" ? { class: "wb-number" } : {}, cell));
-    }
-    body.append(tr);
+    const cells = (row.cells || row).map((cell, i) => {
+      const props = typeof cell === "number" ? { class: "wb-number" } : {};
+      return h("td", props, onclick && !i ? rowButton(cell) : cell);
+    });
+    body.append(h("tr", onclick ? { onclick: () => onclick(row) } : {}, cells));
   }
   return h("table", { class: "wb-table" }, caption && h("caption", {}, caption), tableHead(headings), body);
 }

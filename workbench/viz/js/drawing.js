@@ -113,6 +113,12 @@ export function requestLabel(context, theme, request, x, y) {
 }
 
 /** Label whole numbers under an axis that begins with 0; `x` turns a number into a pixel. */
+/** Whole numbers from 0 on for the labels of an axis of some pixels: as many as fit, `most` intervals or fewer. */
+export function ticksIn(context, to, pixels, most) {
+  const wide = textWidth(context, formatNumber(to), SMALL) + TICK_GAP;
+  return ticks(0, to, Math.max(1, Math.min(most, Math.floor(pixels / wide))), true);
+}
+
 export function tickLabels(context, values, x, y, colour) {
   for (const value of values) text(context, formatNumber(value), x(value), y, colour, SMALL, value ? "center" : "left");
 }

@@ -1,6 +1,6 @@
 // Events of the requests, and the scheduler's reasons for them.
 
-import { h, plain, replace, setText, tableHead } from "./dom.js";
+import { h, plain, replace, rowButton, setText, tableHead } from "./dom.js";
 import { Panel } from "./panel.js";
 import { nameOf } from "./request.js";
 
@@ -41,7 +41,9 @@ export class EventsPanel extends Panel {
     const signature = JSON.stringify(shown);
     if (signature === this.signature) return;
     this.signature = signature;
+    const hadFocus = this.rows.contains(this.rows.getRootNode().activeElement);
     replace(this.rows, events.map((event) => this.row(event)));
+    if (hadFocus) this.rows.querySelector("button")?.focus({ preventScroll: true }); // of the step that it went to
   }
 
   row(event) {
@@ -50,7 +52,7 @@ export class EventsPanel extends Panel {
     return h(
       "tr",
       { "data-step": event.step, class: now, onclick: () => cursor.seek(event.step) },
-      h("td", { class: "wb-number" }, this.store.label(event.step)),
+      h("td", { class: "wb-number" }, rowButton(this.store.label(event.step))),
       h("td", {}, h("i", { class: `wb-mark wb-mark-${shape}`, style: `--wb-hue:${colour}` })),
       h("td", {}, event.kind),
       h("td", {}, h("bdi", {}, nameOf(event.request))),

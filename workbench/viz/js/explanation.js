@@ -10,33 +10,28 @@ import { formatNumber, h, plain } from "./dom.js";
  */
 export function explanation(view, facts, inspector) {
   const said = facts.confirmation && h("p", { class: "wb-confirmation" }, facts.confirmation);
-  const marks = marksOf(facts.spans), spans = facts.spans.map((span) => spanOf(view, span, marks, inspector));
-  return h("section", { class: "wb-why" }, said, spans, facts.division && h("p", { class: "wb-hint" }, facts.division));
+  const biggest = facts.spans[0]?.parts.find((part) => !part.is_own)?.kind;
+  const spans = facts.spans.map((span) => spanOf(view, span, (part) => markOf(part, biggest), inspector));
+  const legend = [facts.division, biggest ? BIGGEST : ""].filter(Boolean).join(" ");
+  return h("section", { class: "wb-why" }, said, spans, legend && h("p", { class: "wb-hint" }, legend));
 }
 
-/**
- * The colour and the pattern of each cause, the same in all bars of the card: red for the biggest avoidable part of the
- * whole time; the others share a grey, so each has a pattern.
- * @returns {Map<string, Record<string, string | number>>}
- */
-function marksOf(spans) {
-  const marks = new Map(), biggest = spans[0]?.parts.find((part) => !part.is_own)?.kind, used = { own: 0, other: 0 };
-  for (const { kind, is_own: isOwn } of spans.flatMap(({ parts }) => parts)) {
-    if (marks.has(kind)) continue;
-    const colour = isOwn ? "own" : kind === biggest ? "biggest" : "other";
-    marks.set(kind, { "data-kind": colour, "data-pattern": colour === "biggest" ? 0 : used[colour]++ % 5 });
-  }
-  return marks;
+const BIGGEST = "Red is the largest part of the whole time that is not the request's own computation or idle time.";
+
+/** The pattern of a cause, the same in all cards, and its colour: red for the biggest part that could be avoided. */
+function markOf({ kind, is_own: isOwn, mark: [pattern, weave] }, biggest) {
+  const colour = isOwn ? "own" : kind === biggest ? "biggest" : "other";
+  return { "data-kind": colour, "data-pattern": pattern, "data-weave": weave };
 }
 
-function spanOf(view, { name, total, parts }, marks, inspector) {
+function spanOf(view, { name, total, parts }, markOf, inspector) {
   const widths = parts.map((part) => ({ style: `flex-grow: ${part.share}`, title: wordsOf(part) }));
   const bar = h(
     "div",
     { class: "wb-bar-of-parts", role: "img", "aria-label": parts.map(wordsOf).join("; ") },
-    parts.map((part, i) => h("i", { ...marks.get(part.kind), ...widths[i] })),
+    parts.map((part, i) => h("i", { ...markOf(part), ...widths[i] })),
   );
-  const rows = parts.map((part) => part.is_listed && rowOf(view, part, marks.get(part.kind), inspector));
+  const rows = parts.map((part) => part.is_listed && rowOf(view, part, markOf(part), inspector));
   return [h("h4", {}, `${name}: ${total}`), bar, h("ul", {}, rows)];
 }
 
@@ -55,9 +50,13 @@ function rowOf(view, part, mark, inspector) {
     return [parting, inspector.elementOf({ ...link, words: inside }), words, isIn ? "" : comma];
   });
   const more = part.more ? ` and ${part.more}` : "";
-  const first = view.store.label(0), step = inspector.elementOf(inspector.toStep(part.first - first));
-  const until = part.last > part.first &&
-    [" to ", inspector.elementOf(inspector.toStep(part.last - first, formatNumber(part.last)))];
+  const { store } = view,
+    linked = (label, words) => {
+      const step = label - store.label(0), isHere = step >= 0 && step < store.numSteps;
+      return isHere ? inspector.elementOf(inspector.toStep(step, words)) : words;
+    };
+  const step = linked(part.first, `step ${formatNumber(part.first)}`);
+  const until = part.last > part.first && [" to ", linked(part.last, formatNumber(part.last))];
   return h(
     "li",
     {},

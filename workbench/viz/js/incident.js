@@ -1,7 +1,7 @@
 // A recording as an incident: load, latencies, KV blocks, queue and stalls on one axis of time; above them the whole
 // run, in which a drag chooses a part; below them the slow requests with their causes, and the properties they share.
 
-import { arrivalsIn, binned, percentile } from "./bins.js";
+import { arrivalsIn, binned, boundOf, percentile } from "./bins.js";
 import { counted, formatNumber, formatSeconds, h, plain, replace, setText, table, timeWords } from "./dom.js";
 import { hatch, outlinedText, SMALL, text, textWidth, tickLabel } from "./drawing.js";
 import { box, legendEntry } from "./legend.js";
@@ -330,15 +330,15 @@ export class IncidentPanel extends CanvasPanel {
   words() {
     const { whole } = this.shown,
       [from, to] = this.time(true),
-      latency = (name, sorted) =>
-        sorted.length
-          ? `${name} ${formatSeconds(percentile(sorted, 50))} (P50), ${formatSeconds(percentile(sorted, 99))} (P99)`
-          : "";
+      latency = (name, ended, open = []) => {
+        const [median, most] = [50, 99].map((percent) => boundOf(ended, open, percent, formatSeconds));
+        return ended.length + open.length ? `${name} ${median} (P50), ${most} (P99)` : "";
+      };
     const waits = this.withoutToken(from, to).filter(({ at }) => at === to).map(({ ttft }) => ttft);
     const stalls = this.view.stalls.filter(({ time }) => time >= from && time <= to).length;
     return [
       this.requestWords(whole.arrivals, from, to),
-      latency("first token", whole.first),
+      latency("first token", whole.first, waits),
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,

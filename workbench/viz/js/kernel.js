@@ -1,7 +1,7 @@
 // The attention kernel: what each work item, or each threadgroup of a recorded launch, computes and reads.
 
 import { counted, formatNumber, formatRange, h, plain, select, setText } from "./dom.js";
-import { hatch, MONO, SMALL, text, tickLabels, ticks } from "./drawing.js";
+import { hatch, MONO, SMALL, text, tickLabels, ticksIn } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { askForKernelRun } from "./kernel_page.js";
 import { nameOf } from "./request.js";
@@ -69,7 +69,7 @@ export class KernelPanel extends CanvasPanel {
     setText(this.summary, this.facts().join(". "));
     this.drawHeadings(context, width);
     const bottom = TOP + this.rows.length * this.row;
-    const values = ticks(0, this.most, 6, true);
+    const values = ticksIn(context, this.most, this.x(this.most) - this.x(0), 6);
     context.fillStyle = colours.hairline;
     for (const value of values) context.fillRect(this.x(value), TOP, 1, bottom - TOP);
     tickLabels(context, values, this.x, bottom + 10, colours.muted);

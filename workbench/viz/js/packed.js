@@ -14,7 +14,7 @@ import {
   text,
   textWidth,
   tickLabels,
-  ticks,
+  ticksIn,
 } from "./drawing.js";
 import { readableScale } from "./geometry.js";
 import { box, hatched, legendRow } from "./legend.js";
@@ -28,8 +28,8 @@ const LEFT = 84, RIGHT = 16;
 /** Two ribbons of query rows, one to scale and one readable, and below them a row for each sequence. */
 const RIBBON = 20, TRUE_Y = 14, READABLE_Y = 62, ROWS_Y = 128;
 
-/** Share of the width that labels of the rows may take; with less room they say less. */
-const LABELS = 0.45;
+/** Share of the width for the labels of the rows; with less room they say less, and the shortest may take more. */
+const LABELS = 0.45, SHORTEST = 0.6;
 
 export class PackedPanel extends CanvasPanel {
   constructor(view) {
@@ -50,24 +50,24 @@ export class PackedPanel extends CanvasPanel {
     this.window = store.numSteps ? store.window(cursor.step) : 0;
     this.row = this.chunks.length <= 16 ? 20 : Math.max(7, Math.min(20, 320 / this.chunks.length));
     this.setHeight(ROWS_Y + Math.max(3, this.chunks.length) * this.row + 22);
-    const space = this.width - LEFT - RIGHT, labels = this.layoutLabels(space * LABELS);
+    const space = this.width - LEFT - RIGHT, labels = this.layoutLabels(space);
     this.trueScale = (q) => LEFT + (q / Math.max(this.budget, this.total, 1)) * space;
     this.readable = readableScale(this.chunks.map((chunk) => chunk.n), space, 22);
     this.kvMost = Math.max(16, ...this.chunks.map((chunk) => chunk.end));
     this.kvScale = (kv) => LEFT + (kv / this.kvMost) * (space - labels);
   }
 
-  /** Choose labels that fit into a width; returns the width they take. */
-  layoutLabels(most) {
+  /** Choose labels that leave the bars room; returns the width they take. */
+  layoutLabels(space) {
     const context = this.canvas.getContext("2d");
     const parts = this.chunks.map((chunk) => {
       const drafts = chunk.drafts ? [`${chunk.accepted}/${chunk.drafts} drafts`] : [];
       return [`q${formatRange(chunk.q0, chunk.q1)}`, counted(chunk.n, "row"), kvOf(chunk), ...drafts];
     });
-    for (const first of [0, 1, 2]) {
+    for (const first of [0, 1, 2, 3]) {
       this.labels = parts.map((words) => words.slice(first).join("  "));
       const width = 10 + Math.max(0, ...this.labels.map((label) => textWidth(context, label, MONO)));
-      if (width <= most || first === 2) return width;
+      if (width <= space * (first < 2 ? LABELS : SHORTEST) || first === 3) return width;
     }
   }
 
@@ -102,7 +102,8 @@ export class PackedPanel extends CanvasPanel {
     }
     context.strokeStyle = colours.hairline;
     context.strokeRect(LEFT - 0.5, TRUE_Y - 0.5, right - LEFT, RIBBON + 1);
-    tickLabels(context, ticks(0, Math.max(budget, total), 8, true), this.trueScale, TRUE_Y + RIBBON + 9, colours.muted);
+    const values = ticksIn(context, Math.max(budget, total), right - LEFT, 8);
+    tickLabels(context, values, this.trueScale, TRUE_Y + RIBBON + 9, colours.muted);
   }
 
   drawReadableRibbon(context) {
@@ -155,7 +156,7 @@ export class PackedPanel extends CanvasPanel {
     const { chunks, row } = this, { colours } = this.theme, bottom = this.rowY(chunks.length);
     text(context, "Each sequence against its KV", LEFT, ROWS_Y - 12, colours.text, BOLD);
     this.drawLegend(context, width);
-    const values = ticks(0, this.kvMost, 6, true);
+    const values = ticksIn(context, this.kvMost, this.kvScale(this.kvMost) - LEFT, 6);
     context.fillStyle = colours.hairline;
     for (const value of values) context.fillRect(Math.round(this.kvScale(value)), ROWS_Y, 1, bottom - ROWS_Y + 3);
     tickLabels(context, values, this.kvScale, bottom + 10, colours.muted);

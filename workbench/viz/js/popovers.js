@@ -30,13 +30,14 @@ export function openBelow(element, button) {
   (element.querySelector("input, select, textarea, button") || element).focus({ preventScroll: true });
 }
 
-/** Put an open dialog below its button, on the screen; again whenever its content has grown. */
+/** Put an open dialog below its button or at its side, on the screen; again whenever its content has grown. */
 export function place(element) {
   const frame = element.offsetParent, { opener } = element;
   if (!frame || !opener) return;
   const box = frame.getBoundingClientRect(), at = opener.getBoundingClientRect();
   const most = Math.max(0, box.width - element.offsetWidth - 4), top = at.bottom + 6;
-  element.style.left = `${Math.max(0, Math.min(at.left - box.left, most))}px`;
+  const left = element.dataset.side === "right" ? most : Math.min(at.left - box.left, most);
+  element.style.left = `${Math.max(0, left)}px`;
   element.style.top = `${top - box.top}px`;
   element.style.maxHeight = `${Math.max(160, innerHeight - top - 12)}px`;
 }

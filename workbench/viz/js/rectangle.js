@@ -2,7 +2,7 @@
 // block-diagonal mask cell by cell.
 
 import { counted, formatNumber } from "./dom.js";
-import { fitting, fittingEnd, FONT, MONO, SMALL, text, textWidth, tickLabels, ticks } from "./drawing.js";
+import { fitting, fittingEnd, FONT, MONO, SMALL, text, textWidth, tickLabels, ticksIn } from "./drawing.js";
 import { tileKind } from "./geometry.js";
 import { askForKernelRun } from "./kernel_page.js";
 import { box, LegendLines } from "./legend.js";
@@ -92,7 +92,8 @@ export class RectanglePanel extends CanvasPanel {
     }
     if (this.mode === "one") this.drawOne(context);
     else this.drawBatch(context);
-    tickLabels(context, ticks(0, this.shape[1], 8, true), (k) => LEFT + k * this.dx, height - 12, muted);
+    const columns = ticksIn(context, this.shape[1], this.shape[1] * this.dx, 8);
+    tickLabels(context, columns, (k) => LEFT + k * this.dx, height - 12, muted);
     text(context, "KV column", LEFT - 8, height - 12, muted, SMALL, "right");
   }
 

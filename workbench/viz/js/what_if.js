@@ -92,6 +92,20 @@ export class WhatIf {
     if (this.moved) this.rest();
     else if (!this.refusal) this.update(this.view.comparison || {});
     openBelow(this.element, button);
+    this.makeRoom({ isOpening: true });
+  }
+
+  /**
+   * Leave the comparison in sight: the box moves to the right, beside the numbers, and on a narrow view it closes as
+   * its answer comes, unless a person is typing a number into it.
+   */
+  makeRoom({ isOpening = false } = {}) {
+    const { element, view } = this, isNarrow = view.root.dataset.narrow === "true";
+    element.dataset.side = view.comparing && !isNarrow ? "right" : "";
+    if (element.hidden) return;
+    const types = element.getRootNode().activeElement?.matches("input[type=number]");
+    if (view.comparing && isNarrow && !isOpening && !types) close(element);
+    else place(element);
   }
 
   /** The values of the run. */
@@ -159,7 +173,7 @@ export class WhatIf {
     clearTimeout(this.timer);
     const { store, cursor } = this.view;
     const at = this.from.value === "first" ? 0 : store.label(cursor.step);
-    this.view.simulate(at, this.changes());
+    this.view.simulate(at, this.changes(), { scroll: true });
   }
 
   bet() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workbench.analysis.causes import IDLE, KINDS
 from workbench.trace.readings.metrics import amount
 
 if TYPE_CHECKING:
@@ -14,6 +15,17 @@ MAX_GAPS = 2
 
 MIN_SHARE = 0.005
 """Smaller parts are not listed; the bar still has them."""
+
+NUM_PATTERNS = 6
+"""Number of patterns in ``controls.css``; each is drawn in several weaves."""
+
+_OWN = ("own", *IDLE)
+MARKS = {
+    kind: divmod(place, NUM_PATTERNS)[::-1]
+    for kinds in (_OWN, [kind for kind in KINDS if kind not in _OWN])
+    for place, kind in enumerate(kinds)
+}
+"""The pattern and the weave of each kind of cause: the same in every card. Those of `_OWN` have a light grey."""
 
 
 def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, Any]:
@@ -29,7 +41,7 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
         steps are divided, "" for none. Each part has ``cause``, ``share`` of the span in
         [0, 1], ``amount``, ``culprits`` (request ids), ``tokens`` (words that follow each of them, "" unless they used
         the token budget), ``more`` (words for the others), ``first`` and ``last`` (steps), ``is_own`` (no cause of
-        slowness) and ``is_listed``.
+        slowness), ``is_listed``, and ``mark``, the pattern and the weave of its cause.
     """
     unit = explanation.unit
     whole = "from arrival to the end of the trace" if explanation.is_open else "from arrival to the end"
@@ -70,6 +82,7 @@ def _part(part: Any, total: float, unit: str) -> dict[str, Any]:
         "last": part.steps[-1],
         "is_own": not part.is_culprit,
         "is_listed": part.amount >= MIN_SHARE * total,
+        "mark": list(MARKS.get(part.kind, MARKS["unknown"])),
     }
 
 

@@ -19,7 +19,7 @@ from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.compare import is_simulated
 from workbench.trace.readings.computed_before import computed_before
 from workbench.trace.readings.outputs_before import outputs_before
-from workbench.trace.run_zero import run_zero
+from workbench.trace.run_zero import kept_zero, run_zero
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
     EVENT_KINDS,
@@ -117,7 +117,7 @@ def trace_facts(trace: Any) -> dict[str, Any]:
         "layout_group": layout.group or 0,
         "num_blocks": trace.num_blocks or 0,
         "first_step": trace[0].step if len(trace) else 0,
-        "zero": None if trace.whole is trace else run_zero(trace),
+        "zero": kept_zero(trace) if trace.whole is trace else run_zero(trace),
         "part": _part(trace),
         "start": _start(trace),
         "end": trace.end,

@@ -50,6 +50,12 @@ const OF_FLEETS = [
   ["busiest replica", (s) => percent(s.busiest)],
 ];
 
+/** Sentences about runs that did not come to their end. */
+const OF_ENDS = {
+  stuck: "Some requests can never be scheduled: the run ended without them.",
+  part: "This is a part of a longer run.",
+};
+
 /** Fill an element with the table of one run or two, which have one unit of time. */
 export function showNumbers(element, { summary, other, end, pinned }) {
   const rows = other ? [["A", summary], ["B", other]] : [[pinned ? "A" : "now", summary]];
@@ -77,6 +83,7 @@ export function showNumbers(element, { summary, other, end, pinned }) {
       h("p", {}, `${have}, and a step of B may hold more or less than one of A: only counts are compared.`),
     );
   }
-  if (end === "stuck") element.append(h("p", {}, "Some requests can never be scheduled: the run ended without them."));
-  if (end === "max_steps") element.append(h("p", {}, "The run was stopped after 20,000 steps."));
+  const words =
+    { ...OF_ENDS, max_steps: `The run was stopped after ${count((other ?? summary).num_steps)} steps.` }[end];
+  if (words) element.append(h("p", {}, words));
 }

@@ -14,6 +14,7 @@ const RULES = [["", "vLLM's rules: first come, first served"], ["priority", "By 
 const ROUTER = "round_robin";
 const SLOW_MS = 1200;
 const DONE = { run: "simulated", open: "read" }; // commands whose time is told
+const MOVE = "Move a slider to simulate the same requests under other settings.";
 const BET_FIRST = "B waits for your bet";
 
 const { presets, policies, routers, defaults } = await (await fetch(new URL("presets.json", import.meta.url))).json();
@@ -88,6 +89,10 @@ class Playground {
       this.explain();
     });
     at("why").addEventListener("toggle", () => this.explain());
+    at("view").addEventListener("wb-theme", ({ detail: theme }) => {
+      at("dark").media = theme === "dark" ? "screen" : "not all";
+      this.arrivals.draw();
+    });
     at("settings").addEventListener("submit", (event) => event.preventDefault());
     addEventListener("dragover", (event) => {
       event.preventDefault();
@@ -593,6 +598,8 @@ class Playground {
     this.pinned = null;
     at("recording-name").textContent = `${file.name}: ${facts.num_steps.toLocaleString("en")} steps, ` +
       `${facts.requests.length.toLocaleString("en")} requests`;
+    at("recording-hint").textContent = facts.refusal ? `Nothing can be changed here: ${facts.refusal}.` : MOVE;
+    at("changes").disabled = Boolean(facts.refusal);
     at("policy").value = "";
     at("own").hidden = true;
     this.settings.begin(facts.config);
@@ -611,6 +618,7 @@ class Playground {
 
   forgetRecording() {
     this.recording = null;
+    at("changes").disabled = false;
     at("workload").hidden =
       at("requests").hidden =
       at("fleet-settings").hidden =
