@@ -193,7 +193,6 @@ ASKED_FOR.update(
         "Explanation._repr_html_": "workbench.viz.cause_tables:explanation_html",
         "Finding.page": "workbench.viz.finding_page:page",
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
-        "Trace.complete_slo": "workbench.analysis.tuning:complete_slo",
         "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",
         "MissTable._repr_html_": "workbench.viz.cause_tables:misses_html",
         "KernelRun.of_step": "workbench.engine.kernel_run:of_step",
@@ -201,9 +200,10 @@ ASKED_FOR.update(
         "KernelRun.watch": "workbench.viz.kernel_run:watch",
         "Sizing.to_svg": "workbench.viz.pareto:pareto_svg",
         "StepPicture.view": "workbench.viz.step_picture:view",
+        "Trace.complete_slo": "workbench.analysis.tuning:complete_slo",
     }
 )
-# Parts of the views that a method of the class asks for by name.
+# Functions that a method of the class, or the shell, asks for by name.
 
 __all__ = [
     "ERROR_LIMIT",
