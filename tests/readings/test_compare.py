@@ -17,6 +17,7 @@ from workbench import CostModel, simulate
 from workbench.base.text import duration
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
 from workbench.trace.readings.compare import compare
+from workbench.trace.readings.divergence import output_token_ids
 from workbench.trace.readings.two_sides import Measure
 from workbench.viz.layout.comparison import comparison_facts
 
@@ -455,3 +456,24 @@ def test_the_cells_of_the_table_have_units():
     assert rows[0][0][1:3] == [duration(request.ttft_a), duration(request.ttft_b)]
     assert rows[0][0][3] == ("0" if request.ttft_delta == 0 else f"+{duration(request.ttft_delta)}")
     assert compare(simulate(WORKLOAD), simulate(WORKLOAD))._table()[0][1] == "TTFT steps A"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_parts_of_one_run_have_the_same_tokens_where_both_have_them(seed):
+    rng = random.Random(seed)
+    requests = [{"id": f"r{n}", "prompt": {"len": rng.randint(5, 60)}, "max_tokens": 40} for n in range(5)]
+    run = simulate({"config": {"max_num_seqs": 3, "max_num_batched_tokens": 32}, "requests": requests})
+    starts = sorted(rng.sample(range(2, 40), 2))
+    first, second = run[starts[0] :], run[starts[1] :]
+    assert first[0].step < second[0].step
+    comparison = compare(first, second)
+    assert comparison.same_tokens is True and comparison.first_token_difference is None
+    outputs = output_token_ids(run)
+    name = rng.choice([each for each in outputs if run.requests[each].arrival_step == 0 and len(outputs[each]) == 40])
+    at = rng.randrange(len(outputs[name]) - 3, len(outputs[name]))
+    changed = with_tokens(run, lambda who, index, token: token + 1 if (who, index) == (name, at) else token)
+    found = compare(changed[starts[0] :], second).first_token_difference
+    has_it = any(chunk.request_id == name and chunk.accepted for record in second for chunk in record.chunks)
+    assert (found is not None) == has_it
+    if found is not None:
+        assert (found.request_id, found.index, found.a, found.b) == (name, at, outputs[name][at] + 1, outputs[name][at])

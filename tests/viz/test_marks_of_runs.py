@@ -395,6 +395,33 @@ def check_compare_words(page, facts, order, end, timed):
     assert page.hit("compare", LEFT - 10, 60) == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_of_two_parts_of_a_run_have_their_numbers_in_the_whole_output(deno_page, seed):
+    rng, page = random.Random(seed), deno_page
+    requests = [{"id": f"r{n}", "prompt": {"len": rng.randint(5, 60)}, "max_tokens": 40} for n in range(4)]
+    run = simulate({"config": {"max_num_batched_tokens": 64}, "requests": requests})
+    a, b = sorted(rng.sample(range(4, 30), 2))
+    page.open(run[a:], run[b:])
+    page("view.panel('compare').rowsOf.value = 'tokens'")
+    page.painted("compare")
+    whole, order = Facts(run)[-1].tokens, shown_order(page)
+    counts = [{who: sum(token.step < start for token in whole[who]) for who in order} for start in (a, b)]
+    first = min(number for each in counts for number in each.values())
+    most = max(8, *(len(whole[who]) - first for who in order))
+    assert first > 0
+    for row, who in enumerate(order):
+        middle = 140 + row * 24 + 10
+        for i in (counts[0][who], counts[1][who] - 1, counts[1][who], len(whole[who]) - 1):
+            if i < first:
+                continue
+            lines = page.hit("compare", LEFT + (i - first + 0.5) / most * SPACE, middle - 3)
+            in_both = i >= max(each[who] for each in counts)
+            assert lines[0] == f"{who}, token {i + 1}: {'the same token' if in_both else 'in one run alone'}"
+            step = f"in step {whole[who][i].step}, "
+            assert step in lines[1]
+            assert (step in lines[2]) if in_both else lines[2] == "B: before this part of the run"
+
+
 @pytest.mark.parametrize("name", [*PAIRS, "spec 16"])
 def test_tokens_of_two_runs_side_by_side(deno_page, name):
     page, (first, second, *facts) = deno_page, pair(name)

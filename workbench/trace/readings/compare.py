@@ -24,6 +24,7 @@ from workbench.trace.readings.divergence import (
 from workbench.trace.readings.matching import Matching, match_requests
 from workbench.trace.readings.metrics import RequestMetrics, amount, number
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.readings.recorded_when import recorded_when
 from workbench.trace.readings.spread import typical_change
 from workbench.trace.readings.two_sides import (
@@ -237,17 +238,22 @@ def compare(a: Trace, b: Trace) -> Comparison:
     before = common_steps(a, b)
     chunks_a, chunks_b = chunks_by_request(a, before), chunks_by_request(b, before)
     tokens_a, tokens_b = output_token_ids(a), output_token_ids(b)
+    before_a, before_b = outputs_before(a), outputs_before(b)
     requests = []
     for request_id, id_in_b in matching.pairs:
         of_a, of_b = metrics_a.requests[request_id], metrics_b.requests[id_in_b]
         ended = all(measured.finish_reason not in ("", "abort") for measured in (of_a, of_b))
+        first_a, first_b, different = before_a.get(request_id, 0), before_b.get(id_in_b, 0), None
+        if first_a is not None and first_b is not None:
+            both = request_id, tokens_a[request_id], tokens_b[id_in_b], ended
+            different = token_difference(*both, before=(first_a, first_b))
         requests.append(
             RequestComparison(
                 request_id,
                 of_a,
                 of_b,
                 divergence(request_id, a, b, chunks_a[request_id], chunks_b[id_in_b], id_in_b),
-                token_difference(request_id, tokens_a[request_id], tokens_b[id_in_b], ended),
+                different,
                 _ttft(of_a, unit),
                 _ttft(of_b, unit),
                 _itl(of_a, unit),

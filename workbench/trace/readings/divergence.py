@@ -126,21 +126,25 @@ def _describe(trace: Trace, request_id: str, step: int, scheduled: Scheduled | N
     return "does not schedule it" if scheduled is not None or request_id in record.running else "has finished it"
 
 
-def token_difference(request_id: str, a: list[int], b: list[int], ended: bool) -> TokenDifference | None:
-    """The first token in which two outputs differ.
+def token_difference(
+    request_id: str, a: list[int], b: list[int], ended: bool, before: tuple[int, int] = (0, 0)
+) -> TokenDifference | None:
+    """The first token in which two outputs differ, of those that both traces have.
 
     Args:
         request_id: The request.
         a: Its output tokens in the first trace.
         b: Its output tokens in the second.
         ended: Both outputs are complete, so a difference in length counts.
+        before: Number of tokens before those of the first trace, and of the second.
     """
-    for index, (of_a, of_b) in enumerate(zip(a, b)):
+    start = max(before)
+    a, b = (tokens[start - number :] for tokens, number in zip((a, b), before))
+    for index, (of_a, of_b) in enumerate(zip(a, b), start):
         if of_a != of_b:
             return TokenDifference(request_id, index, of_a, of_b)
     if ended and len(a) != len(b):
         index = min(len(a), len(b))
-        return TokenDifference(
-            request_id, index, *(tokens[index] if index < len(tokens) else None for tokens in (a, b))
-        )
+        ends = (tokens[index] if index < len(tokens) else None for tokens in (a, b))
+        return TokenDifference(request_id, start + index, *ends)
     return None

@@ -20,7 +20,7 @@ import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
 import { sharedClock } from "./shared_clock.js";
 import { stretchTicks } from "./time_axis.js";
-import { LEFT, markDifference, RIGHT, TokenLanes } from "./token_lanes.js";
+import { LEFT, markDifference, RIGHT, tokenAt, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
 import { heldOf } from "./words.js";
 
@@ -349,7 +349,7 @@ export class ComparePanel extends CanvasPanel {
         context.fillRect(x, y, wide, high);
         if (chunk.recomputed) hatch(context, x, y, wide, high, colours.background, 3);
       });
-      const token = request.tokens[difference];
+      const token = tokenAt(request, difference);
       if (!token) return;
       const y = run ? middle + HALF / 2 : middle - HALF / 2;
       markDifference(context, this.x(store, token.step, origin), y, HALF / 2, colours.bad);
