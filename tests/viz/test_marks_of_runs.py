@@ -6,6 +6,7 @@ import random
 import re
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from facts_of_records import Facts
@@ -24,6 +25,7 @@ from workbench.viz.changed_run import changed_run
 from workbench.viz.palette import EVENT_MARKS
 
 LEFT, SPACE = 84, 1100
+SERVED = Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz"
 
 
 def other_tokens(trace, seed):
@@ -258,6 +260,21 @@ def test_a_prediction_is_drawn_beside_the_prediction_of_the_run_as_it_was(deno_p
     page.open(trace, changed=changed)
     page("view.beginAnother()")
     assert page("view.unchanged") is None
+
+
+def test_a_place_in_a_predicted_run_is_that_of_the_same_chunk_in_the_recorded_one(deno_page):
+    """The prediction of the run as it was takes other steps than the recording, a few more."""
+    trace, page = Trace.load(SERVED), deno_page
+    changed = changed_run(trace, None, 0, {"max_num_seqs": 6})
+    a = changed.unchanged
+    assert len(a) != len(trace)
+    page.open(trace, changed=changed)
+    parted = page("view.other.comparison.first_divergence")
+    who, step = parted["request"], parted["step"]
+    before = sum(chunk.request_id == who for record in a[: step + 1] for chunk in record.chunks)
+    steps = [record.step for record in trace if any(chunk.request_id == who for chunk in record.chunks)]
+    page("view.panel('compare').goToDivergence()")
+    assert page("view.cursor.step") == steps[before - 1] != step, "the control: the number in A is another place"
 
 
 def check_compared_row(marks, facts, who, middle, x, align, colours):

@@ -19,6 +19,7 @@ import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./d
 import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
 import { sharedClock } from "./shared_clock.js";
+import { upperBound } from "./sorted.js";
 import { stretchTicks } from "./time_axis.js";
 import { LEFT, markDifference, RIGHT, tokenAt, TokenLanes } from "./token_lanes.js";
 import { fillMeasures, forkWords } from "./what_if.js";
@@ -46,6 +47,17 @@ const ALIGNMENTS = [
 ];
 const LATENCIES = ["TTFT A", "B", "Δ", "ITL A", "B", "Δ"], COUNTS = ["recomputed A", "B", "Δ"];
 
+/**
+ * The step of one run in which a request has the chunk that it has in a step of the other, or had before it: a predicted
+ * run may have steps more or fewer. It is the same step if one of them does not have the request.
+ */
+function stepIn(store, other, step, id) {
+  if (store === other) return step;
+  const here = store.byId.get(id)?.chunkSteps ?? [], there = other.byId.get(id)?.chunkSteps ?? [];
+  if (!here.length || !there.length) return step;
+  return here[Math.min(Math.max(0, upperBound(there, step) - 1), here.length - 1)];
+}
+
 /** A note as a sentence. */
 const sentenceOf = (note) => `${note.slice(0, 1).toUpperCase()}${plain(note.slice(1), 240)}.`;
 
@@ -53,8 +65,8 @@ export class ComparePanel extends CanvasPanel {
   constructor(view) {
     super(view, { id: "compare", title: "Compare", hint: READING, height: 200 });
     this.badge = h("span", { class: "wb-badge" });
-    const goToDivergence = () => this.cursor.seek(this.findings.first_divergence.step - this.store.label(0));
-    this.jump = h("button", { class: "wb-button", onclick: goToDivergence }, "Go to the first divergence");
+    const jump = () => this.goToDivergence();
+    this.jump = h("button", { class: "wb-button", onclick: jump }, "Go to the first divergence");
     this.verdict = h("p", { class: "wb-verdict" });
     this.measures = h("div", { class: "wb-measures" });
     this.summary = h("p", { class: "wb-facts" });
@@ -307,6 +319,12 @@ export class ComparePanel extends CanvasPanel {
     }
   }
 
+  /** Go to the step of the run on display in which the request of the first divergence is where it is in A. */
+  goToDivergence() {
+    const { step, request } = this.findings.first_divergence, [a] = this.stores;
+    this.cursor.seek(stepIn(this.store, a, step - a.label(0), request));
+  }
+
   /** Middle of a request's row: its first run is above, its second below. */
   middle(row) {
     return TOP + MIRROR + 22 + row * ROW + ROW / 2 - 2;
@@ -364,8 +382,10 @@ export class ComparePanel extends CanvasPanel {
     if (!this.comparable || !this.x || this.align.value === "arrival") return;
     const bottom = this.tokens ? TOP + MIRROR : height;
     context.fillStyle = this.theme.colours.cursor;
-    const drawn = this.stores[this.view.drawsSecond ? 1 : 0];
-    context.fillRect(this.x(drawn, Math.min(this.cursor.step, drawn.numSteps - 1)) - 0.75, TOP - 4, 1.5, bottom - TOP);
+    const drawn = this.stores[this.view.drawsSecond ? 1 : 0], { step } = this.cursor;
+    const id = this.store.chunks(step)[0]?.request.id;
+    const there = Math.min(stepIn(drawn, this.store, step, id), drawn.numSteps - 1);
+    context.fillRect(this.x(drawn, there) - 0.75, TOP - 4, 1.5, bottom - TOP);
   }
 
   // -- words -----------------------------------------------------------------------------------------------------
