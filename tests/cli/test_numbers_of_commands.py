@@ -4,7 +4,7 @@ import pytest
 
 from workbench import CostModel, simulate
 from workbench.analysis.check import shown
-from workbench.analysis.sweep import describe_row, sweep
+from workbench.analysis.sweep import rows_text, sweep
 from workbench.apps.cli import main
 from workbench.trace.readings.metrics import number
 
@@ -32,7 +32,7 @@ def test_a_value_of_a_run_has_the_digits_that_people_read(name, value, text):
 def test_a_sweep_and_a_prediction_write_a_rate_alike():
     (row,) = sweep({**WORKLOAD, "cost_model": COST.to_dict()}, {"max_num_seqs": [8]}, jobs=1)
     rate = row["output_throughput"]
-    assert rate > 1000 and f"{rate:,.0f} output tokens/s" in describe_row(row, ["max_num_seqs"])
+    assert rate > 1000 and f"  {rate:,.0f}  " in rows_text([row], ["max_num_seqs"])
     assert f"{number(rate)} tokens/s" == shown("output_throughput", rate)
 
 

@@ -14,7 +14,7 @@ from workbench import simulate
 from workbench.analysis.fleet.demand import Demand
 from workbench.analysis.fleet.sizing import size
 from workbench.analysis.predict import Predictor
-from workbench.analysis.sweep import describe_row, sweep
+from workbench.analysis.sweep import rows_text, sweep
 from workbench.analysis.values import values_of
 from workbench.apps.cli import main
 from workbench.apps.playground import session
@@ -171,7 +171,7 @@ def test_every_rate_of_an_answer_leaves_idle_time_out(pause, tmp_path, capsys):
         "answer": repr(tuning),
         "what if": capsys.readouterr().out,
         "at scale": repr(summary),
-        "sweep": describe_row(swept, ["max_num_seqs"]),
+        "sweep": rows_text([swept], ["max_num_seqs"]),
         "fleet": repr(size(Demand.read(workload), "ttft_p99=1s", jobs=1)),
         "run": repr(Demand.read(workload).run(1, "round_robin")),
     }

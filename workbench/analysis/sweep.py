@@ -6,7 +6,7 @@ import copy
 import csv
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from workbench.analysis.spread_out import spread_out
 from workbench.base.field_checks import did_you_mean
 from workbench.base.outside_files import json_value
 from workbench.base.progress import progress_bar
+from workbench.base.tables import table_lines
 from workbench.base.text import duration, settings_text, shown
 from workbench.config import EngineConfig
 from workbench.simulation.at_scale import simulate_at_scale
@@ -198,15 +199,24 @@ def mark_pareto(rows: list[Row], objectives: Mapping[str, str] = OBJECTIVES) -> 
     return [row | {"pareto": point is not None and not beaten(point)} for row, point in zip(rows, points)]
 
 
-def describe_row(row: Row, grid: Iterable[str]) -> str:
-    """A row as one line: its settings, then latencies and throughput, or why it is invalid; "*" marks the front."""
-    settings = settings_text({name: row[name] for name in grid})
-    if row["error"]:
-        return f"  {settings}: {row['error']}"
-    ttft = f"TTFT {_time(row['ttft_mean'])} (p99 {_time(row['ttft_p99'])})"
-    idle = " without idle time" if row["idle"] else ""
-    speed = f"ITL {_time(row['itl_mean'])}, {number(row['output_throughput'])} output tokens/s{idle}"
-    return f"{'*' if row['pareto'] else ' '} {settings}: {ttft}, {speed}, {row['end']}"
+def rows_text(rows: Sequence[Row], grid: Collection[str], width: int | None = None) -> str:
+    """The rows as a table: their settings, latencies and throughput, and their end or why they are invalid.
+
+    Args:
+        rows: The rows.
+        grid: Names of the settings.
+        width: Columns of the terminal; None for any number.
+    """
+    table = [["", *grid, "TTFT mean", "TTFT p99", "ITL mean", "output tokens/s", "end"]]
+    for row in rows:
+        settings = [settings_text({name: row[name]}).partition("=")[2] for name in grid]
+        times = ["-" if row["error"] else _time(row[name]) for name in ("ttft_mean", "ttft_p99", "itl_mean")]
+        rate = "-" if row["error"] else number(row["output_throughput"])
+        table.append(["*" if row.get("pareto") else "", *settings, *times, rate, row["error"] or row["end"]])
+    title, last = range(len(grid) + 1), len(table[0]) - 1
+    notes = ["* on the Pareto front of mean TTFT, mean ITL and throughput"]
+    notes += ["output tokens/s are without idle time"] if any(row.get("idle") for row in rows) else []
+    return "\n".join([*table_lines(table, width=width, title=title, left=(last,)), *notes])
 
 
 def _time(seconds: float | None) -> str:

@@ -24,6 +24,7 @@ from workbench.apps.cli.options import (
 from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, add_sweep_option, config_fields
 from workbench.base.field_checks import integer, json_object
+from workbench.base.tables import terminal_width
 from workbench.base.text import counted
 
 if TYPE_CHECKING:
@@ -158,16 +159,14 @@ def _read_range(text: str) -> range:
 
 
 def _run_sweep(workload: Mapping[str, Any], options: argparse.Namespace) -> int:
-    from workbench.analysis.sweep import describe_row, read_grid, save_table, sweep
+    from workbench.analysis.sweep import read_grid, rows_text, save_table, sweep
     from workbench.viz.pareto import pareto_svg
 
     grid = read_grid(options.sweep)
     rows = sweep(workload, grid, jobs=options.jobs, progress=True)
     table = (options.out, partial(save_table, rows), "")
     with writing(table, (options.plot, plot(lambda: pareto_svg(rows, list(grid))), "")):
-        for row in rows:
-            say(describe_row(row, grid))
-        say("* on the Pareto front of mean TTFT, mean ITL and throughput")
+        print(rows_text(rows, grid, terminal_width()))
     return 0
 
 

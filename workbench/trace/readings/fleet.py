@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, printable
 from workbench.trace.errors import TraceError
 from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
@@ -211,14 +212,12 @@ class Fleet:
     def __repr__(self) -> str:
         rows = {name: metrics(trace).summary for name, trace in self.traces.items()}
         rows["together"] = self.metrics().summary
-        width = max(map(len, rows)) + 2
-        lines = [
-            f"{counted(len(self.traces), 'recording')} in {self.folder}",
-            *([self.note] if self.note else []),
-            f"{'':<{width}}" + "".join(f"{title:>{size}}" for title, size, _ in _COLUMNS),
-        ]
-        for name, summary in rows.items():
-            lines.append(f"{name:<{width}}" + "".join(f"{cell(summary):>{size}}" for _, size, cell in _COLUMNS))
+        table = [["", *(title for title, _ in _COLUMNS)]]
+        table += [[name, *(cell(summary) for _, cell in _COLUMNS)] for name, summary in rows.items()]
+        width = terminal_width()
+        lines = [f"{counted(len(self.traces), 'recording')} in {self.folder}", *([self.note] if self.note else [])]
+        lines = [piece for line in lines for piece in wrapped(line, width)]
+        lines += table_lines(table, width=width, left=(0,))
         if any(summary.has_idle for summary in rows.values()):
             lines.append("output tokens/s are without idle time")
         if len(servers := by_settings(self.traces)) > 1:
@@ -237,18 +236,18 @@ def by_settings(traces: Mapping[str, Trace]) -> list[list[str]]:
 
 
 _COLUMNS = (
-    ("steps", 9, lambda summary: f"{summary.num_steps:,}"),
-    ("requests", 10, lambda summary: f"{summary.num_requests:,}"),
-    ("ended", 9, lambda summary: f"{summary.num_finished:,}"),
-    ("output tokens/s", 17, lambda summary: number(summary.rates[0] if summary.unit == "s" else None)),
-    ("preemptions", 13, lambda summary: f"{summary.num_preemptions:,}"),
-    ("KV peak", 9, lambda summary: percent(summary.peak_kv_use)),
-    ("TTFT mean", 11, lambda summary: summary.ttft.amount("mean")),
-    ("p99", 10, lambda summary: summary.ttft.amount("p99")),
-    ("ITL mean", 10, lambda summary: summary.itl.amount("mean")),
-    ("p99", 10, lambda summary: summary.itl.amount("p99")),
+    ("steps", lambda summary: f"{summary.num_steps:,}"),
+    ("requests", lambda summary: f"{summary.num_requests:,}"),
+    ("ended", lambda summary: f"{summary.num_finished:,}"),
+    ("output tokens/s", lambda summary: number(summary.rates[0] if summary.unit == "s" else None)),
+    ("preemptions", lambda summary: f"{summary.num_preemptions:,}"),
+    ("KV peak", lambda summary: percent(summary.peak_kv_use)),
+    ("TTFT mean", lambda summary: summary.ttft.amount("mean")),
+    ("TTFT p99", lambda summary: summary.ttft.amount("p99")),
+    ("ITL mean", lambda summary: summary.itl.amount("mean")),
+    ("ITL p99", lambda summary: summary.itl.amount("p99")),
 )
-"""Columns of the table: title, width, and the text of a cell."""
+"""Columns of the table: title, and the text of a cell."""
 
 
 def _names(recordings: list[RecordingFiles]) -> list[str]:
