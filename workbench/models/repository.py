@@ -98,6 +98,8 @@ def _without_config(name: str, files: Sequence[str]) -> str:
 def _not_fetched(name: str, problem: Exception) -> str:
     """The message for a name that is neither a folder nor a repository that can be fetched."""
     reason = f"{type(problem).__name__}: {problem}".strip().replace("\n", " ")
+    if type(problem).__name__ == "LocalEntryNotFoundError":
+        reason = "the Hub does not answer, and it was not downloaded before"
     reason = reason.rstrip(".") if len(reason) <= SHOWN else f"{reason[:SHOWN]}..."
     parent = Path(name).parent
     names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
