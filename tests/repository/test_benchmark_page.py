@@ -19,7 +19,7 @@ def copied(monkeypatch, tmp_path):
     """The script, working on a copy of the page, its figures and the results."""
     shutil.copytree(benchmark_tables.RESULTS, tmp_path / "results")
     shutil.copytree(make_benchmark_page.IMAGES, tmp_path / "images")
-    for name in ("PAGE", "MODELS_PAGE", "OPERATIONS_PAGE"):
+    for name in ("PAGE", "MODELS_PAGE", "PREDICTIONS_PAGE"):
         page = getattr(make_benchmark_page, name)
         monkeypatch.setattr(make_benchmark_page, name, tmp_path / page.name)
         shutil.copy(page, tmp_path)

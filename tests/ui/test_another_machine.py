@@ -31,7 +31,7 @@ FIND = '''() => {
     return null;
   };
   globalThis.view = find(document)?.workbench;
-  return Boolean(view?.store?.numSteps > 2 && view.status.class);
+  return Boolean(view?.store?.numSteps > 2 && view.status.class?.role);
 }'''
 with sync_playwright() as driver:
     browser = driver.chromium.launch(executable_path=chromium, args=arguments)

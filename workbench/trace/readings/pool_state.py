@@ -16,7 +16,7 @@ from workbench.trace.errors import TraceError
 from workbench.trace.lines import Keyframe
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.records import StepRecord
-from workbench.trace.run_zero import run_zero
+from workbench.trace.run_zero import with_zero
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -159,9 +159,8 @@ class PoolHistory:
         """The scheduler's state before a step, so that a trace can begin there."""
         with self._lock:
             self._seek(index)
-            keyframe = self._replay.keyframe(self._trace[index].step)
-            zero = run_zero(self._trace) if self._trace[index].end > 0 else msgspec.UNSET
-            return msgspec.structs.replace(keyframe, num_kv_computed=self._progress_before(index), zero=zero)
+            keyframe = with_zero(self._replay.keyframe(self._trace[index].step), self._trace)
+            return msgspec.structs.replace(keyframe, num_kv_computed=self._progress_before(index))
 
     def _progress_before(self, index: int) -> dict[str, int]:
         """KV progress of the requests that hold blocks before a step, from their latest chunks."""
