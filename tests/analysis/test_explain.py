@@ -473,3 +473,51 @@ def test_steps_in_which_no_request_has_a_latency_are_one_sentence(capsys):
         assert capsys.readouterr().out == "no request got its first token in these steps\n"
     assert "<table" not in tabulate([], "ttft")._repr_html_()
     assert str(tabulate([], "e2e")) == "no request ran or ended in these steps"
+
+
+def test_who_is_in_front_is_named_beside_those_who_hold_the_blocks():
+    """A short request needs one block of ten free ones, and waits behind a long one, as in vLLM's order."""
+    requests = [
+        {"id": "holder", "prompt": {"len": 100}, "max_tokens": 30},
+        {"id": "big", "prompt": {"len": 200}, "max_tokens": 4, "arrival_step": 2},
+        {"id": "tiny", "prompt": {"len": 8}, "max_tokens": 4, "arrival_step": 3},
+    ]
+    trace = simulate({"config": {"max_num_batched_tokens": 256, "num_blocks": 18}, "requests": requests})
+    assert trace[10].not_scheduled["tiny"].behind == "big" and trace[10].free_blocks_end > 1
+    (wait,) = [part for part in trace.explain("tiny").parts if part.kind == "kv_blocks"]
+    assert wait.culprits == ("big", "holder"), wait
+    (own,) = [part for part in trace.explain("big").parts if part.kind == "kv_blocks"]
+    assert own.culprits == ("holder",), "it waits for the blocks themselves"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_preempted_request_waits_for_those_who_hold_blocks_in_each_step(seed):
+    """And not for those who did when it was preempted: some of them end soon after."""
+    rng = random.Random(seed)
+    requests = [
+        {
+            "id": f"r{n}",
+            "prompt": {"len": rng.randint(20, 90)},
+            "max_tokens": rng.randint(10, 60),
+            "arrival_step": 2 * n,
+        }
+        for n in range(9)
+    ]
+    config = {"max_num_batched_tokens": 128, "num_blocks": 20, "max_num_seqs": 6}
+    trace = simulate({"config": config, "requests": requests})
+    found = 0
+    for name in trace.requests:
+        held, waits = collections.Counter(), False
+        for record in trace:
+            waits = (waits or name in record.preempted) and not any(c.request_id == name for c in record.chunks)
+            if waits:
+                tables = {rid: len(table) for rid, table in record.block_tables.items() if rid != name and table}
+                whole = sum(tables.values())
+                held.update({rid: count / whole for rid, count in tables.items()})
+        parts = [part for part in trace.explain(name).parts if part.kind == "preempted"]
+        assert bool(parts) == bool(held)
+        for part in parts:
+            found += 1
+            assert {*part.culprits} == {*held}
+            assert part.culprits[0] in [who for who, share in held.items() if share > max(held.values()) - 1e-6]
+    assert found

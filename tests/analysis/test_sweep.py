@@ -120,7 +120,8 @@ def test_the_command_sweeps(workload_file, tmp_path, capsys):
     arguments = ["simulate", str(workload_file), "--sweep", "rate=20,60", "--jobs", "1", "--out", str(out), "--plot"]
     assert main([*arguments, str(plot)]) == 0
     printed = capsys.readouterr().out
-    assert "rate=20: TTFT" in printed and "on the Pareto front" in printed
+    rows = {cells[0]: cells for line in printed.splitlines() if (cells := line.replace("*", " ").split())}
+    assert rows["20"][-1] == "done" and len(rows["20"]) == len(rows["60"]) and "on the Pareto front" in printed
     assert len(out.read_text().splitlines()) == 3 and plot.read_text().startswith("<svg")
 
 

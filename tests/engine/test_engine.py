@@ -412,3 +412,14 @@ def test_reprs_say_where_the_engine_stands(engine):
     engine.step()
     assert "1 running" in repr(engine) and f"KV blocks of {engine.config.block_size} tokens free" in repr(engine)
     assert "<img" in engine._repr_html_() or "<table" in engine._repr_html_()
+
+
+def test_requests_wait_from_the_moment_they_are_added(engine):
+    for n in range(3):
+        engine.add_request(prompt(n, 12), SamplingParams(max_tokens=3))
+        assert f"0 running, {n + 1} waiting" in repr(engine) and engine.facts()["waiting"] == n + 1
+    engine.step()
+    running, waiting = engine.scheduler.num_running, engine.scheduler.num_waiting
+    assert running + waiting == 3 and f"{running} running, {waiting} waiting" in repr(engine)
+    engine.run(progress=False)
+    assert "0 running, 0 waiting" in repr(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from trace_helpers import one_trace
@@ -133,3 +134,15 @@ def test_help(capsys, command, named):
     shown = capsys.readouterr().out
     assert shown.startswith(" ".join(["usage: workbench trace", *command]))
     assert set(named.split()) <= set(re.findall(r"[\w-]+", shown))
+
+
+@pytest.mark.parametrize("window", [["--from", "60s", "--to", "80s"], ["--last", "4s"]])
+def test_the_slow_steps_of_a_part_are_in_it(window, capsys):
+    recording = Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz"
+    assert main(["trace", "info", str(recording), *window]) == 0
+    said = capsys.readouterr().out
+    first, last = map(int, re.search(r"steps (\d+) to (\d+), ", said).groups())
+    named = [int(number) for number in re.findall(r"^(?:slow|stall): step (\d+) took", said, re.MULTILINE)]
+    assert named and all(first <= step <= last for step in named)
+    lost = re.search(r"slow: (\d+) steps? lost", said)
+    assert lost is None or int(lost[1]) <= last - first + 1

@@ -6,6 +6,7 @@ import itertools
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -449,3 +450,16 @@ def test_live_views_and_static_pictures_use_the_same_words():
     source = (bundling.JS_DIRECTORY / "words.js").read_text(encoding="utf-8")
     assert dict(re.findall(r'^  (\w+): "(.*)",$', source, re.MULTILINE)) == words.ROLES
     assert f'"{words.limit_of("complete")}"' in source
+
+
+def test_ids_beside_the_pictures_of_a_step_are_told_apart():
+    trace = Trace.load(Path(__file__).parents[2] / "notebooks" / "data" / "vllm_served.jsonl.gz")
+    record = trace[100]
+    ids = [chunk.request_id for chunk in record.chunks]
+    names = svg.names_in_pictures(ids)
+    assert len(ids) > 5 and len({*names.values()}) == len(ids) and max(map(len, names.values())) <= 12
+    packed = svg.packed_batch(record, {})
+    assert all(packed.count(f">{name}</text>") == 1 for name in names.values())
+    assert svg.names_in_pictures(["a-request-of-one", "b"]) == {"a-request-of-one": "a-reque…-one", "b": "b"}
+    assert svg.names_in_pictures(["alone-in-this-step"])["alone-in-this-step"] == "alone-i…step"
+    assert svg.names_in_pictures([]) == {}

@@ -276,9 +276,8 @@ class Explainer:
         chunk = states.chunks.get(record.step)
         if chunk is not None:
             yield from self._shares_of(chunk, record)
-        elif (since := states.preempted_since(record.step)) is not None:
-            holders = _holders(self._record(since), states.request_id) if since != BEFORE else {}
-            yield Share(Cause("preempted"), 1.0, holders)
+        elif states.is_preempted_in(record.step):
+            yield Share(Cause("preempted"), 1.0, _holders(record, states.request_id))
         elif record.step < states.first_seen:
             yield Share(Cause("in_progress"), 1.0, self._weights(record.chunks))
         elif states.request_id in record.running:
@@ -303,7 +302,9 @@ class Explainer:
             named = reason.requests or [chunk.request_id for chunk in record.chunks if chunk.is_partial_prefill]
             return dict.fromkeys(named, 1.0) or self._weights(record.chunks)
         if reason.root in ("kv_blocks", "preempted"):
-            return _holders(record, request_id)
+            holders = _holders(record, request_id)
+            # The request in front counts as much as those that hold the blocks which it waits for.
+            return {reason.behind: sum(holders.values()) or 1.0, **holders} if reason.behind else holders
         return self._weights(record.chunks)
 
     def _shares_of(self, own: Chunk, record: StepRecord) -> Iterator[Share]:
@@ -445,10 +446,10 @@ class _States:
                     states[request_id].preempted_at.append(record.step)
         return states
 
-    def preempted_since(self, step: int) -> int | None:
-        """The step that preempted the request if it waits to resume in a step; None if it does not."""
+    def is_preempted_in(self, step: int) -> bool:
+        """Whether the request waits to resume in a step."""
         since = max((at for at in self.preempted_at if at <= step), default=None)
-        return None if since is None or any(since < at <= step for at in self.chunks) else since
+        return since is not None and not any(since < at <= step for at in self.chunks)
 
 
 def _holders(record: StepRecord, request_id: str) -> dict[str, float]:

@@ -179,6 +179,7 @@ class Engine(Shortcuts):
         except BaseException:
             self._let_go_of_device()  # a notebook keeps the engine of its last error alive
             raise
+        self._arriving: set[str] = set()  # requests that the next step puts into the queue
         self._idle_since = 0  # the number of steps when step() or run() last found nothing to do
         self._loop = RunLoop(
             self._thread, self._stepper.take, self._step.inbox, self.breakpoints, self._step.failed.add
@@ -418,6 +419,7 @@ class Engine(Shortcuts):
         state.request.grammar = grammar
         if grammar is not None or sampling.prompt_logprobs is not None:
             self._step.inbox.append(lambda: self._join_for(state.request))
+        self._arriving.add(state.request.request_id)
         self._step.inbox.append(lambda: self._enqueue(state))
         return state.request.request_id
 
@@ -473,6 +475,7 @@ class Engine(Shortcuts):
         return self.grammars.compile(sampling, num_prompt_tokens)
 
     def _enqueue(self, state: RequestState) -> None:
+        self._arriving.discard(state.request.request_id)
         state.request.arrival_step = self.scheduler.step
         self.scheduler.add_request(state.request)
         self._step.trace.add_request(msgspec.structs.replace(state.info, arrival_step=self.scheduler.step))
@@ -894,13 +897,18 @@ class Engine(Shortcuts):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _num_waiting(self) -> int:
+        """Number of waiting requests, with those that the next step puts into the queue."""
+        return self.scheduler.num_waiting + len(self._arriving)
+
     # -- how it looks -----------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         config, scheduler = self.config, self.scheduler
         return (
             f"{self.name!r}; {self.runs_on}; {self.state}: step {scheduler.step}, "
-            f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
+            f"{scheduler.num_running} running, {self._num_waiting} waiting, "
             f"{scheduler.num_free_blocks} of {config.num_usable_blocks} KV blocks of {config.block_size} tokens free"
         )
 
@@ -943,7 +951,7 @@ class Engine(Shortcuts):
             "state": self.state,
             "step": scheduler.step,
             "running": scheduler.num_running,
-            "waiting": scheduler.num_waiting,
+            "waiting": self._num_waiting,
             "free_blocks": scheduler.num_free_blocks,
             "usable_blocks": self.config.num_usable_blocks,
             "backend": self.runner.backend_name,

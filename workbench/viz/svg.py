@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -30,9 +31,33 @@ Focus = Mapping[str, int]
 """Hue slot of each request in focus."""
 
 
+LABEL = 12
+"""Characters of an id beside a picture."""
+
+
 def shorten(text: str, limit: int) -> str:
     """The text, cut to ``limit`` characters with an ellipsis at the end if it is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def names_in_pictures(request_ids: Sequence[str]) -> dict[str, str]:
+    """Ids as labels of a picture: a long one goes without the beginning that all share, and without its middle.
+
+    ``js/request.js`` has the same rule, with the ids of the whole run.
+
+    Example:
+        >>> names_in_pictures(["cmpl-bench-5-41-0-b3d21ef3", "cmpl-bench-5-7-0-84de5ffc"])
+        {'cmpl-bench-5-41-0-b3d21ef3': '…41-0', 'cmpl-bench-5-7-0-84de5ffc': '…7-0'}
+    """
+    first, last = min(request_ids, default=""), max(request_ids, default="")  # all others are between them
+    length = next((at for at, (one, other) in enumerate(zip(first, last)) if one != other), min(len(first), len(last)))
+    start = len(re.sub(r"[^-_.:/]*$", "", first[:length])) if first != last else 0
+    names = {}
+    for request_id in request_ids:
+        rest = re.sub(r"^((?:chat)?cmpl-.+)-[0-9a-f]{8}$", r"\1", request_id)[start:] or request_id[start:]
+        short = f"…{rest}" if len(rest) < LABEL else f"{rest[: LABEL - 5]}…{rest[-4:]}"
+        names[request_id] = request_id if len(request_id) <= LABEL else short
+    return names
 
 
 def _rect(x: float, y: float, width: float, height: float, classes: str, title: str = "") -> str:
@@ -101,10 +126,11 @@ def _sequences(shown: Sequence[PackedRow], rows: Sequence[PackedRow], focus: Foc
     """The new rows of the sequences that are shown against their KV, at one scale for all rows of the batch."""
     parts = []
     scale = (SPACE - 220) / max(16, *(row.kv_end for row in rows))
+    names = names_in_pictures([row.request_id for row in rows])
     for i, row in enumerate(shown):
         y = SEQUENCES_TOP + i * ROW_HEIGHT
         before, after = LEFT + row.kv_start * scale, LEFT + row.kv_end * scale
-        parts.append(text(LEFT - 8, y + 11, shorten(row.request_id, 12), "number", "end"))
+        parts.append(text(LEFT - 8, y + 11, names[row.request_id], "number", "end"))
         if row.kv_start:
             parts.append(_rect(LEFT, y + 3, before - LEFT, 10, "kv"))
         parts.append(_new_rows(row, y, after, scale, _fill(row.request_id, False, focus)))
@@ -133,6 +159,7 @@ def mask(record: StepRecord, focus: Focus) -> str:
     num_rows, num_columns = bands[-1].rows.stop, bands[-1].columns.stop
     across, down = SPACE / num_columns, min(12.0, MASK_HEIGHT / num_rows)  # as wide as the pictures beside it
     parts = [_rect(LEFT, 0, num_columns * across, num_rows * down, "slack")]
+    names = names_in_pictures([band.request_id for band in bands])
     for band in bands:
         points = " ".join(f"{LEFT + column * across:.2f},{row * down:.2f}" for column, row in band.outline)
         words = f"rows {_span(band.rows)}, columns {_span(band.columns)}"
@@ -141,7 +168,7 @@ def mask(record: StepRecord, focus: Focus) -> str:
             f"<title>{escape(f'{band.request_id}: {words}')}</title></polygon>"
         )
         if len(band.rows) * down >= 9:
-            name = shorten(band.request_id, 12)
+            name = names[band.request_id]
             parts.append(text(LEFT - 8, (band.rows.start + band.rows.stop) / 2 * down + 4, name, "number", "end"))
     label = f"Attention mask of step {record.step}: {num_rows} rows, {num_columns} KV positions, block-diagonal, causal"
     return drawing(num_rows * down + 2, label, parts)
@@ -161,10 +188,11 @@ def block_tables(record: StepRecord, focus: Focus) -> str:
         return ""
     cell = max(27.0, 6.7 * len(str(max(max(row.block_ids, default=0) for row in rows))) + 4)
     fits = int((WIDTH - LEFT - 60) / cell)
+    names = names_in_pictures([row.request_id for row in rows])
     parts = []
     for i, row in enumerate(rows):
         y = i * 18.0
-        name, classes = (f"group {row.group}", "muted") if row.group else (shorten(row.request_id, 12), "number")
+        name, classes = (f"group {row.group}", "muted") if row.group else (names[row.request_id], "number")
         parts.append(text(LEFT - 8, y + 12, name, classes, "end"))
         slot = focus.get(row.request_id)
         for place, logical, block, filled, is_new in row.cells(fits):

@@ -180,9 +180,11 @@ def _print_late(trace: Trace, start: str = "") -> None:
     def at(seconds: float) -> str:
         return f" (at {moment})" if (moment := time_of_day(created, seconds)) else ""
 
-    for stall in explainer.stalls.values():
+    first = trace[0].step if len(trace) else 0  # the explainer of a part reads the run up to its end
+    for stall in (each for each in explainer.stalls.values() if each.step >= first):
         say(f"{start}stall: {stall}{at(stall.time)}")
-    slow = sorted(explainer.slow.values(), key=lambda step: step.expected - step.seconds)
+    here = [each for each in explainer.slow.values() if each.step >= first]
+    slow = sorted(here, key=lambda step: step.expected - step.seconds)
     if slow:
         lost = amount(sum(step.seconds - step.expected for step in slow), "s")
         say(f"{start}slow: {counted(len(slow), 'step')} lost {lost} against steps like them nearby")
