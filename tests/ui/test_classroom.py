@@ -111,6 +111,7 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     teacher.wait("view.status.class.spread.reduce((sum, [, n]) => sum + n, 0) === 2")
     teacher.frame()
     assert "2 of 2 followers answered" in lesson.text_content()
+    assert lesson.locator("li").all_text_contents() == ["r1", "r2", "nobody"], "the room can talk about them"
     assert lesson.locator("dd").count() == 0, "the projector does not show the first answers to the others"
     lesson.get_by_role("button", name="Show the picture").click()
     followers[0].wait("!view.status.class.question")
@@ -124,7 +125,12 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     lesson.get_by_role("button", name="r2", exact=True).click()
     for shown in (lesson, box):
         shown.get_by_text("It was r2. 1 of 2 answers is right.").wait_for()
-    assert lesson.get_by_role("button", name="r2", exact=True).count() == 0, "it is told"
+    assert box.get_by_text("You answered r2: right.").count() == 1
+    assert lesson.locator("dd").all_text_contents() == ["0 (0%)", "1 (50%) ✓", "1 (50%)"]
+    lesson.get_by_role("button", name="nobody", exact=True).click()  # the teacher was wrong
+    for shown in (lesson, box):
+        shown.get_by_text("It was nobody. 1 of 2 answers is right.").wait_for()
+    box.get_by_text("You answered r2: wrong.").wait_for()
     lesson.get_by_role("button", name="Close").click()
     box.get_by_text("Who waits in step 12?").wait_for(state="detached")
     lesson.get_by_label("Question").fill("How many steps?")
@@ -139,7 +145,7 @@ def test_a_prediction_comes_before_the_picture_and_its_spread_is_the_teachers(op
     followers[0].root.get_by_text("You answered 1,000,042.").wait_for()
     lesson.get_by_label("The right answer").fill("1000040")
     lesson.get_by_role("button", name="Tell the class").click()
-    told = "It was 1,000,040. 0 of 1 answer are right. The nearest answer is 1,000,042."
+    told = "It was 1,000,040. 0 of 1 answer is right. The nearest answer is 1,000,042."
     followers[0].root.get_by_text(told).wait_for()
 
 

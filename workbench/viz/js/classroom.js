@@ -182,7 +182,7 @@ export class Classroom {
       this.open.hidden =
       this.form.hidden =
         !teaches;
-    setText(this.open, this.facts.class_asks ? "Close questions" : "Let the class ask");
+    setText(this.open, this.facts.class_asks ? "Stop the class's questions" : "Let the class ask");
     setText(this.show, code?.length ? "Hide the QR code" : "Show its QR code");
     this.draw(code || []);
     if (follows) this.take(lead);
@@ -247,7 +247,7 @@ export class Classroom {
   }
 
   /** The number of answers so far, and the button that shows the answers and the picture to everybody. */
-  progressOf({ text, duel, sides }, spread, followers) {
+  progressOf({ text, choices, duel, sides }, spread, followers) {
     const given = spread.reduce((sum, [, n]) => sum + n, 0);
     const end = () => this.view.send("class", { what: "end" }), settle = () => this.view.send("settle");
     const button = (words, onclick, kind = "") =>
@@ -257,18 +257,24 @@ export class Classroom {
       : button("Show the picture", end, "wb-primary");
     return [
       h("p", { class: "wb-asked" }, plain(text, 240)),
+      !duel && choices.length > 0 &&
+      h("ul", { class: "wb-choices" }, choices.map((each) => h("li", {}, plain(each, 60)))),
       sidesOf(sides),
       h("p", {}, `${given} of ${counted(followers, "follower")} answered.`),
       h("div", { class: "wb-bar" }, buttons),
     ];
   }
 
-  /** The way to tell the class the right answer, once the picture is shown. */
+  /** The way to tell the class the right answer, or another one, once the picture is shown. */
   markOf({ asked, choices, right = null }) {
-    if (!asked || right !== null) return null;
+    if (!asked) return null;
     const mark = (value) => this.view.send("class", { what: "mark", value });
-    const button = (words) => h("button", { class: "wb-button", type: "button", onclick: () => mark(words) }, words);
+    const button = (words) => {
+      const pressed = { "aria-pressed": String(words === right), onclick: () => mark(words) };
+      return h("button", { class: "wb-button", type: "button", ...pressed }, words);
+    };
     const field = h("input", { type: "number", step: "any", required: true, "aria-label": "The right answer" });
+    if (right !== null) field.value = String(right);
     const box = choices.length
       ? choices.map(button)
       : form({ class: "wb-form" }, () => mark(Number(field.value)), field, submitButton("Tell the class"));
@@ -290,8 +296,8 @@ export class Classroom {
   }
 }
 
-/** The answers as bars, each with its count and its share. */
-function barsOf(spread) {
+/** The answers as bars, each with its count and its share; the right one is marked. */
+function barsOf(spread, right = null) {
   const counts = spread.map(([, n]) => n), all = Math.max(1, counts.reduce((sum, n) => sum + n, 0));
   const row = ([words, n]) => [
     h("dt", {}, plain(words, 60)),
@@ -299,7 +305,7 @@ function barsOf(spread) {
       "dd",
       {},
       h("i", { style: `width:${(70 * n) / Math.max(1, ...counts)}%` }),
-      h("span", {}, `${n} (${Math.round((100 * n) / all)}%)`),
+      h("span", {}, `${n} (${Math.round((100 * n) / all)}%)${words === right ? " ✓" : ""}`),
     ),
   ];
   return h("dl", { class: "wb-spread" }, spread.map(row));
@@ -318,17 +324,18 @@ const answerWords = (value) => typeof value === "number" ? formatNumber(value, 6
 function rightOf({ right = null, num_right: numRight, num_given: numGiven, nearest }) {
   if (right === null) return null;
   const near = numRight || nearest === null ? "" : ` The nearest answer is ${answerWords(nearest)}.`;
-  const count = numGiven
-    ? ` ${numRight} of ${counted(numGiven, "answer")} ${numRight === 1 ? "is" : "are"} right.`
-    : "";
+  const are = numGiven === 1 || numRight === 1 ? "is" : "are";
+  const count = numGiven ? ` ${numRight} of ${counted(numGiven, "answer")} ${are} right.` : "";
   return h("p", { class: "wb-right" }, h("strong", {}, `It was ${answerWords(right)}.`), `${count}${near}`);
 }
 
 /** The end of a question: all answers. The end of a duel: the winner, how many bet on it, and both sides. */
 function scoreOf(score, pictures) {
   if (score.asked) {
-    const own = score.mine !== null && h("p", {}, `You answered ${answerWords(score.mine)}.`);
-    const all = score.spread.some(([, n]) => n) ? barsOf(score.spread) : h("p", {}, "Nobody answered.");
+    const { right = null } = score, verdict = score.mine === right ? ": right" : score.choices.length ? ": wrong" : "";
+    const own = score.mine !== null &&
+      h("p", {}, `You answered ${answerWords(score.mine)}${right === null ? "" : verdict}.`);
+    const all = score.spread.some(([, n]) => n) ? barsOf(score.spread, right) : h("p", {}, "Nobody answered.");
     return [h("p", { class: "wb-asked" }, plain(score.asked, 240)), rightOf(score), own, all];
   }
   const { sentence, winner, mine, right, bets, notes, rows, spread } = score;

@@ -25,6 +25,7 @@ const MEASURES = "__MEASURES__";
 const REST_MS = 120;
 
 const NOT_YET = "Not simulated yet: press Simulate, or let the class bet.";
+const FROM_FIRST = "A duel is about the whole run: let it begin with the first step.";
 const AS_IT_WAS = "These are the settings of the run.";
 
 export class WhatIf {
@@ -177,6 +178,7 @@ export class WhatIf {
   }
 
   bet() {
+    if (this.from.value !== "first") return setText(this.verdict, FROM_FIRST);
     this.put({ changes: this.changes(), measure: this.measure.value });
   }
 
