@@ -67,6 +67,10 @@ def test_blocks(filmed, name):
         assert f"{counted(taken, 'block')} taken for new tokens" in words
         assert (f"{counted(found, 'block')} found in the prefix cache" in words) == (found > 0)
         assert f"{grouped(record.free_blocks)} of {grouped(facts.num_blocks - 1)} are free." in words
+        assert ("Preempted: " in words) == bool(record.preempted)
+        for who in record.preempted[:3]:
+            held = sum(map(bool, facts[step - 1].tables[who][group]))
+            assert f"{who if len(who) <= 20 else who[:19] + chr(8230)} its {counted(held, 'block')}" in words
 
 
 @pytest.mark.parametrize("name", FILMED)
@@ -118,6 +122,9 @@ def test_sample(filmed, name):
                 assert words in (token.text, f"⟨token {token.id}⟩", "⟨end of text⟩")
             num += len(given)
         assert scene["sentence"].startswith(f"{counted(num, 'token')} {'is' if num == 1 else 'are'} sampled.")
+        drafts, accepted = (sum(len(c.drafts) for c in record.chunks), sum(c.num_accepted for c in record.chunks))
+        told = f" Of {counted(drafts, 'draft')}, {accepted} {'is' if accepted == 1 else 'are'} accepted."
+        assert (told in scene["sentence"]) if drafts else (" accepted" not in scene["sentence"])
         total += num
     assert total
 

@@ -50,8 +50,18 @@ function blocks(store, step, chunks) {
   const free = store.value("free_blocks", step),
     from = found ? `${counted(found, "block")} found in the prefix cache, ` : "";
   const sentence = `${from}${counted(taken, "block")} taken for new tokens; ${formatNumber(free)} of ` +
-    `${formatNumber(Math.max(0, store.pool.size - 1))} are free.`; // block 0 is never handed out, as in vLLM
+    `${formatNumber(Math.max(0, store.pool.size - 1))} are free.${lossesOf(store, step)}`; // block 0 is never handed out
   return { size, rows, sentence: sentence[0].toUpperCase() + sentence.slice(1) };
+}
+
+/** The requests that a step preempted, each with the number of blocks that it lost. */
+function lossesOf(store, step) {
+  const preempted = store.events(step).filter(({ kind }) => kind === "preempt");
+  const losses = preempted.map(({ request }) => {
+    const held = store.blockTable(request, step - 1).filter(Boolean).length;
+    return `${plain(request.id, 20)} its ${counted(held, "block")}`;
+  });
+  return losses.length ? ` Preempted: ${list(losses)}.` : "";
 }
 
 /** Each query row with the KV positions [from, to) that it may attend to: its own request's, up to itself. */
@@ -100,6 +110,11 @@ function sample(store, _step, chunks) {
     plain(store.requests[request].id, 20)
   );
   const num = rows.reduce((sum, { tokens }) => sum + tokens.length, 0);
+  const drafts = chunks.reduce((sum, chunk) => sum + chunk.drafts, 0);
+  const accepted = chunks.reduce((sum, chunk) => sum + chunk.accepted, 0);
+  const checked = drafts
+    ? ` Of ${counted(drafts, "draft")}, ${formatNumber(accepted)} ${accepted === 1 ? "is" : "are"} accepted.`
+    : "";
   const more = without.length ? ` ${list(without)}: none, because the tokens before are not all computed yet.` : "";
-  return { rows, sentence: `${counted(num, "token")} ${num === 1 ? "is" : "are"} sampled.${more}` };
+  return { rows, sentence: `${counted(num, "token")} ${num === 1 ? "is" : "are"} sampled.${checked}${more}` };
 }
