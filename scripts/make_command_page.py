@@ -37,7 +37,8 @@ def name_of(action: argparse.Action) -> str:
     value = value if isinstance(value, str) else " ".join(value)
     if not action.option_strings:
         return value if action.metavar else action.dest
-    return f"{action.option_strings[-1]} {value}" if action.nargs != 0 else action.option_strings[-1]
+    names = ", ".join(action.option_strings)
+    return f"{names} {value}" if action.nargs != 0 else names
 
 
 def table(parser: argparse.ArgumentParser) -> Iterator[str]:
