@@ -63,7 +63,8 @@ class Speculation:
         if not isinstance(options, Mapping):
             raise ValueError(f'speculative must be None or like {{"method": "ngram"}}, got {options!r}')
         if unknown := [name for name in options if name not in names]:
-            raise ValueError(f"speculative has an unknown key {unknown[0]!r}; the keys are {', '.join(names)}")
+            beside = " (num_speculative_tokens is a field beside it)" if "num_speculative_tokens" in unknown else ""
+            raise ValueError(f"speculative has an unknown key {unknown[0]!r}{beside}; the keys are {', '.join(names)}")
         given = {name: value for name, value in options.items() if value is not None}
         # One of the two alone stands for both, as in vLLM.
         longest = given.get("prompt_lookup_max", given.get("prompt_lookup_min", cls.prompt_lookup_max))

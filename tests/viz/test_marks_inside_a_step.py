@@ -123,8 +123,10 @@ def test_the_schedule_and_the_batch_are_those_of_the_record(taken, deno_page):
         assert f"), {'decode' if start >= length else part}, {limit}" in words
         held = before.get(name, [])
         new = record.block_tables[name][len(held) :]
-        found = re.search(r"new blocks ([\d ]+)", words)
-        assert (found[1].split() if found else []) == [str(block) for block in new]
+        num_hits = record.chunk(name).num_cached_tokens // 4
+        for blocks, title in ((new[:num_hits], "blocks found in the prefix cache"), (new[num_hits:], "new blocks")):
+            found = re.search(rf"{title} ([\d ]+)", words)
+            assert (found[1].split() if found else []) == [str(block) for block in blocks]
     shown(deno_page, engine, seen[1][2])
     numbers = {name: re.sub(r"^.*?\]: ", "", words).split() for name, words in listed(deno_page, "facts")}
     tokens = {name: known_tokens(engine, name) for name in PROMPTS}
@@ -397,3 +399,17 @@ def test_candidates_tell_what_the_sampling_parameters_made_of_them(tiny_llama, d
                     assert float(share[1]) == pytest.approx(100 * drawn[token], abs=0.051)
             ranks.add(order.index(sampled))
         assert len(ranks) > 1, "with a temperature, not always the most likely token"
+
+
+def test_blocks_of_a_hit_are_not_called_new(tiny_llama):
+    with Engine(tiny_llama, EngineConfig(max_num_batched_tokens=64, block_size=4, num_blocks=64)) as engine:
+        feed, prompt = Feed(engine), list(range(5, 23))
+        engine.add_request(prompt, request_id="first", max_tokens=4, ignore_eos=True)
+        engine.step()
+        engine.add_request([*prompt, 40, 41], request_id="second", max_tokens=4, ignore_eos=True)
+        engine.step_into()
+        words = dict(feed.status()["phase"]["facts"])["second"]
+        table = engine.scheduler.requests["second"].block_table
+        shared = engine.scheduler.requests["first"].block_table[:4]
+        assert list(table[:4]) == list(shared) and len(table) == 5
+        assert f"blocks found in the prefix cache {' '.join(map(str, table[:4]))}, new blocks {table[4]}" in words

@@ -469,6 +469,9 @@ class Explanations(list[Explanation]):
     def __repr__(self) -> str:
         return "\n\n".join(map(repr, self)) or "no request"
 
+    def _repr_html_(self) -> str | None:
+        return "".join(filter(None, (each._repr_html_() for each in self))) or None
+
 
 def slowest(trace: Trace, count: int | None = 10, by: Literal["ttft", "e2e"] = "ttft") -> Explanations:
     """Explain the requests that waited longest.

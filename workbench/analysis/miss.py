@@ -162,6 +162,8 @@ class Misses(list[Miss]):
         return f"{group}{shortest.why}"
 
     def _repr_html_(self) -> str:
+        if not self:
+            return f"<p>{html.escape(repr(self))}</p>"
         head = "".join(
             f"<th>{name}</th>" for name in ("request", "step", "group", "found", "looked up", "tokens", "reason", "why")
         )

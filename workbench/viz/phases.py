@@ -50,15 +50,7 @@ def describe_phase(name: str, result: Any) -> dict[str, Any]:
     if name.startswith("layer "):
         return _describe_layer(name, result)
     if name == "schedule":
-        facts = [
-            (
-                chunk.request.request_id,
-                f"tokens [{chunk.start}, {chunk.start + chunk.num_tokens}), {role_of(chunk.arm)}, "
-                f"{limit_of(chunk.limited_by)}"
-                + (f", new blocks {_values(chunk.new_block_ids)}" if len(chunk.new_block_ids) else ""),
-            )
-            for chunk in result.chunks
-        ]
+        facts = [(chunk.request.request_id, _chunk_words(chunk, result.block_size)) for chunk in result.chunks]
     elif name == "forward":
         facts = [("logits", f"{' x '.join(map(str, result.shape))} {result.dtype}")]
     elif name == "mask":
@@ -177,6 +169,16 @@ def likely_tokens(logits: Any, request_ids: Sequence[str], decode: Callable[[lis
 def as_dictionaries(found: Iterable[TopTokens], decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
     """Most likely tokens with their texts, for a view."""
     return [msgspec.to_builtins(top.with_texts(decode)) for top in found]
+
+
+def _chunk_words(chunk: Any, block_size: int) -> str:
+    """A chunk, and the blocks that it appended: those found in the prefix cache, and new ones."""
+    num_found = chunk.num_cached_tokens // block_size
+    found, new = chunk.new_block_ids[:num_found], chunk.new_block_ids[num_found:]
+    tokens = f"tokens [{chunk.start}, {chunk.start + chunk.num_tokens})"
+    parts = [tokens, role_of(chunk.arm), limit_of(chunk.limited_by)]
+    parts += [f"blocks found in the prefix cache {_values(found)}"] if found else []
+    return ", ".join([*parts, *([f"new blocks {_values(new)}"] if new else [])])
 
 
 def _describe_layer(name: str, capture: Any) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
             info.num_prompt_tokens,
             counts[request_id],
             _trimmed(prompt, PROMPT_LIMIT),
-            ("… " if before.get(request_id) and texts[request_id] else "")
+            ("… " if before.get(request_id) and any(texts[request_id]) else "")
             + _trimmed("".join(texts[request_id]), TEXT_LIMIT),
         )
         for (request_id, info), prompt in zip(last, prompts)

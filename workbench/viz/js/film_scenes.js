@@ -49,8 +49,9 @@ function blocks(store, step, chunks) {
   const taken = count(({ fresh, found }) => fresh && !found), found = count((place) => place.found);
   const free = store.value("free_blocks", step),
     from = found ? `${counted(found, "block")} found in the prefix cache, ` : "";
+  const all = Math.max(0, store.pool.size - 1); // block 0 is never handed out, as in vLLM
   const sentence = `${from}${counted(taken, "block")} taken for new tokens; ${formatNumber(free)} of ` +
-    `${formatNumber(Math.max(0, store.pool.size - 1))} are free.${lossesOf(store, step)}`; // block 0 is never handed out
+    `${formatNumber(all)} are free.${lossesOf(store, step)}`;
   return { size, rows, sentence: sentence[0].toUpperCase() + sentence.slice(1) };
 }
 
