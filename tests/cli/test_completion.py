@@ -34,6 +34,8 @@ LINES = [
     ("workbench serve --set enable_prefix_caching=t", "--set enable_prefix_caching=true "),
     ("workbench simulate w.json --sweep policy=fcfs,pr", "--sweep policy=fcfs,priority "),
     ("workbench trace tune a-run.jsonl.gz --slo tpot_me", "--slo tpot_mean="),
+    ("workbench hunt --only progress,bl", "--only progress,blocks "),
+    ("workbench hunt --scheduler vl", "workbench hunt --scheduler vllm "),
     ("workbench serve --kv-cache-dtype int", "workbench serve --kv-cache-dtype int8_per_token_head "),
     ("workbench notebooks --fo", "workbench notebooks --force "),
 ]
@@ -86,6 +88,7 @@ def test_fish_completes_the_line(folder):
     assert offered == [
         *("completion", "explain", "a-run.jsonl.gz", "first", "x$(touch planted)", "e2e"),
         *("enable_prefix_caching=", "enable_prefix_caching=true", "policy=fcfs,priority", "tpot_mean="),
+        *("progress,blocks", "vllm"),
         *("int8_per_token_head", "--force"),
     ]
 
@@ -170,6 +173,9 @@ def test_help_lists_the_fields_with_their_defaults(command, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert stop.value.code == 0
     fields = {"serve": config_fields(), "trace": vllm_fields(), "simulate": {**config_fields(), "rate": ()}}[command[0]]
+    recorded = ["A field that is not set keeps its recorded value; the defaults are those of an engine."]
+    kept, lines = [line for line in lines if line in recorded], [line for line in lines if line not in recorded]
+    assert kept == (recorded if command[0] == "trace" else [])
     assert [line.split()[0] for line in lines[1:-1]] == list(fields)
     assert next(line.split() for line in lines if line.startswith("policy ")) == ["policy", "fcfs", "fcfs", "priority"]
     assert next(line.split() for line in lines if line.startswith("num_blocks "))[:2] == ["num_blocks", "512"]

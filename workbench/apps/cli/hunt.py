@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
 from workbench.apps.cli.say import say
+from workbench.apps.cli.settings import completed_by
 from workbench.base.field_checks import integer
 from workbench.base.progress import StatusLine
 from workbench.base.text import counted, printable
@@ -38,6 +39,9 @@ _REPLAYS = """\
 _POLICY = "a policy for Workbench's scheduler"
 
 
+SCHEDULERS = ("workbench", "engine", "vllm")
+"""Schedulers with a name; others are given as module:factory."""
+
 FOUND = Path("found")
 """Folder for the findings."""
 
@@ -48,7 +52,8 @@ def add_parser(commands: Commands) -> None:
         commands, "hunt", run, "search a scheduler for deadlocks, stale caches and crashes", examples=_EXAMPLES
     )
     schedulers = "workbench, engine, vllm, vllm:module:Class or module:factory"
-    parser.add_argument("--scheduler", metavar="NAME", help=f"{schedulers} (default: workbench)")
+    named = parser.add_argument("--scheduler", metavar="NAME", help=f"{schedulers} (default: workbench)")
+    completed_by(named, lambda **_: SCHEDULERS)
     compared = "compare two: one of those, a release, a folder or environment with vLLM, a checkout, a changed file"
     parser.add_argument("--between", nargs=2, metavar=("A", "B"), help=compared)
     python = "interpreter of vLLM's environment for a side of --between that names none (default: this one)"
@@ -58,11 +63,19 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--workloads", type=int, metavar="N", help="number of workloads, instead of --for")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the workloads (default: 0)")
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
-    parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
+    only = parser.add_argument("--only", metavar="LAW,...", help="laws to check (default: all)")
+    completed_by(only, _complete_laws)
     allowed = "exceptions that are not findings (default: each of Workbench's, none of others)"
     parser.add_argument("--allow", metavar="NAME,...", help=allowed)
     add_out_option(parser, "DIR", f"folder for the findings (default: {FOUND})")
     _add_replay(parser.add_subparsers(title="after a hunt", metavar="COMMAND"), schedulers)
+
+
+def _complete_laws(prefix: str, **_: object) -> list[str]:
+    from workbench.trace.laws import LAWS
+
+    before = prefix[: prefix.rfind(",") + 1]
+    return [f"{before}{law.name}" for law in LAWS if law.name not in before.split(",")]
 
 
 def _add_replay(commands: Commands, schedulers: str) -> None:
@@ -72,7 +85,8 @@ def _add_replay(commands: Commands, schedulers: str) -> None:
     parser.add_argument("--against", metavar="VERSION|FOLDER|A..B", help=against)
     chosen = f"{schedulers}; the first three are taken from the finding"
     kept = argparse.SUPPRESS  # an option before "replay" counts too
-    parser.add_argument("--scheduler", metavar="NAME", default=kept, help=chosen)
+    named = parser.add_argument("--scheduler", metavar="NAME", default=kept, help=chosen)
+    completed_by(named, lambda **_: SCHEDULERS)
     parser.add_argument("--policy", metavar="module:Class", default=kept, help=_POLICY)
 
 

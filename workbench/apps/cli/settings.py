@@ -59,6 +59,8 @@ class _AddSetting(argparse._AppendAction):
         ]:
             line = f"{name:<40}{default:<10}{' '.join(words)}".rstrip()
             print(*wrapped(line, terminal_width(), indent=20), sep="\n")
+        if parser.prog.startswith("workbench trace"):
+            print("A field that is not set keeps its recorded value; the defaults are those of an engine.")
         print("In Python, help(workbench.EngineConfig) explains them.")
         parser.exit()
 
