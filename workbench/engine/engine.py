@@ -419,9 +419,10 @@ class Engine(Shortcuts):
         state.request.grammar = grammar
         if grammar is not None or sampling.prompt_logprobs is not None:
             self._step.inbox.append(lambda: self._join_for(state.request))
-        self._arriving.add(state.request.request_id)
-        self._step.inbox.append(lambda: self._enqueue(state))
-        return state.request.request_id
+        arriving, name = self._arriving, state.request.request_id
+        arriving.add(name)
+        self._step.inbox.extend([lambda: self._enqueue(state), lambda: arriving.discard(name)])
+        return name
 
     def add_adapter(self, name: str, path: str | Path) -> None:
         """Make an adapter (LoRA) available to requests, ``add_request(..., adapter=name)``.
@@ -475,7 +476,6 @@ class Engine(Shortcuts):
         return self.grammars.compile(sampling, num_prompt_tokens)
 
     def _enqueue(self, state: RequestState) -> None:
-        self._arriving.discard(state.request.request_id)
         state.request.arrival_step = self.scheduler.step
         self.scheduler.add_request(state.request)
         self._step.trace.add_request(msgspec.structs.replace(state.info, arrival_step=self.scheduler.step))
