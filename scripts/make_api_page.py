@@ -24,6 +24,7 @@ from make_reference import CONFIGURATIONS, RECORDS
 
 import workbench
 import workbench.viz
+from workbench.base.named_fields import KEPT
 
 DOCS = Path(__file__).parent.parent / "docs"
 BEGINNING = """# Functions and classes by name
@@ -157,7 +158,7 @@ def signature(name: str, of: Any, *, typed: bool = True, bound: bool = False) ->
     parts, starred = [], False
     first = 1 if bound and not is_static(of) else 0
     for parameter in list(found.parameters.values())[first:]:
-        if parameter.default is ...:  # a field that the keywords stand for
+        if parameter.default is KEPT:  # a field that the keywords stand for
             continue
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:

@@ -8,11 +8,20 @@ from dataclasses import fields
 from typing import Any
 
 
+class _Kept:
+    def __repr__(self) -> str:
+        return "..."
+
+
+KEPT = _Kept()
+"""The default of a field in a signature: a field that is not named keeps the value that it has."""
+
+
 def show_fields(kind: type, *functions: Callable[..., Any]) -> None:
     """Put the fields of a dataclass into the signatures of functions, before their ``**keywords``.
 
-    A default is shown as ``...``, because a field that is not named keeps the value that it has. Nothing else changes:
-    the function gets the fields as keywords and checks them.
+    Their default is `KEPT`, shown as "...". Nothing else changes: the function gets the fields as keywords and checks
+    them.
 
     Args:
         kind: The dataclass, such as EngineConfig.
@@ -31,7 +40,7 @@ def show_fields(kind: type, *functions: Callable[..., Any]) -> None:
         assert rest.kind is rest.VAR_KEYWORD, f"{function.__qualname__} takes no keywords beside its own"
         taken = {parameter.name for parameter in own}
         added = [
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=field.type)
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=KEPT, annotation=field.type)
             for field in fields(kind)
             if field.name not in taken
         ]
