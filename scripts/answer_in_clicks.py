@@ -151,6 +151,8 @@ class Place:
 
     def block_of_token(self) -> None:
         """In which block is token 700 of the long prompt?"""
+        if self.reader.browser.run(FIND, self.search, "", False) is None:  # a phone folds it
+            self.reader.click(".wb-button", "Tools")
         self.reader.write(self.search, "long 700")
         self.reader.see(".wb-drawer dd", "700, slot")
 
