@@ -105,7 +105,7 @@ def test_an_engine_forks_its_own_run(tiny_llama):
 
 
 def decisions(trace):
-    """What the scheduler did in each step; a simulation knows neither texts nor wrong drafts."""
+    """The decisions of the scheduler in each step; a simulation knows neither texts nor wrong drafts."""
     unknown = ("time", "timings", "end", "kernel", "phase_starts", "chunks")
     for record in trace:
         chunks = [structs.replace(chunk, text="", drafts=(0,) * len(chunk.drafts)) for chunk in record.chunks]

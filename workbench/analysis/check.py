@@ -62,7 +62,7 @@ class Check:
         without_pauses: The measured values without pauses; ``recorded`` if it is empty.
         is_cut: Whether requests had not ended with the recording: the values are of what had happened by then, and a
             prediction that is compared with another one serves all requests to their end.
-        common_hit_rates: Recorded and predicted hit rates of the requests that were admitted in both; None if all were.
+        common_hit_rates: Recorded and predicted hit rates of the requests that were admitted in both; None for all.
     """
 
     fit: FitReport | None

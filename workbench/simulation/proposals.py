@@ -29,7 +29,7 @@ class RecordedProposals:
 
     A changed run may come to a place among the tokens that one recorded verification gave. It has as many drafts there;
     those that were accepted from there on are accepted again, and one more if all were. Beyond the recorded output the
-    proposals repeat from the first. Where the recording tells nothing, as many drafts as allowed are rejected.
+    proposals repeat from the first. If the recording tells nothing, as many drafts as allowed are rejected.
 
     Attributes:
         places: For each proposal the number of output tokens before it, in order.
