@@ -200,3 +200,28 @@ def test_time_between_steps_is_the_reason_if_it_is_as_long_as_what_is_missing():
     assert "because it leaves out the 900 ms between steps; rely on the measured parts" in said.sentence("s")
     assert "between steps" not in replace(said, between=0.1).sentence("s")
     assert "out the 900 ms before the first step;" in replace(said, when="before the first step").sentence("s")
+
+
+def test_a_request_that_the_prediction_alone_admits_is_no_sign_of_unknown_prefixes():
+    """It is aborted while it waits; in the prediction, of faster steps, it is admitted before and finds its prefix."""
+    shared = {"parts": [{"len": 400, "seed": "shared"}, {"len": 8}]}
+    requests = [
+        {"id": "first", "prompt": shared, "max_tokens": 20, "arrival_time": 0.0},
+        {"id": "aborted", "prompt": shared, "max_tokens": 9, "arrival_time": 0.1, "abort_step": 9},
+        {"id": "last", "prompt": {"len": 64}, "max_tokens": 9, "arrival_time": 0.2},
+    ]
+    config = CONFIG | {"max_num_seqs": 1}
+    trace = simulate({"config": config, "requests": requests}, cost_model=CostModel(fixed=0.1))
+    assert trace.metrics().requests["aborted"].first_scheduled_step is None
+    check = Predictor(trace, CostModel(fixed=0.01)).check
+    assert check.recorded["hit_rate"] == 0 < 0.4 < check.unchanged["hit_rate"]
+    assert check.common_hit_rates == (0, 0) and "prefixes" not in str(check)
+
+
+def test_hits_that_differ_of_the_same_requests_show_that_prefixes_are_unknown():
+    rates = {"hit_rate": 0.4}, {"hit_rate": 0.1}
+    for common, is_told in ((None, True), ((0.3, 0.1), True), ((0.1, 0.1), False)):
+        said = str(Check(None, *rates, common_hit_rates=common))
+        assert ("shared prefixes are not in the recording" in said) is is_told
+    said = str(Check(None, *rates, common_hit_rates=(0.3, 0.1)))
+    assert "for the requests that were admitted in both" in said and "a hit rate of 30.0%, its prediction 10.0%" in said

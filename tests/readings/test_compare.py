@@ -381,6 +381,29 @@ def test_a_simulation_that_takes_its_tokens_says_so():
     assert compare(recorded, recorded).badge == "same tokens"
 
 
+def test_an_output_that_is_cut_has_the_same_tokens_as_far_as_both_have_them():
+    sides = [Trace.load(f"tests/data/vllm-recorded/{side}/h_abort.jsonl.gz") for side in ("sync", "async")]
+    numbers = [{name: len(tokens) for name, tokens in output_token_ids(side).items()} for side in sides]
+    assert (numbers[0]["a1"], numbers[1]["a1"]) == (2, 1)
+    assert compare(*sides).badge == "same tokens as far as both have them"
+    assert compare(sides[0], sides[0]).badge == "same tokens"
+
+
+def test_a_prediction_beside_a_measured_run_says_so():
+    recorded = Trace.load("notebooks/data/vllm_served.jsonl.gz")
+    now, changed = recorded.whatif(), recorded.whatif(max_num_seqs=16)
+    note = "the times of {} are predicted, those of {} are measured"
+
+    def told_of(*pair):
+        return " ".join(repr(compare(*pair)).split())
+
+    for pair, names in (((recorded, changed), "BA"), ((now, recorded), "AB")):
+        assert note.format(*names) in told_of(*pair) and "beyond the spread" not in told_of(*pair)
+    for pair in ((now, changed), (recorded, recorded)):
+        assert "are predicted" not in told_of(*pair)
+    assert "mean TTFT: 1.78 s -> 873 ms, -37% per request, in 6 of 8 parts of the run; " in told_of(recorded, changed)
+
+
 def test_a_narrow_terminal_has_no_line_that_is_cut(monkeypatch):
     runs = [Trace.load(f"docs/data/{name}.jsonl.gz") for name in ("run", "run")]
     monkeypatch.setenv("COLUMNS", "60")

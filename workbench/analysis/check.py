@@ -62,6 +62,7 @@ class Check:
         without_pauses: The measured values without pauses; ``recorded`` if it is empty.
         is_cut: Whether requests had not ended with the recording: the values are of what had happened by then, and a
             prediction that is compared with another one serves all requests to their end.
+        common_hit_rates: Recorded and predicted hit rates of the requests that were admitted in both; None for all.
     """
 
     fit: FitReport | None
@@ -69,6 +70,7 @@ class Check:
     unchanged: Mapping[str, float] = field(default_factory=dict)
     without_pauses: Mapping[str, float] = field(default_factory=dict)
     is_cut: bool = False
+    common_hit_rates: tuple[float, float] | None = None
 
     @property
     def measured(self) -> Mapping[str, float]:
@@ -172,10 +174,11 @@ class Check:
             notes.append("recorded values are without the pauses in which a person stopped the engine")
         if not self.recorded:
             notes.append("nothing was measured that the prediction of the recorded setting could be compared with")
-        hits = self.recorded.get("hit_rate", 0.0), self.unchanged.get("hit_rate", 0.0)
+        hits = self.common_hit_rates or (self.recorded.get("hit_rate", 0.0), self.unchanged.get("hit_rate", 0.0))
         if self.recorded and abs(hits[0] - hits[1]) > UNKNOWN_PREFIXES:
+            whose = "for the requests that were admitted in both, " if self.common_hit_rates else ""
             notes.append(
-                f"the recording had a hit rate of {percent(hits[0])}, its prediction {percent(hits[1])}: shared "
+                f"{whose}the recording had a hit rate of {percent(hits[0])}, its prediction {percent(hits[1])}: shared "
                 "prefixes are not in the recording, or the engine has other rules, so hits and blocks of a prediction "
                 "are not those of the engine"
             )

@@ -22,10 +22,12 @@ from workbench.scheduler.request import Request
 from workbench.simulation.arrivals import Arrival
 from workbench.simulation.costs.cost_model import StepCost, as_step_cost
 from workbench.simulation.limits import MAX_STEPS, count_prompt_tokens
+from workbench.simulation.proposals import Proposal, RecordedProposals
 from workbench.simulation.simulate import simulate_requests
 from workbench.simulation.workload import made_up_token
 from workbench.trace import RequestInfo, StepRecord, Trace, TraceMeta
 from workbench.trace.readings.contents import Contents
+from workbench.trace.reasons import Reason
 
 
 def fork(
@@ -44,10 +46,10 @@ def fork(
     requests arrive at their recorded times, and one that was aborted is aborted as long after its arrival, unless it
     has ended by then. A request whose prompt contains the answer to an earlier one arrives when that answer has ended,
     with as much time between as in the recording. A request that had ended gets the recorded tokens and ends with the
-    same one. Any other request continues to its ``max_tokens`` with made-up tokens. Each verification of a request
-    accepts as many drafts as in the recording; of fewer drafts at most all, and more are refused. A recording of vLLM
-    is simulated with ``as_vllm``; if the setting would hang, the source of the trace says so, and its ``end`` is
-    "stuck".
+    same one. Any other request continues to its ``max_tokens`` with made-up tokens. At each place of its output a
+    request has as many drafts as in the recording, of which as many are accepted, see `RecordedProposals`; of fewer
+    drafts at most all are, and more are refused. A recording of vLLM is simulated with ``as_vllm``; if the setting
+    would hang, the source of the trace says so, and its ``end`` is "stuck".
 
     Args:
         trace: The trace of an engine, of a simulation, or recorded from another engine.
@@ -214,18 +216,23 @@ class Past:
         self._is_async = bool(trace.config.get("async_scheduling"))
         # Four bytes for a token instead of forty: other processes get a copy of all of them.
         self._sampled: dict[str, array[int]] = defaultdict(partial(array, "i"))
-        self._accepts: dict[str, list[int]] = defaultdict(list)
+        self._proposals: dict[str, RecordedProposals] = defaultdict(RecordedProposals)
+        # An asynchronous engine fills up the rows of a request with placeholders.
+        self._fills_up = self._is_async and any(
+            draft >= 0 for record in trace for chunk in record.chunks for draft in chunk.drafts
+        )
+        self._num_blocks: dict[str, int] = defaultdict(int)  # in the table of each request, only with drafts
         self._ended: dict[str, str] = {}  # the reason, "" if it is not known
         self._aborted: dict[str, int] = {}  # in order
         self._begins, self._ends = array("d"), array("d")  # of each step, in seconds
+        self._config = recorded_config(trace)
         for record in trace:
             self._begins.append(record.time)
             self._ends.append(record.end)
+            if self._config.num_speculative_tokens:
+                self._note_proposals(record)
             for chunk in record.chunks:
                 self._sampled[chunk.request_id].extend(chunk.accepted)
-                is_padded = chunk.request_id in record.admitted or chunk.request_id in record.resumed
-                if chunk.drafts and not chunk.discarded and not is_padded:
-                    self._accepts[chunk.request_id].append(chunk.num_accepted)
             self._ended.update({name: record.finish_reasons.get(name, "") for name in record.finished})
             self._aborted.update(dict.fromkeys(record.aborted, record.step))
         self._places = {name: place for place, name in enumerate(self._aborted)}
@@ -234,6 +241,35 @@ class Past:
         if self._contents.kind != "tokens":
             for info in trace.requests.values():
                 self._stand_in(info)
+
+    def _note_proposals(self, record: StepRecord) -> None:
+        """Note the drafts of each decode, none included; where a limit cut them, all that are allowed."""
+        most = self._config.num_speculative_tokens
+        for request_id in record.preempted:
+            lost = Proposal(min(most, self._num_lost(record, request_id)), 0)
+            self._proposals[request_id].add(len(self._sampled[request_id]), lost)
+            self._num_blocks[request_id] = 0
+        for chunk in record.chunks:
+            self._num_blocks[chunk.request_id] += len(chunk.new_block_ids)
+            is_padded = chunk.request_id in record.admitted or chunk.request_id in record.resumed
+            if chunk.arm == "decode" and not chunk.discarded and not is_padded:
+                num_drafts = len(chunk.drafts) if chunk.limited_by == "complete" else most
+                if self._fills_up:
+                    num_drafts = sum(draft >= 0 for draft in chunk.drafts)
+                place = len(self._sampled[chunk.request_id])
+                self._proposals[chunk.request_id].add(place, Proposal(num_drafts, chunk.num_accepted))
+
+    def _num_lost(self, record: StepRecord, request_id: str) -> int:
+        """Drafts that a preemption left unverified: as few as need the blocks that the request took or asked for."""
+        reason, taken = record.preempt_reasons.get(request_id), record.unscheduled_block_ids.get(request_id)
+        num_new = None if taken is None else len(taken)
+        if num_new is None and isinstance(reason, Reason) and reason.requests == (request_id,):
+            num_new = reason.needed
+        if num_new is None:
+            return self._config.num_speculative_tokens
+        num_known = self._trace.requests[request_id].num_prompt_tokens + len(self._sampled[request_id])
+        num_blocks = self._num_blocks[request_id] + num_new
+        return max(0, (num_blocks - 1) * self._config.block_size + 1 - num_known) if num_new else 0
 
     def _stand_in(self, info: RequestInfo) -> None:
         """Put numbers in the place of output tokens that are not recorded."""
@@ -302,7 +338,7 @@ class Past:
             arrival_time=info.arrival_time,
             abort_step=self._aborted.get(request_id),
             index=self._places.get(request_id, 0),
-            accepts=tuple(self._accepts[request_id]),
+            proposals=self._proposals[request_id],
             cache_salt=info.cache_salt,
             adapter=info.adapter,
         )

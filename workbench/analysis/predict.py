@@ -40,6 +40,8 @@ from workbench.trace import Trace, TraceError
 from workbench.trace.readings.contents import Contents
 from workbench.trace.readings.metrics import RequestMetrics, still_without
 from workbench.trace.readings.metrics_collector import MetricsCollector
+from workbench.trace.readings.metrics_collector import metrics as measured
+from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.two_sides import NOTHING
 
 WORTH_PROCESSES = 200_000
@@ -175,7 +177,24 @@ class Predictor:
     def check(self) -> Check:
         """The recorded setting, predicted, beside what was measured."""
         is_cut = bool(self.unchanged.seen) and self._until is not None
-        return Check(self.report, self.recorded, self.unchanged_values, self._without_pauses, is_cut)
+        return Check(
+            self.report, self.recorded, self.unchanged_values, self._without_pauses, is_cut, self._common_hit_rates
+        )
+
+    @property
+    def _common_hit_rates(self) -> tuple[float, float] | None:
+        """Recorded and predicted hit rates of the requests that were admitted in both; None if none was aborted.
+
+        A request that is aborted while it waits may be admitted in the prediction alone.
+        """
+        if self._measured or not self.recorded or not any(record.aborted for record in self.trace):
+            return None
+        sides = [
+            {name: each for name, each in measured(run).requests.items() if each.first_scheduled_step is not None}
+            for run in (self.trace, self.simulate())
+        ]
+        rates = [hit_rate([side[name] for name in side if all(name in other for other in sides)]) for side in sides]
+        return rates[0] or 0.0, rates[1] or 0.0
 
     @property
     def _without_pauses(self) -> dict[str, float]:

@@ -25,6 +25,7 @@ from workbench.simulation.log_rows import json_rows
 from workbench.simulation.log_tables import CONVERSATION_RULES, RULES, column_check
 from workbench.simulation.log_turns import first_exchange
 from workbench.simulation.log_units import MOONCAKE_BLOCK, SECONDS, Hashed, UnitOfTime, block_sizes
+from workbench.simulation.proposals import RecordedProposals
 from workbench.trace.fields import MAX_SECONDS
 
 Lengths = Callable[[random.Random], int]
@@ -70,6 +71,8 @@ class Arrival:
         adapter: Name of the adapter (LoRA) that it is computed with; "" for the model alone.
         session: Its session, by which routers keep requests together; "" if it is alone.
         accepts: Drafts accepted in each verification, from the first again after the last; empty for none.
+        proposals: Drafts and accepted ones by their places in the output, as a recording has them; None for as many
+            drafts as allowed, of which ``accepts`` are accepted.
         grammar: When the grammar of its output is compiled; None if it has none.
         after: The request whose end it waits for; its own times count only if that one is not in the run. "" for none.
         think: Seconds between that end and its arrival.
@@ -89,6 +92,7 @@ class Arrival:
     timeout: float | None = None
     index: int = 0
     accepts: tuple[int, ...] = ()
+    proposals: RecordedProposals | None = None
     cache_salt: str = ""
     adapter: str = ""
     session: str = ""

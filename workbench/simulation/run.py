@@ -16,6 +16,7 @@ from workbench.scheduler.request import Request
 from workbench.scheduler.scheduler import Scheduler
 from workbench.simulation.arrivals import Arrival, GrammarArrival, arrival_order
 from workbench.simulation.costs.cost_model import StepCost
+from workbench.simulation.proposals import Proposal
 from workbench.trace import StepRecord
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class SimulatedRun:
             new.append(request)
             self.num_arrived += 1
             if self._num_drafts:
-                self._acceptance[arrival.request_id] = _Acceptance(arrival)
+                self._acceptance[arrival.request_id] = _Acceptance(arrival, self._num_drafts)
             if arrival.abort_step is not None:
                 time = 0.0 if arrival.timeout is None else request.arrival_time + arrival.timeout
                 entry = (arrival.abort_step, time, arrival.index, self.num_arrived, arrival.request_id)
@@ -297,7 +298,7 @@ class SimulatedRun:
         num_accepted = 0
         if chunk.drafts and not chunk.is_padded:
             acceptance = self._acceptance[request.request_id]
-            num_accepted = min(acceptance.next, len(chunk.drafts))
+            num_accepted = min(acceptance.at(request.num_output_tokens).num_accepted, len(chunk.drafts))
             if not self._drafts_are_known:  # what the grammar does not allow has become padding meanwhile
                 num_accepted = min(num_accepted, acceptance.next_valid(len(chunk.drafts)))
             acceptance.num_verifications += 1
@@ -307,12 +308,13 @@ class SimulatedRun:
         """Make the drafts of the next step: right as far as they will be accepted, and wrong from there on."""
         drafts = {}
         for chunk in batch.chunks:
-            if (acceptance := self._acceptance.get(chunk.request.request_id)) is None or not chunk.samples:
+            request = chunk.request
+            if (acceptance := self._acceptance.get(request.request_id)) is None or not chunk.samples:
                 continue
-            tokens = _next_tokens(chunk.request, self._num_drafts, sample_token)
-            wrong = [3 + (token - 3 + 1) % 31997 for token in tokens[acceptance.next :]]
-            made = tokens[: acceptance.next] + wrong
-            drafts[chunk.request.request_id] = made[: acceptance.next_valid(len(made))]
+            num_drafts, num_right = acceptance.at(request.num_output_tokens)
+            tokens = _next_tokens(request, min(num_drafts, self._num_drafts), sample_token)
+            made = tokens[:num_right] + [3 + (token - 3 + 1) % 31997 for token in tokens[num_right:]]
+            drafts[request.request_id] = made[: acceptance.next_valid(len(made))]
         self.scheduler.set_drafts(drafts)
 
     def _something_to_come(self) -> bool:
@@ -343,15 +345,17 @@ class ArrivingGrammar:
 
 
 class _Acceptance:
-    """The number of drafts that a request accepts in its next verification, and that its grammar allows.
+    """The next drafts of a request: how many it has, and how many are accepted.
 
     Args:
-        arrival: Has these numbers for each verification and proposal, from the first again after the last.
+        arrival: The request, with its proposals.
+        most: Number of drafts that are allowed.
     """
 
-    def __init__(self, arrival: Arrival) -> None:
-        self._accepts = arrival.accepts or (0,)
+    def __init__(self, arrival: Arrival, most: int) -> None:
+        self._recorded, self._accepts = arrival.proposals, arrival.accepts or (0,)
         self._valid = arrival.grammar.valid_drafts if arrival.grammar is not None else ()
+        self._most = most
         self._num_proposals = 0
         self.num_verifications = 0
 
@@ -362,9 +366,11 @@ class _Acceptance:
         self._num_proposals += 1
         return min(num_drafts, self._valid[(self._num_proposals - 1) % len(self._valid)])
 
-    @property
-    def next(self) -> int:
-        return self._accepts[self.num_verifications % len(self._accepts)]
+    def at(self, place: int) -> Proposal:
+        """The next proposal, with this number of output tokens before it."""
+        if self._recorded is not None:
+            return self._recorded.at(place, self._most)
+        return Proposal(self._most, self._accepts[self.num_verifications % len(self._accepts)])
 
 
 def _next_tokens(request: Request, count: int, sample_token: Callable[[Request], int]) -> list[int]:

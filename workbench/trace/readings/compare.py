@@ -81,7 +81,9 @@ class Comparison:
         if self.same_tokens is None:
             return "no tokens to compare"
         if self.first_token_difference is None:
-            return f"same tokens{self._taken_from}"
+            lengths = [(each.a.num_output_tokens, each.b.num_output_tokens) for each in self.requests]
+            far = "" if all(of_a == of_b for of_a, of_b in lengths) else " as far as both have them"
+            return f"same tokens{far}{self._taken_from}"
         difference = self.first_token_difference
         tokens = [("nothing" if token is None else f"token {token}") for token in (difference.a, difference.b)]
         return (
@@ -141,7 +143,8 @@ class Comparison:
         lines = []
         order = {request_id: index for index, request_id in enumerate(self.a.requests)}
         requests = sorted(self.requests, key=lambda request: order[request.request_id])
-        is_measured = self.unit == "s" and not (is_simulated(self.a) and is_simulated(self.b))
+        num_simulated = is_simulated(self.a) + is_simulated(self.b)
+        is_measured = self.unit == "s" and num_simulated < 2
         for measure in self.measures:
             unit = f" {measure.unit}" if measure.unit not in ("", "s") else ""
             a, b = (amount(each, "s") if measure.unit == "s" else number(each) for each in (measure.a, measure.b))
@@ -156,7 +159,7 @@ class Comparison:
             )
             both = [(before, after) for before, after in values if before is not None and after is not None]
             change = typical_change(both) if is_measured else None
-            if change is not None and not change.is_certain:
+            if change is not None and not change.is_certain and not num_simulated:
                 lines.append(f"{line}: no change beyond the spread of the runs ({change})")
                 continue
             deltas = [minus(after, before) for before, after in both]
@@ -276,7 +279,7 @@ def compare(a: Trace, b: Trace) -> Comparison:
         first_divergence=min(divergences, key=lambda divergence: divergence.step, default=None),
         same_tokens=not differences if known else None,
         first_token_difference=differences[0] if differences and known else None,
-        notes=(*([UNEQUAL_STEPS] if counts_only else []), *_notes(a, b, matching)),
+        notes=(*([UNEQUAL_STEPS] if counts_only else []), *_one_predicted(a, b, unit), *_notes(a, b, matching)),
     )
 
 
@@ -342,6 +345,18 @@ def _known_only(name: str, one: Trace, other: Trace) -> str:
 def is_simulated(trace: Trace) -> bool:
     """Whether its times come from a cost model, so that the same run would take the same time again."""
     return trace.meta.source.startswith("simulation") or FORKED in trace.meta.source
+
+
+def _one_predicted(a: Trace, b: Trace, unit: str) -> list[str]:
+    """A note on a measured run beside a simulated one; none if their times are of one kind."""
+    if unit != "s" or is_simulated(a) == is_simulated(b):
+        return []
+    simulated, other = "AB" if is_simulated(a) else "BA"
+    return [
+        f"the times of {simulated} are predicted, those of {other} are measured: the changes contain the error of the "
+        "prediction; for the effect of a setting compare two predictions, such as trace.whatif() and "
+        "trace.whatif(max_num_seqs=16)"
+    ]
 
 
 def _ttft(metrics: RequestMetrics, unit: str) -> float | None:
