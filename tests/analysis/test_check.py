@@ -13,9 +13,9 @@ from workbench.analysis.check import COUNTS, MAX_ERROR, Check
 from workbench.analysis.explain import Explainer
 from workbench.analysis.fork import Past
 from workbench.analysis.predict import Predictor, values_of
-from workbench.analysis.values import UNSERVED
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
+from workbench.trace.readings.two_sides import UNSERVED
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
 COST = CostModel(fixed=0.02, per_sequence=1e-3, per_prefill_token=2e-4)

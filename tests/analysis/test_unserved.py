@@ -1,5 +1,6 @@
 """Requests that get no first token, or are aborted, count in predictions by the rule of recorded values."""
 
+import json
 from random import Random
 from statistics import fmean
 
@@ -9,7 +10,12 @@ from workbench import simulate
 from workbench.analysis.predict import Predictor
 from workbench.analysis.tune import tune
 from workbench.analysis.values import values_of
+from workbench.base.text import duration
+from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.viz.changed_run import changed_run
+from workbench.viz.duel import settled
+from workbench.viz.layout.comparison import encode_other, verdict
 
 COST = {"fixed": 0.01, "per_prefill_token": 0.0004, "per_kv_token": 0.00001}
 
@@ -49,6 +55,15 @@ def spans(trace, what):
         else:
             ended |= {name: record.end - arrivals[name] for name in record.finished}
     return list(ended.values()), [time for name, time in aborted.items() if name not in ended]
+
+
+def firsts(trace):
+    """The time to first token of each request that has one."""
+    found = {}
+    for record in trace:
+        for name in (chunk.request_id for chunk in record.chunks if chunk.accepted):
+            found.setdefault(name, record.end - trace.requests[name].arrival_time)
+    return found.items()
 
 
 def product_limit_mean(ended, cut):
@@ -104,6 +119,44 @@ def test_no_request_that_ended_means_no_latency():
     assert not spans(recording, "e2e")[0]
     values = Predictor(recording, num_draws=0).unchanged.outcome.values
     assert "e2e_mean" not in values and "e2e_mean" not in values_of(recording) and values["ttft_mean"] > 0
+
+
+def test_a_comparison_has_those_who_get_nothing_first(recording, predictor):
+    trace = predictor.predict(max_num_seqs=2).trace
+    starved = sorted(recording.requests.keys() - dict(firsts(trace)).keys())
+    assert len(starved) == 8
+    for one, other, word in ((recording, trace, "pay"), (trace, recording, "gain")):
+        found = compare(one, other)
+        assert sorted(request.request_id for request in found.requests[:8]) == starved
+        assert sorted(request.request_id for request in found.sorted_by("ttft")[:8]) == starved
+        (line,) = [line for line in str(found).splitlines() if line.startswith("mean TTFT")]
+        before, after = dict(firsts(one)), dict(firsts(other))
+        both = before.keys() & after.keys()
+        longer = sum(after[name] > before[name] + 1e-9 for name in both)
+        shorter = sum(after[name] < before[name] - 1e-9 for name in both)
+        gain, pay = (shorter, longer + 8) if word == "pay" else (shorter + 8, longer)
+        assert line.endswith(f"{gain} request{'s' * (gain != 1)} gain{'s' * (gain == 1)}, {pay} pay{'s' * (pay == 1)}")
+        counts = ("0", "8") if word == "pay" else ("8", "0")
+        assert f"requests without a first token: {' -> '.join(counts)}\n" in str(found)
+        assert f"mean and P99 TTFT are those of the {len(both)} requests" in str(found)
+        assert verdict(found).startswith(f"requests without a first token {' -> '.join(counts)}; aborted requests ")
+
+
+def test_a_page_and_a_duel_tell_of_those_who_get_nothing(recording):
+    changed = changed_run(recording, None, 0, {"max_num_seqs": 2})
+    facts = changed.facts["measures"]
+    assert ["requests without a first token", "0", "8", "0 before"] in facts["measures"]
+    assert facts["verdict"].startswith("requests without a first token 0 -> 8; aborted requests 10 -> 9; worse: ")
+    told = settled(recording, changed, "mean time to first token", "s")
+    assert "Requests without a first token: A 0, B 8; aborted requests: A 10, B 9." in told.notes
+    packet = encode_other(recording, changed.trace, {"at_step": 0, **changed.facts}, changed.unchanged)
+    start = packet.index(b'"mean":') + len(b'"mean":')
+    means = json.loads(packet[start : packet.index(b"]", start) + 1])[:2]
+    shown = next(row for row in facts["measures"] if row[0] == "mean TTFT")
+    assert [duration(mean) for mean in means] == [shown[1], shown[2].partition(" (")[0]]
+    assert means == pytest.approx(
+        [product_limit_mean(*spans(run, "ttft")) for run in (recording, changed.trace)], rel=0.01
+    )
 
 
 def test_tune_advises_no_setting_that_leaves_more_requests_without_an_answer(recording):

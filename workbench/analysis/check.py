@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workbench.analysis.values import UNSERVED
 from workbench.simulation.costs.fit import MAX_MEDIAN_ERROR, MAX_TOTAL_ERROR, FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, number, percent
+from workbench.trace.readings.two_sides import UNSERVED
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""

@@ -17,12 +17,12 @@ from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
 from workbench.analysis.predict import Predictor
 from workbench.analysis.sweep import refuse_impossible_values
 from workbench.analysis.tuning import Candidate, Tuning, mark_front, read_slo, score
-from workbench.analysis.values import UNSERVED
 from workbench.base.progress import progress_bar
 from workbench.base.text import counted, settings_text
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import percent
+from workbench.trace.readings.two_sides import UNSERVED
 
 NUM_FINALISTS = 4
 """Number of settings that are predicted with intervals after the sweep."""

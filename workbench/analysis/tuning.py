@@ -13,11 +13,12 @@ from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
 from workbench.analysis.rerun import SIZES
-from workbench.analysis.values import OF_IDLE, STATISTICS, UNSERVED, VALUES, value_names
+from workbench.analysis.values import OF_IDLE, STATISTICS, VALUES, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.tables import folded_command, table_lines, terminal_width, wrapped_text
 from workbench.base.text import counted, duration, settings_text
+from workbench.trace.readings.two_sides import UNSERVED
 
 COSTS = 1.05
 """A value is named as the cost of a setting if it is worse by more than this factor."""

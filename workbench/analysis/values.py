@@ -16,6 +16,7 @@ from workbench.trace.readings.metrics import TraceMetrics, percentile
 from workbench.trace.readings.metrics_collector import metrics as measured
 from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.run_clock import RunClock
+from workbench.trace.readings.two_sides import unserved_values
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
 """Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration", which includes idle time, and
@@ -29,9 +30,6 @@ OPEN = ("ttft", "queue", "e2e")
 
 A request that was aborted has no end, and without a first token it has waited for one until then: its times count as
 those of a request that is cut off by the end of a recording do."""
-
-UNSERVED = {"num_no_first_token": "requests without a first token", "num_aborted": "aborted requests"}
-"""Numbers of requests that did not get what they asked for, with the words of a reader."""
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
@@ -150,8 +148,7 @@ def counts_of(metrics: TraceMetrics) -> dict[str, float]:
     counts = {
         "num_steps": float(summary.num_steps),
         "num_preemptions": float(summary.num_preemptions),
-        "num_no_first_token": float(sum(each.waited is not None for each in metrics.requests.values())),
-        "num_aborted": float(summary.num_aborted),
+        **unserved_values(metrics.requests.values()),
         "hit_rate": summary.hit_rate or 0.0,
     }
     uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
