@@ -7,9 +7,10 @@ from statistics import fmean
 import pytest
 
 from workbench import simulate
+from workbench.analysis.fleet.ranks import _seen
 from workbench.analysis.predict import Predictor
 from workbench.analysis.tune import tune
-from workbench.analysis.values import values_of
+from workbench.analysis.values import values_of, values_until
 from workbench.base.text import duration
 from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics_collector import metrics
@@ -112,6 +113,20 @@ def test_recorded_values_follow_the_same_rule(recording, predictor):
     assert summary.e2e.count == 24 and summary.e2e.mean == pytest.approx(
         fmean([time for times in spans(recording, "e2e") for time in times])
     )
+
+
+def test_the_requests_of_ranks_follow_it_too(recording):
+    arrivals = {name: info.arrival_time for name, info in recording.requests.items()}
+    seen = [_seen(arrivals, request) for request in metrics(recording).requests.values()]
+    for until in (1.8, 60.0):
+        values = values_until([each for each in seen if each.arrival <= until], until)
+        ended, cut = [], []
+        for each in seen:
+            is_ended = each.end <= until and not each.is_aborted
+            (ended if is_ended else cut).append(min(each.end, until) - each.arrival)
+        ended, cut = [time for time in ended if time > 0], [time for time in cut if time >= 0]
+        assert values["e2e_mean"] == pytest.approx(product_limit_mean(ended, cut))
+    assert sum(each.is_aborted for each in seen) == sum(len(record.aborted) for record in recording)
 
 
 def test_no_request_that_ended_means_no_latency():
