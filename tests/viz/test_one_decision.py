@@ -100,7 +100,7 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
     assert main(["trace", "whatif", str(tmp_path / "run.jsonl"), "--set", "max_num_batched_tokens=64"]) in (0, 2)
     told = capsys.readouterr()
     tuned, changed = asked(trace), changed_run(trace, lambda **changes: fork(trace, **changes), 0, {"max_num_seqs": 4})
-    assert terms_of_changes(trace) == ("steps" if grade == "steps" else "s", grade == "comparison")
+    assert terms_of_changes(trace) == ("steps" if grade == "steps" else "s", 0.1 if grade == "comparison" else 0.0)
     if grade == "steps":
         with pytest.raises(NoSeconds):
             comparing(trace)
@@ -237,9 +237,17 @@ def test_a_value_that_is_not_to_be_relied_on_decides_nothing(seats):
     marked = {row[0] for row in facts["measures"] if row[3].endswith(" (do not rely on it)")}
     assert marked == {row[0] for row in facts["measures"]} & far and "P99 ITL" in marked
     assert not any(word in facts["verdict"] for word in far) and "TTFT" in facts["verdict"]
-    assert terms_of_changes(trace, "ttft_mean") == ("s", False)
+    assert terms_of_changes(trace, "ttft_mean") == ("s", round(abs(check.errors["ttft_mean"]), 2))
     with pytest.raises(ValueError, match=r"off by -\d+%: choose another one"):
         terms_of_changes(trace, "itl_max")
+
+
+def test_with_a_caution_the_verdict_names_no_change_that_says_nothing():
+    facts = changed_run(recording(0.9), None, 0, {"max_num_seqs": 7}).facts["measures"]
+    changes = [row[3] for row in facts["measures"]]
+    assert "7% longer" in changes and all(re.match(r"no |less than 1%|\d%", change) for change in changes)
+    assert "worse" not in facts["verdict"] and "better" not in facts["verdict"]
+    assert facts["verdict"].endswith(" changes by 10% or more")
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.3])

@@ -19,6 +19,7 @@ from workbench.analysis.fork import fork
 from workbench.analysis.predict import comparing
 from workbench.trace import Trace
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.viz import duel
 from workbench.viz.bundle import bundle
 from workbench.viz.changed_run import Changed, changed_run
 from workbench.viz.classroom import Classroom
@@ -381,7 +382,7 @@ def test_a_duel_that_was_asked_in_steps_counts_them_also_when_times_can_be_predi
     teacher = Feed(engine, room=room)
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
-    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace, name: ("steps", False))
+    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace, name: ("steps", 0.0))
     put(teacher, {"what": "bet", "changes": {"num_blocks": 16}, "measure": "time until all are finished"})
     teacher.handle({"name": "settle", "args": {}})
     teacher.update(View())
@@ -400,7 +401,8 @@ def test_with_a_caution_less_than_it_names_is_a_tie_and_the_class_knows_before_t
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
     monkeypatch.setattr(
-        "workbench.viz.feed.terms_of_changes", lambda trace, name: ("s", kind in ("asked with it", "hit rate"))
+        "workbench.viz.feed.terms_of_changes",
+        lambda trace, name: ("s", 0.1 if kind in ("asked with it", "hit rate") else 0.0),
     )
     caution = "Compare the two." if kind in ("since then", "hit rate") else ""
     monkeypatch.setattr(
@@ -423,6 +425,19 @@ def test_with_a_caution_less_than_it_names_is_a_tie_and_the_class_knows_before_t
     )
 
 
+@pytest.mark.parametrize(("error", "tie"), [(0.07, 0.07), (-0.07, 0.07), (0.004, 0.01)])
+@pytest.mark.parametrize("ratio", [1.016, 1.09])
+def test_a_difference_within_the_error_of_the_measure_is_a_tie(error, tie, ratio):
+    trace, measure = run(3, False), "mean time to first token"
+    values = {"ttft_mean": 0.942}, {"ttft_mean": 0.942 * ratio}
+    score = duel.settled(trace, Changed(trace, {}, trace, "", values, {"ttft_mean": error}), measure, "s")
+    assert score.winner == ("neither" if ratio - 1 < tie else "A")
+    assert ("a difference of less than 7% is a tie here" in score.sentence) == (ratio - 1 < tie)
+    asked = question({"max_num_seqs": 2}, measure, uncertain=tie)
+    assert ("A difference of less than 7% is a tie here." in asked) == (tie > 0.01)
+    assert duel.settled(trace, Changed(trace, {}, trace, "", values), measure, "s", tie).winner == score.winner
+
+
 def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     monkeypatch.setattr("workbench.viz.feed.in_background", lambda work, name: work())
     engine, room = Engine(run(3, False)), Classroom()
@@ -431,7 +446,7 @@ def test_a_duel_that_was_asked_in_seconds_says_when_steps_decide(monkeypatch):
     teacher = Feed(engine, room=room)
     teacher.confirm()
     teacher.handle({"name": "class", "args": {"what": "join", "role": "teacher", "key": room.key}})
-    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace, name: ("s", False))
+    monkeypatch.setattr("workbench.viz.feed.terms_of_changes", lambda trace, name: ("s", 0.0))
     monkeypatch.setattr(
         "workbench.viz.feed.changed_run", lambda trace, fork, at, changes: Changed(trace, {"no_times": "wild"})
     )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from workbench.simulation.costs.fit import MAX_MEDIAN_ERROR, MAX_TOTAL_ERROR, FitReport, NoSeconds
 from workbench.trace.readings.metrics import amount, number, percent
+from workbench.trace.readings.two_sides import UNSERVED
 
 MAX_ERROR = 0.2
 """Largest relative error of the unchanged setting, in any of ``BOUNDED``, at which seconds are given."""
@@ -42,7 +43,7 @@ WORDS = {
 """Words of a reader for the latencies whose error is told."""
 
 SHARES = ("hit_rate", "mean_kv_use", "peak_kv_use")
-COUNTS = ("num_steps", "num_preemptions", *SHARES)
+COUNTS = ("num_steps", "num_preemptions", *UNSERVED, *SHARES)
 """Values of a run that are not times: they follow from the scheduler's rules alone."""
 
 SHOWN = (*BOUNDED, "output_throughput", *COUNTS)
@@ -188,7 +189,7 @@ class Check:
         pairs = [
             f"{name} {shown(name, self.unchanged[name])} (recorded {shown(name, self.measured[name])})"
             for name in SHOWN
-            if name in self.measured and name in self.unchanged
+            if name in self.measured and name in self.unchanged and is_told(name, self.measured, self.unchanged)
         ]
         until = " until the recording ended" if self.is_cut else ""
         check = [f"check, the recorded setting predicted{until}: {', '.join(pairs)}"] if pairs else []
@@ -204,6 +205,11 @@ def off_words(error: float, of: str = "") -> str:
     """
     off = (f"{error:+z.0%}" if abs(error) >= LITTLE else "less than 1%") + (f" for {of}" if of else "")
     return f"{off} (do not rely on it)" if abs(error) > MAX_ERROR else off
+
+
+def is_told(name: str, *runs: Mapping[str, float]) -> bool:
+    """Whether a value says something about some runs: a number of UNSERVED requests does if it is not 0 everywhere."""
+    return name not in UNSERVED or any(values.get(name) for values in runs)
 
 
 def shown(name: str, value: float) -> str:

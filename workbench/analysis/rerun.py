@@ -48,7 +48,7 @@ class Outcome:
         values: Latencies in seconds and counts, by name, as `workbench.analysis.predict.values_of` gives them.
         end: "done", "stuck" or "max_steps".
         hang: Why it did not end; "" if it did.
-        e2e: Seconds from arrival to the end, of each request that ended.
+        e2e: Seconds from arrival to the end, of each request that ended, and was not aborted.
         beyond: For each of ``SIZES`` the share of steps that are beyond the largest measured step, and the largest.
         spans: Arrival and end of each request; None for no end.
         seen: The values as the recording would show them, which may end before its requests do; empty for the same.
@@ -68,6 +68,10 @@ class Outcome:
     def extrapolated(self) -> dict[str, tuple[float, int]]:
         """The sizes of ``beyond`` of which enough steps are beyond the measured ones to be spoken of."""
         return {name: (share, largest) for name, (share, largest) in self.beyond.items() if share >= WORTH_SAYING}
+
+    def is_bound(self, name: str) -> bool:
+        """Whether a value is a lower bound: an aborted request had lasted longer than any that ended."""
+        return name.startswith("e2e_") and self.values.get(name, 0.0) > max(self.e2e.values(), default=0.0)
 
 
 @dataclass
@@ -147,7 +151,9 @@ class RecordedRun:
             name: (times.arrival.seconds, times.end.seconds if times.end is not None else None)
             for name, times in summed.requests.items()
         }
-        e2e = {name: e2e.seconds or 0.0 for name, times in summed.requests.items() if (e2e := times.e2e) is not None}
+        e2e = {
+            name: end - begin for name, (begin, end) in spans.items() if end is not None and name not in summed.aborted
+        }
         hang = summed.hang if end != "done" else ""
         return Outcome(values, end, hang, e2e, cost.beyond, seen, spans, summed.clock.idle)
 
@@ -221,6 +227,7 @@ class _Summed:
     def __init__(self, num_blocks: int) -> None:
         self._latencies = LatencyAccumulator(keeps_tokens=True)
         self.requests: dict[str, RequestTimes] = {}
+        self.aborted: set[str] = set()
         self.hang = ""
         self._usable = num_blocks - 1
         self._kv_use: list[float] = []
@@ -267,6 +274,7 @@ class _Summed:
             self._num_steps += len(leap.ends)
         self._latencies.add(batch)
         self._num_preemptions += len(batch.preempted)
+        self.aborted.update(batch.aborted)
         self._hits.add_step(batch, lambda request_id: self.requests[request_id].request.num_prompt_tokens)
         self._clock.add(batch.time, batch.end)
 
@@ -284,6 +292,7 @@ class _Summed:
                     seconds(times.first_token),
                     seconds(times.end),
                     [token.seconds for token in times.tokens or ()],
+                    request_id in self.aborted,
                 )
                 for request_id, times in self.requests.items()
                 if counted is None or request_id in counted
@@ -298,6 +307,8 @@ class _Summed:
         values |= length_values(self.clock, num_output)
         values["num_steps"] = float(self._num_steps)
         values["num_preemptions"] = float(self._num_preemptions)
+        values["num_no_first_token"] = float(sum(times.first_token is None for times in self.requests.values()))
+        values["num_aborted"] = float(len(self.aborted))
         values["hit_rate"] = self._hits.rate or 0.0
         if self._kv_use:
             values["mean_kv_use"], values["peak_kv_use"] = fmean(self._kv_use), max(self._kv_use)

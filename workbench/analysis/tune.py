@@ -18,10 +18,11 @@ from workbench.analysis.predict import Predictor
 from workbench.analysis.sweep import refuse_impossible_values
 from workbench.analysis.tuning import Candidate, Tuning, mark_front, read_slo, score
 from workbench.base.progress import progress_bar
-from workbench.base.text import settings_text
+from workbench.base.text import counted, settings_text
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.readings.metrics import percent
+from workbench.trace.readings.two_sides import UNSERVED
 
 NUM_FINALISTS = 4
 """Number of settings that are predicted with intervals after the sweep."""
@@ -70,7 +71,8 @@ def tune(
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
 
     Every setting of the grid is simulated once, the best ones again with noise and intervals. Settings are compared
-    draw by draw, so that an error that they share does not count. Of the settings that cannot be told from the best one
+    draw by draw, so that an error that they share does not count. A setting with more requests than now that have no
+    first token, or are aborted, is not advised. Of the settings that cannot be told from the best one
     the answer is the one with the fewest changes, so one that cannot be told from the recorded one does not replace it.
 
     Args:
@@ -114,6 +116,8 @@ def tune(
     ]
     notes = list(predictor.report.notes) if predictor.report else []
     notes += [str(predictor.loops)] if predictor.loops.follow_ups and not predictor.is_open_loop else []
+    unchanged = predictor.unchanged
+    num_unserving = 0
     with progress_bar(len(tasks), "sweep", "setting", shown=progress) as bar:
         try:
             tell(0, len(tasks))
@@ -130,20 +134,25 @@ def tune(
                     "score": points,
                     "idle": outcome.idle,
                 }
-                if outcome.end == "done":
+                if outcome.end == "done" and _serves_fewer(outcome.values, unchanged.outcome.values):
+                    num_unserving += 1
+                elif outcome.end == "done":
                     scored.append((points, tasks[index][0]))
                     bar.set_postfix_str(_so_far(min(scored, key=_order)))
         except KeyboardInterrupt:
-            if not scored:
+            if not scored and not num_unserving:
                 raise
-            notes.append(f"interrupted: {len(scored)} of {len(tasks)} settings were simulated")
+            notes.append(f"interrupted: {len(scored) + num_unserving} of {len(tasks)} settings were simulated")
             rows = [row for row in rows if "end" in row]
-    if not scored:
+    if num_unserving:
+        settings = counted(num_unserving, "setting")
+        notes.append(f"not advised: {settings} of the sweep with more requests than now that get no answer")
+    if not scored and not num_unserving:
         raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
     scored.sort(key=_order)
     server = Server.of(predictor.trace)
     recorded = predictor.check.measured
-    current = _candidate({}, predictor.unchanged, limits, server)
+    current = _candidate({}, unchanged, limits, server)
     current_verdict = _verdict(current.prediction, limits, predictor.check, recorded)
     # Settings that do nothing here score exactly like another one with fewer changes.
     chosen: dict[float, dict[str, Any]] = {score(current.prediction.outcome.values, limits): {}}
@@ -199,7 +208,8 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -
     wins = []
     for k in range(len(next(iter(one.prediction.draws.values())))):
         of_one, of_other = (
-            score({name: float(candidate.prediction.draws[name][k]) for name in slo}, slo) for candidate in (one, other)
+            score({name: draws[name][k] for name in slo if name in draws}, slo)
+            for draws in (one.prediction.draws, other.prediction.draws)
         )
         wins.append(of_one < of_other)
     return fmean(wins) >= 0.85 if wins else one.score < other.score
@@ -213,8 +223,9 @@ def _cannot_be_told(one: Candidate, other: Candidate, slo: Mapping[str, float]) 
 def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, recorded: Mapping[str, float]) -> str:
     """The target against a record or, without one, against an interval.
 
-    With a caution, or for a value that cannot be relied on, the target is never met by a prediction, and missed only if
-    the interval, moved by MAX_COMPARED_ERROR, still misses it.
+    With a caution, or for a value that cannot be relied on or is a lower bound, the target is never met by a
+    prediction. With one of the first two it is missed only if the interval, moved by MAX_COMPARED_ERROR, still misses
+    it.
 
     Args:
         prediction: The prediction.
@@ -235,7 +246,13 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, rec
 
     if any(ratio(name, "low") > 1 + MAX_COMPARED_ERROR * (name in rough) for name in slo):
         return "misses"
-    return "cannot tell" if rough or any(ratio(name, "high") > 1 for name in slo) else "meets"
+    is_open = any(ratio(name, "high") > 1 or prediction.outcome.is_bound(name) for name in slo)
+    return "cannot tell" if rough or is_open else "meets"
+
+
+def _serves_fewer(values: Mapping[str, float], now: Mapping[str, float]) -> bool:
+    """Whether more requests than now have no first token, or are aborted: their times can only look short."""
+    return any(values.get(name, 0.0) > now.get(name, 0.0) for name in UNSERVED)
 
 
 def _losers(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.analysis.check import Check, off_words, shown
+from workbench.analysis.check import Check, is_told, off_words, shown
 from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
@@ -18,6 +18,7 @@ from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
 from workbench.base.tables import folded_command, table_lines, terminal_width, wrapped_text
 from workbench.base.text import counted, duration, settings_text
+from workbench.trace.readings.two_sides import UNSERVED
 
 COSTS = 1.05
 """A value is named as the cost of a setting if it is worse by more than this factor."""
@@ -357,6 +358,11 @@ class Tuning:
         if unreliable := self.check.unreliable(self.slo):
             off = ", ".join(f"{name} {self.errors[name]:+z.0%}" for name in unreliable)
             return f"cannot tell whether it meets the target: its predictions are too far off ({off})"
+        if bounds := [name for name in self.slo if self.best.prediction.outcome.is_bound(name)]:
+            return (
+                f"cannot tell whether it meets the target: {', '.join(bounds)} is at least that, as aborted requests "
+                "had lasted longer than any that ended"
+            )
         if self.best is self.current or self.verdict != "meets" or self.current_verdict != "meets":
             return _VERDICTS[self.verdict]
         also = (
@@ -366,7 +372,9 @@ class Tuning:
 
     def _table(self) -> list[list[str]]:
         """The settings of the answer as rows under their headings, and the values that were recorded."""
+        runs = [self.check.measured, *(candidate.values for _, candidate in self.named)]
         others = [name for name in _BESIDE if name in self.current.values and name not in self.slo]
+        others = [name for name in others if is_told(name, *runs)]
         rows = [["", "setting", *self.slo, *others]]
         for word, candidate in self.named:
             targets = candidate.shown_values(self.slo)
@@ -403,7 +411,7 @@ class Tuning:
         return "\n".join(lines)
 
 
-_BESIDE = ("output_throughput", "num_preemptions", "hit_rate", "peak_kv_use")
+_BESIDE = ("output_throughput", "num_preemptions", *UNSERVED, "hit_rate", "peak_kv_use")
 """Values beside those of the target in the table of settings."""
 
 _VERDICTS = {

@@ -16,6 +16,7 @@ from workbench.trace.readings.metrics import TraceMetrics, percentile
 from workbench.trace.readings.metrics_collector import metrics as measured
 from workbench.trace.readings.ordered import Ordered
 from workbench.trace.readings.run_clock import RunClock
+from workbench.trace.readings.two_sides import unserved_values
 
 VALUES = ("ttft", "itl", "tpot", "queue", "e2e")
 """Latencies that are predicted, each as mean, p50, p90, p95, p99 and max; and "duration", which includes idle time, and
@@ -25,7 +26,10 @@ OF_IDLE = "duration includes idle time, output_throughput does not"
 """The note on these two values of a run that has any."""
 
 OPEN = ("ttft", "queue", "e2e")
-"""Latencies whose values are estimates if some had not ended: see `workbench.trace.readings.censored`."""
+"""Latencies whose values are estimates if some had not ended: see `workbench.trace.readings.censored`.
+
+A request that was aborted has no end, and without a first token it has waited for one until then: its times count as
+those of a request that is cut off by the end of a recording do."""
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
@@ -36,12 +40,12 @@ def statistics_of(
     """Mean, percentiles and maximum of each latency, by names such as "ttft_p99".
 
     Args:
-        columns: The latencies by name, or the number of each.
+        columns: The latencies by name, or the number of each; one of which none has ended is left out.
         open: The times so far of those that had not ended.
     """
     values: dict[str, float] = {}
     for name, seconds in columns.items():
-        if open.get(name):
+        if seconds and open.get(name):
             times = Times(seconds, open[name])
             percentiles = [times.percentile(percent) for percent in (50, 90, 95, 99, 100)]
             values |= {f"{name}_{key}": value for key, value in zip(STATISTICS, (times.mean or 0.0, *percentiles))}
@@ -61,6 +65,7 @@ class Seen(NamedTuple):
         first_token: Its first token.
         end: Its end.
         tokens: All its tokens.
+        is_aborted: Whether it was aborted then.
     """
 
     arrival: float
@@ -68,6 +73,7 @@ class Seen(NamedTuple):
     first_token: float | None
     end: float | None
     tokens: Sequence[float]
+    is_aborted: bool = False
 
 
 def values_until(requests: Iterable[Seen], until: float = math.inf) -> dict[str, float]:
@@ -83,11 +89,13 @@ def values_until(requests: Iterable[Seen], until: float = math.inf) -> dict[str,
     for request in requests:
         if request.arrival > until:
             continue
-        for name, end in (("ttft", request.first_token), ("queue", request.scheduled), ("e2e", request.end)):
+        last = until if request.end is None else min(request.end, until)
+        answered = None if request.is_aborted else request.end
+        for name, end in (("ttft", request.first_token), ("queue", request.scheduled), ("e2e", answered)):
             if end is not None and end <= until:
                 columns[name].append(end - request.arrival)
-            elif until < math.inf:
-                open[name].append(until - request.arrival)
+            elif last < math.inf:
+                open[name].append(last - request.arrival)
         tokens = [token for token in request.tokens if token <= until]
         if len(tokens) > 1:
             columns["tpot"].append((tokens[-1] - tokens[0]) / (len(tokens) - 1))
@@ -135,11 +143,12 @@ def length_values(clock: RunClock, num_output_tokens: int) -> dict[str, float]:
 
 
 def counts_of(metrics: TraceMetrics) -> dict[str, float]:
-    """The values of a run that are not times, by name: steps, preemptions, hit rate, and use of KV blocks."""
+    """The values of a run that are not times, by name: steps, preemptions, UNSERVED, hit rate, use of KV blocks."""
     summary = metrics.summary
     counts = {
         "num_steps": float(summary.num_steps),
         "num_preemptions": float(summary.num_preemptions),
+        **unserved_values(metrics.requests.values()),
         "hit_rate": summary.hit_rate or 0.0,
     }
     uses = {"mean_kv_use": summary.mean_kv_use, "peak_kv_use": summary.peak_kv_use}
@@ -147,10 +156,10 @@ def counts_of(metrics: TraceMetrics) -> dict[str, float]:
 
 
 def _open(metrics: TraceMetrics, request_ids: Collection[str] | None) -> dict[str, list[float]]:
-    """The times so far of what had not ended."""
+    """The times of what had not ended, so far or until an abort."""
     requests = [each for each in metrics.requests.values() if request_ids is None or each.request_id in request_ids]
     return {
-        name: [latency.seconds or 0.0 for request in requests if (latency := request.so_far(name)) is not None]
+        name: [latency.seconds or 0.0 for request in requests if (latency := request.unended(name)) is not None]
         for name in OPEN
     }
 
@@ -163,7 +172,7 @@ def _latencies(metrics: TraceMetrics, request_ids: Collection[str] | None) -> di
             continue
         for name in ("ttft", "queue", "e2e"):
             latency = getattr(request, name)
-            if latency is not None:
+            if latency is not None and request.unended(name) is None:
                 columns[name].append(latency.seconds)
         if request.decode is not None and request.num_output_tokens > 1:
             assert request.decode.seconds is not None  # the trace has a clock

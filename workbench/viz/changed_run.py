@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.two_sides import NOTHING, Measure, extremes
+from workbench.trace.readings.two_sides import LITTLE_CHANGE, NOTHING, Measure, extremes, unserved_of
 from workbench.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Changed(NamedTuple):
     limits: str = ""
 
 
-def terms_of_changes(trace: Trace, name: str = "") -> tuple[str, bool]:
-    """The unit in which `changed_run` would answer now, and whether it would with a caution.
+def terms_of_changes(trace: Trace, name: str = "") -> tuple[str, float]:
+    """The unit in which `changed_run` would answer now, and the relative difference that would say nothing.
 
     The unit is "s", or "steps" if times cannot be predicted.
 
@@ -67,15 +67,30 @@ def terms_of_changes(trace: Trace, name: str = "") -> tuple[str, bool]:
     from workbench.analysis.predict import comparing
 
     if not len(trace) or not trace[-1].end or trace[0].step:
-        return "steps", False
+        return "steps", 0.0
     try:
-        check = comparing(trace).check
+        predictor = comparing(trace)
     except (ValueError, TraceError):
-        return "steps", False
+        return "steps", 0.0
+    check = predictor.check
     if not check.caution and check.unreliable([name]):
         off = f"{check.errors[name]:+.0%}"
         raise ValueError(f"of this run as it was, the prediction of this measure is off by {off}: choose another one")
-    return "s", bool(check.caution)
+    at_work = values_with_work(predictor.unchanged)[AT_WORK] if name == AT_WORK else None
+    errors = {} if predictor.has_unended else with_work(check.errors, predictor, at_work)
+    return "s", uncertainty(check.caution, errors.get(name, 0.0))
+
+
+def uncertainty(caution: str, error: float) -> float:
+    """The relative difference of two predictions up to which not even its direction counts.
+
+    Args:
+        caution: The way to read the predictions; "" for none.
+        error: Relative error of that of the run as it was.
+    """
+    from workbench.analysis.check import ROUGH_DIFFERENCE
+
+    return ROUGH_DIFFERENCE if caution else round(abs(error), 2)
 
 
 def changed_run(trace: Trace, fork: Callable[..., Trace], at_step: int, changes: dict[str, Any]) -> Changed:
@@ -139,8 +154,11 @@ def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, 
     """The measures of a comparison with their ranges, and its verdict, in place of those of two traces.
 
     A measure whose prediction of the run as it was is too far off is marked, and the verdict leaves it out, unless a
-    caution says how to read all of them. The longest times are among the measures only if the verdict names them.
+    caution says how to read all of them. The longest times are among the measures only if the verdict names them. The
+    mean TTFT of both runs is also that of their requests in the comparison.
     """
+    from workbench.analysis.check import ROUGH_DIFFERENCE
+
     rows, weighed = [], []
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
@@ -154,9 +172,13 @@ def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, 
             change = measure.words if is_reliable else f"{measure.words} (do not rely on it)"
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", change])
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
-    verdict = nothing or extremes(weighed)
+    unserved = unserved_of(*({name: each.value for name, each in side.intervals.items()} for side in (before, after)))
+    rows += [[each.name, *each.values(), each.words] for each in unserved]
+    least = ROUGH_DIFFERENCE if check.caution else LITTLE_CHANGE
+    verdict = nothing or extremes([*weighed, *unserved], least)
     rows = [row for row in rows if row[0] not in _LONGEST or row[0] in verdict]
-    return {"measures": rows, "verdict": verdict}
+    ttft = [side["ttft_mean"].value for side in (before, after) if "ttft_mean" in side.intervals]
+    return {"measures": rows, "verdict": verdict} | ({"mean_ttft": ttft} if len(ttft) == 2 else {})
 
 
 def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> str:

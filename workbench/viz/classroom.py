@@ -272,12 +272,12 @@ class Classroom:
         routers: dict[str, Any] | None = None,
         unit: str = "s",
         now: dict[str, Any] | None = None,
-        is_rough: bool = False,
+        uncertain: float = 0.0,
     ) -> None:
         """Let the class bet on a duel, which `settle` ends: this run or its requests with changes, or two routers.
 
         The question says the unit in which it will be settled, the settings ``now`` that changes replace, and what is a
-        tie if predictions of the run have a caution (``is_rough``).
+        tie if differences of its predictions up to ``uncertain`` say nothing.
         """
         self._teacher(visitor)
         routers = router_duel.read_routers(routers) if routers is not None else None
@@ -286,9 +286,10 @@ class Classroom:
             "measure": measure,
             "routers": routers,
             "unit": choice("unit", unit, ("s", "steps")),
-            "is_rough": is_rough,
+            "uncertain": uncertain,
         }
-        asked = {"text": question(changes, measure, routers, unit, now, is_rough), "choices": list(SIDES), "duel": duel}
+        text = question(changes, measure, routers, unit, now, uncertain)
+        asked = {"text": text, "choices": list(SIDES), "duel": duel}
         self._put(asked | ({"sides": router_duel.sides(routers)} if routers is not None else {}))
 
     def _put(self, asked: dict[str, Any]) -> None:

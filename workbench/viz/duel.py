@@ -16,9 +16,9 @@ from workbench.trace.readings.metrics import Distribution, RequestMetrics, amoun
 from workbench.trace.readings.metrics_collector import latency_distribution, metrics
 from workbench.trace.readings.prefix_hits import hit_rate
 from workbench.trace.readings.run_clock import clock_of
-from workbench.trace.readings.two_sides import BOUNDS, NOTHING, UNEQUAL, has_unequal_steps
+from workbench.trace.readings.two_sides import BOUNDS, NOTHING, UNEQUAL, has_unequal_steps, unserved_of, unserved_values
 from workbench.trace.trace import Trace
-from workbench.viz.changed_run import AT_WORK, BOTH
+from workbench.viz.changed_run import AT_WORK, BOTH, uncertainty
 from workbench.viz.layout.comparison import change_words
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def question(
     routers: Mapping[str, Any] | None = None,
     unit: str = "s",
     now: Mapping[str, Any] | None = None,
-    is_rough: bool = False,
+    uncertain: float = 0.0,
 ) -> str:
     """The question to the class.
 
@@ -173,7 +173,7 @@ def question(
         routers: The routers of both sides and the number of replicas (`workbench.viz.router_duel`), instead of changes.
         unit: Unit in which the duel will be settled: "s" or "steps".
         now: The settings of this run.
-        is_rough: Whether predictions of this run have a caution.
+        uncertain: The relative difference of predictions of this run that says nothing.
 
     Raises:
         ValueError: There is no change, no such measure, or the duel cannot be settled.
@@ -184,7 +184,7 @@ def question(
     which = f"Which has the {MEASURES[measure].better} {measure}?"
     if unit == "steps" and is_time(measure):
         which += " Steps count, not seconds."
-    if (tie := tie_of(measure, unit, is_rough)) > TIE:
+    if (tie := tie_of(measure, unit, uncertain)) > TIE:
         which += f" A difference of less than {tie:.0%} is a tie here."
     if routers is not None:
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
@@ -200,17 +200,15 @@ def is_time(measure: str) -> bool:
     return MEASURES[measure].words is not _percent_words
 
 
-def tie_of(measure: str, unit: str, is_rough: bool) -> float:
-    """The relative difference up to which neither side wins: of times with a caution, the one that it names.
+def tie_of(measure: str, unit: str, uncertain: float) -> float:
+    """The relative difference up to which neither side wins: of predicted times at least the one that says nothing.
 
     Args:
         measure: See MEASURES.
         unit: Unit in which the duel is settled: "s" or "steps".
-        is_rough: Whether the predictions have a caution.
+        uncertain: See `workbench.viz.changed_run.uncertainty`.
     """
-    from workbench.analysis.check import ROUGH_DIFFERENCE
-
-    return ROUGH_DIFFERENCE if is_rough and unit == "s" and is_time(measure) else TIE
+    return max(TIE, uncertain) if unit == "s" and is_time(measure) else TIE
 
 
 def are_unequal(a: Side, b: Side) -> bool:
@@ -218,7 +216,7 @@ def are_unequal(a: Side, b: Side) -> bool:
     return any(has_unequal_steps(one, other) for one in a for other in b)
 
 
-def settled(trace: Trace, changed: Changed, measure: str, unit: str, is_rough: bool = False) -> Score:
+def settled(trace: Trace, changed: Changed, measure: str, unit: str, uncertain: float = 0.0) -> Score:
     """The end of a duel of a run and a change of it: of two predictions, if times can be predicted.
 
     Args:
@@ -226,7 +224,7 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str, is_rough: b
         changed: The run with the change.
         measure: See MEASURES.
         unit: The unit that the question was asked in.
-        is_rough: Whether the question was asked with a wider tie, which then counts also if the caution is gone.
+        uncertain: The difference that said nothing when the question was asked; a larger one counts by now.
 
     Raises:
         ValueError: See `outcome`.
@@ -240,9 +238,18 @@ def settled(trace: Trace, changed: Changed, measure: str, unit: str, is_rough: b
     elif unit == "s" and changed.values is not None and is_time(measure):
         trust = changed.caution or _error_of(changed, measure)
         notes.append(" ".join(filter(None, (BOTH, changed.limits, trust))))
+    notes += [unserved] if (unserved := unserved_words(a, b)) else []
     values = changed.values if unit == "s" else None
-    tie = tie_of(measure, unit, is_rough or bool(changed.caution))
+    error = changed.errors.get(MEASURES[measure].predicted, 0.0)
+    tie = tie_of(measure, unit, max(uncertain, uncertainty(changed.caution, error)))
     return Score(*outcome(a, b, measure, unit=unit, predicted=values, tie=tie), tuple(notes))
+
+
+def unserved_words(a: Side, b: Side) -> str:
+    """The numbers of requests that get no answer, which no measure has, if the sides differ in them; "" if not."""
+    unserved = unserved_of(*(unserved_values(_requests(side)) for side in (a, b)))
+    told = "; ".join(f"{each.name}: A {each.values()[0]}, B {each.values()[1]}" for each in unserved)
+    return f"{told[0].upper()}{told[1:]}." if told else ""
 
 
 def _error_of(changed: Changed, measure: str) -> str:

@@ -383,8 +383,8 @@ class Feed:
             trace = self._newest_trace()
             if changes and len(trace):
                 fork(at_step=_first_step(trace), **changes)
-            unit, is_rough = terms_of_changes(trace, MEASURES[values["measure"]].predicted if changes else "")
-            self._bets = {**values, "unit": unit, "is_rough": is_rough, "now": trace.config}
+            unit, uncertain = terms_of_changes(trace, MEASURES[values["measure"]].predicted if changes else "")
+            self._bets = {**values, "unit": unit, "uncertain": uncertain, "now": trace.config}
 
         self._in_background(ask)
 
@@ -396,7 +396,7 @@ class Feed:
         if self.room is None or (duel := self.room.duel) is None:
             raise ValueError("there is no duel to settle: let the class bet on one first")
         fork, changes = self._fork(), duel["changes"]
-        terms = duel["measure"], duel["unit"], duel["is_rough"]
+        terms = duel["measure"], duel["unit"], duel["uncertain"]
 
         def settle() -> None:
             trace = self._newest_trace()

@@ -11,7 +11,8 @@ from workbench.base.field_checks import choice, integer
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.trace import Trace
-from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome, tie_of
+from workbench.viz.changed_run import uncertainty
+from workbench.viz.duel import Score, measure_words, measures_of_fleets, outcome, tie_of, unserved_words
 
 if TYPE_CHECKING:
     from workbench.analysis.fleet.fleet_run import FleetRun
@@ -59,7 +60,7 @@ def read_routers(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"a": a, "b": b, "replicas": integer("replicas", given["replicas"], 2, MAX_REPLICAS)}
 
 
-def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = "s", is_rough: bool = False) -> Score:
+def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = "s", uncertain: float = 0.0) -> Score:
     """Simulate both sides, and measure and draw them.
 
     Args:
@@ -67,7 +68,7 @@ def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = 
         routers: See `read_routers`.
         measure: See `workbench.viz.duel.MEASURES`.
         unit: "steps" to count steps also if times could be predicted.
-        is_rough: Whether the question was asked with a wider tie, see `workbench.viz.duel.settled`.
+        uncertain: See `workbench.viz.duel.settled`.
 
     Raises:
         ValueError: The run has forgotten its first steps, has no requests, or lacks the measure.
@@ -75,7 +76,7 @@ def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = 
     from workbench.viz.fleet_rows import fleet_svgs  # few classes have a duel of routers
 
     a, b, clock, told, caution = _sides(trace, routers, unit)
-    tie = tie_of(measure, unit, is_rough or bool(caution))
+    tie = tie_of(measure, unit, max(uncertain, uncertainty(caution, 0.0)))
     winner, sentence = outcome(a.traces, b.traces, measure, clock, tie=tie)
     simulated = f"Both sides are simulated: the arrivals of this run over {routers['replicas']} replicas, {told}"
     alike = _alike(a, b) if winner == "neither" else ""
@@ -84,7 +85,7 @@ def settled(trace: Trace, routers: Mapping[str, Any], measure: str, unit: str = 
     return Score(
         winner,
         sentence,
-        tuple(filter(None, (alike, a.concentration, b.concentration, simulated))),
+        tuple(filter(None, (alike, unserved_words(a.traces, b.traces), a.concentration, b.concentration, simulated))),
         tuple(measures_of_fleets(a.traces, b.traces, clock)),
         tuple(zip(captions, fleet_svgs(named, clock or "s"))),
     )

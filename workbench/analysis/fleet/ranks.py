@@ -185,13 +185,15 @@ class RanksPredictor(Predictor):
         metrics: TraceMetrics = run.metrics()
         stopped = [trace for trace in run.traces if trace.end not in ("", "done")]
         hang = hang_of(stopped[0][-1], len(stopped[0])) if stopped else ""
-        e2e = {
-            name.partition("/")[2]: request.e2e.seconds
+        ended = {
+            name.partition("/")[2]: request
             for name, request in metrics.requests.items()
             if request.e2e is not None and request.e2e.seconds is not None
         }
+        lasted = {name: request.e2e.seconds or 0.0 for name, request in ended.items() if request.e2e is not None}
+        e2e = {name: seconds for name, seconds in lasted.items() if ended[name].finish_reason != "abort"}
         values, end = latency_values(metrics, self._counted), stopped[0].end if stopped else "done"
-        spans = {name: (run.choices[name].time, run.choices[name].time + seconds) for name, seconds in e2e.items()}
+        spans = {name: (run.choices[name].time, run.choices[name].time + seconds) for name, seconds in lasted.items()}
         seen: dict[str, float] = {}
         if self._until is not None:
             times = {name: choice.time for name, choice in run.choices.items()}
@@ -221,4 +223,5 @@ def _seen(times: Mapping[str, float], request: RequestMetrics) -> Seen:
     def after(latency: Latency | None) -> float | None:
         return None if latency is None or latency.seconds is None else arrival + latency.seconds
 
-    return Seen(arrival, after(request.queue), after(request.ttft), after(request.e2e), request.token_times)
+    moments = after(request.queue), after(request.ttft), after(request.e2e)
+    return Seen(arrival, *moments, request.token_times, request.finish_reason == "abort")

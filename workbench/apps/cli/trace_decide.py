@@ -290,7 +290,7 @@ def _sources(options: argparse.Namespace, only: Trace | None) -> tuple[Trace, li
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    from workbench.analysis.check import COUNTS
+    from workbench.analysis.check import COUNTS, is_told
     from workbench.analysis.flags import VLLM_FIELDS, Server
     from workbench.analysis.sweep import read_settings
 
@@ -301,7 +301,9 @@ def _whatif(options: argparse.Namespace) -> int:
     prediction = predictions[0] if changes else predictor.unchanged
     check = predictor.check
     gives_seconds = check.grade != "steps" or options.force
-    names = [name for name in (*(_TIMES if gives_seconds else ()), *COUNTS) if name in prediction.intervals]
+    runs = prediction.outcome.values, predictor.unchanged.outcome.values, check.measured
+    names = [*(_TIMES if gives_seconds else ()), *COUNTS]
+    names = [name for name in names if name in prediction.intervals and is_told(name, *runs)]
     num_steps = counted(round(prediction.outcome.values["num_steps"]), "predicted step")
     with writing((options.out, lambda path: prediction.trace.save(path), num_steps)):  # simulated for a file
         say(*_whatif_table(names, prediction, predictor.unchanged, check))

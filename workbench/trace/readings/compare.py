@@ -57,8 +57,9 @@ class Comparison:
         a: The first trace.
         b: The second trace.
         unit: Unit of latencies: "s", or "steps" if one of the traces has no clock.
-        requests: Every request, sorted by the change of TTFT, then of ITL, then of recomputed tokens, largest first; by
-            recomputed tokens alone if only counts can be compared.
+        requests: Every request, those with a first token in one run alone first, then sorted by the change of TTFT,
+            then of ITL, then of recomputed tokens, largest first; by recomputed tokens alone if only counts can be
+            compared.
         first_divergence: The first step in which the schedules differ; None if they are equal.
         same_tokens: Whether all outputs agree up to the shorter one; None if one of the traces holds no tokens,
             or if its recorder left them out.
@@ -113,7 +114,10 @@ class Comparison:
         """
         if value not in ("ttft", "itl", "waste"):
             raise ValueError(f'value must be "ttft", "itl" or "waste", got {value!r}')
-        return sorted(self.requests, key=lambda request: -abs(getattr(request, f"{value}_delta") or 0))
+        sizes = {request.request_id: abs(getattr(request, f"{value}_delta") or 0) for request in self.requests}
+        if value == "ttft":
+            return sorted(self.requests, key=lambda each: (-abs(each.lost_first_token), -sizes[each.request_id]))
+        return sorted(self.requests, key=lambda each: -sizes[each.request_id])
 
     def _lines(self) -> list[str]:
         parted = str(self.first_divergence) if self.first_divergence else "never"
@@ -152,7 +156,7 @@ class Comparison:
             statistic, _, latency = measure.name.partition(" ")
             if statistic != "mean":
                 # Nobody knows the spread of a tail, or of a throughput, from two runs alone.
-                lines.append(line if is_measured else f"{line}: {measure.words}")
+                lines.append(line if is_measured or measure.is_of_unserved else f"{line}: {measure.words}")
                 continue
             values = (
                 (each.ttft_a, each.ttft_b) if latency == "TTFT" else (each.itl_a, each.itl_b) for each in requests
@@ -163,11 +167,21 @@ class Comparison:
                 lines.append(f"{line}: no change beyond the spread of the runs ({change})")
                 continue
             deltas = [minus(after, before) for before, after in both]
+            deltas += [each.lost_first_token for each in requests] if latency == "TTFT" else []
             gain, pay = sum(delta < 0 for delta in deltas), sum(delta > 0 for delta in deltas)
             whose = f"{counted(gain, 'request')} gain{'s' * (gain == 1)}, {pay} pay{'s' * (pay == 1)}"
             words = f", {change}" if change else "" if is_measured else f": {measure.words}"
             lines.append(f"{line}{words}; {whose}")
-        return lines
+        return [*lines, *filter(None, [self._whose_ttft])]
+
+    @property
+    def _whose_ttft(self) -> str:
+        """The requests that mean and P99 of TTFT are of, if others have a first token in one run alone; "" if not."""
+        if self.counts_only or not any(request.lost_first_token for request in self.requests):
+            return ""
+        both = sum(request.ttft_a is not None and request.ttft_b is not None for request in self.requests)
+        have = "has" if both == 1 else "have"
+        return f"mean and P99 TTFT are those of the {counted(both, 'request')} that {have} a first token in both runs"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the requests; without latencies that cannot be compared, and counts that are all 0."""
@@ -371,7 +385,8 @@ def _itl(metrics: RequestMetrics, unit: str) -> float | None:
 
 
 def _size_of_change(request: RequestComparison) -> tuple[float, ...]:
-    return tuple(abs(delta or 0) for delta in (request.ttft_delta, request.itl_delta, request.waste_delta))
+    sizes = (abs(delta or 0) for delta in (request.ttft_delta, request.itl_delta, request.waste_delta))
+    return (abs(request.lost_first_token), *sizes)
 
 
 def _cells(a: float | None, b: float | None, delta: float | None, words: Callable[[float], str]) -> list[str]:

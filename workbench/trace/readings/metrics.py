@@ -97,18 +97,23 @@ class RequestMetrics:
         """The time without a token of a request that has none, or was aborted before it; None for others."""
         return None if self.token_steps or self.had_tokens_before else self.e2e or self.age
 
+    def unended(self, name: str) -> Latency | None:
+        """The time so far, or until the request was aborted, of a "ttft", "queue" or "e2e"; None if it has ended."""
+        if name == "e2e":
+            return self.e2e if self.finish_reason == "abort" else self.age
+        if getattr(self, name) is not None:
+            return None
+        is_queued = self.first_scheduled_step is None and not self.was_scheduled_before
+        return self.waited if name == "ttft" or is_queued else None
+
     def so_far(self, name: str) -> Latency | None:
         """The time so far of a "ttft", "queue" or "e2e" that has not ended; None if it or the request has."""
-        if self.age is None or getattr(self, name) is not None:
-            return None
-        if name == "queue":
-            return self.waited if self.first_scheduled_step is None and not self.was_scheduled_before else None
-        return self.waited if name == "ttft" else self.age
+        return None if self.age is None else self.unended(name)
 
     def at_least(self, name: str) -> Latency | None:
         """A latency, or else the time so far, or until the request was aborted; None if nothing is known."""
         latency: Latency | None = getattr(self, name)
-        return latency or (self.waited if name == "ttft" else self.so_far(name))
+        return latency or self.unended(name)
 
     @property
     def num_output_tokens(self) -> int:

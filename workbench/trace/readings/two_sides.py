@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +28,9 @@ UNEQUAL_STEPS = f"{UNEQUAL}, so this compares counts, and no latencies in steps"
 
 ROUNDING = 1e-9
 """A change by this share of the values is rounding: two sums of the same durations differ by less."""
+
+UNSERVED = {"num_no_first_token": "requests without a first token", "num_aborted": "aborted requests"}
+"""Numbers of requests that did not get what they asked for, by their names among values, with the words of a reader."""
 
 LITTLE_CHANGE = 0.03
 """Relative change of a measure from which on a verdict names it."""
@@ -67,6 +70,11 @@ class Measure(NamedTuple):
         return first, second
 
     @property
+    def is_of_unserved(self) -> bool:
+        """Whether it is a number of UNSERVED requests."""
+        return self.name in UNSERVED.values()
+
+    @property
     def share(self) -> float:
         """The relative change from the first run to the second; 0 if it is rounding, or reads as none."""
         change = minus(self.b, self.a)
@@ -94,8 +102,14 @@ class Measure(NamedTuple):
         return f"{share} {more if ratio > 1 else fewer}"
 
 
-def extremes(measures: Sequence[Measure]) -> str:
+def extremes(measures: Sequence[Measure], least: float = LITTLE_CHANGE) -> str:
     """Of times and rates of two runs, the one that gets worst and the one that gets best, if they change enough.
+
+    Changed numbers of UNSERVED requests come first: the times of the others say nothing about them.
+
+    Args:
+        measures: The measures.
+        least: Relative change from which on a measure is named.
 
     Example:
         >>> extremes([Measure("mean TTFT", 2.0, 1.5, "s"), Measure("longest pause", 0.1, 0.3, "s")])
@@ -103,8 +117,10 @@ def extremes(measures: Sequence[Measure]) -> str:
         >>> extremes([Measure("mean TTFT", 2.0, 2.02, "s"), Measure("longest pause", 0.1, 0.1, "s")])
         'neither mean TTFT nor longest pause changes by 3% or more'
     """
+    unserved = [f"{each.name} {' -> '.join(each.values())}" for each in measures if each.is_of_unserved and each.share]
+    measures = [each for each in measures if not each.is_of_unserved]
     if not measures:
-        return ""
+        return "; ".join(unserved)
 
     def loss(each: Measure) -> float:
         share = each.share
@@ -114,12 +130,12 @@ def extremes(measures: Sequence[Measure]) -> str:
     told = [
         f"{word}: {each.name} {' -> '.join(each.values())} ({each.words})"
         for word, each in ends.items()
-        if (loss(each) if word == "worse" else -loss(each)) >= LITTLE_CHANGE
+        if (loss(each) if word == "worse" else -loss(each)) >= least
     ]
     names = [each.name for each in measures]
     neither = f"neither {', '.join(names[:-1])} nor {names[-1]} changes" if names[1:] else f"{names[0]} does not change"
-    least = f" by {LITTLE_CHANGE:.0%} or more" if any(each.share for each in measures) else ""
-    return "; ".join(told) or f"{neither}{least}"
+    by = f" by {least:.0%} or more" if any(each.share for each in measures) else ""
+    return "; ".join([*unserved, *told]) or f"{neither}{by}"
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,11 @@ class RequestComparison:
     def ttft_delta(self) -> float | None:
         """Change of the time to first token."""
         return change_of(self.ttft_b, self.ttft_a)
+
+    @property
+    def lost_first_token(self) -> int:
+        """1 if only the first run gives it a first token, -1 if only the second one does, else 0."""
+        return (self.b.waited is not None) - (self.a.waited is not None)
 
     @property
     def itl_delta(self) -> float | None:
@@ -214,10 +235,11 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
         unit: Unit of latencies: "s" or "steps".
 
     Returns:
-        Those that both runs have.
+        Those that both runs have, and numbers of UNSERVED requests that differ.
     """
+    unserved = unserved_of(*(unserved_values([getattr(each, side) for each in requests]) for side in "ab"))
     if unit == "steps" and has_unequal_steps(a, b):
-        return counts_of(a, b)
+        return [*counts_of(a, b), *unserved]
     found: list[Measure] = []
 
     def add(name: str, sides: Iterable[float], unit: str) -> None:
@@ -239,7 +261,22 @@ def measures_of(a: Trace, b: Trace, requests: Sequence[RequestComparison], unit:
         rates = (tokens / length for tokens, length in zip(outputs, lengths))
         idle = " without idle time" if unit == "s" and any(clock.idle for clock in clocks) else ""
         add(f"output tokens per {'s' if unit == 's' else 'step'}{idle}", rates, "")
-    return found
+    return [*found, *unserved]
+
+
+def unserved_values(requests: Iterable[RequestMetrics]) -> dict[str, float]:
+    """The numbers of UNSERVED among some requests, by name."""
+    found = [(each.waited is not None, each.finish_reason == "abort") for each in requests]
+    return {name: float(sum(each[place] for each in found)) for place, name in enumerate(UNSERVED)}
+
+
+def unserved_of(a: Mapping[str, float], b: Mapping[str, float]) -> list[Measure]:
+    """The numbers of UNSERVED requests of two runs, by name, that differ."""
+    return [
+        Measure(words, a[name], b[name], "")
+        for name, words in UNSERVED.items()
+        if name in a and name in b and a[name] != b[name]
+    ]
 
 
 def longest_of(requests: Sequence[RequestComparison], unit: str) -> list[Measure]:

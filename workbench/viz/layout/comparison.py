@@ -97,7 +97,8 @@ def verdict(found: Comparison) -> str:
     Example: "worse: mean ITL 42 ms -> 72 ms (71% longer); better: longest TTFT 9.6 s -> 8.4 s (12% shorter)". Without
     times it has the numbers of steps, and of KV blocks in use. Values that stay the same are left out.
     """
-    weighed = [each for each in found.measures if each.unit or found.unit == "s"]  # a rate per step counts the steps
+    # A rate per step counts the steps.
+    weighed = [each for each in found.measures if each.unit or each.is_of_unserved or found.unit == "s"]
     times = [] if found.counts_only else [*weighed, *_longest_of(found)]
     changed = any(each.share for each in (*found.measures, *times))
     ends = _ends_words(found)
@@ -154,7 +155,9 @@ def encode_other(a: Trace, b: Trace, fork: dict[str, Any] | None = None, unchang
     if fork is not None:
         comparison["fork"] = {name: value for name, value in fork.items() if name != "measures"}
         if "refused" not in comparison:
-            comparison |= fork.get("measures", {})
+            measures = dict(fork.get("measures", {}))
+            comparison["mean"][:2] = measures.pop("mean_ttft", comparison["mean"][:2])
+            comparison |= measures
     packet = encode_packet(columns_of(b), extra={"facts": trace_facts(b), "comparison": comparison})
     if unchanged is None:
         return packet
