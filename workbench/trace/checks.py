@@ -65,7 +65,7 @@ def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
     """The group whose slots records show: the first one of attention."""
     for index, group in enumerate(groups):
         if group.is_attention:
-            return Layout(index, group.block_size)
+            return Layout(index, group.block_size, group.sliding_window)
     return Layout(None, block_size)
 
 

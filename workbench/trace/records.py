@@ -104,10 +104,12 @@ class Layout(NamedTuple):
     Attributes:
         group: Its index; None when no group is of attention.
         block_size: Tokens per block of it.
+        window: Tokens that a row of it may attend to, itself included; 0 for all up to itself.
     """
 
     group: int | None
     block_size: int
+    window: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -540,7 +542,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 
         With several KV cache groups those of the first group of attention; empty when there is none.
         """
-        group, size = self.layout
+        group, size, _ = self.layout
         if group is None:
             return _read_only(np.zeros(0, np.int64))
         parts = []
@@ -550,8 +552,18 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
             parts.append(table[positions // size] * size + positions % size)
         return _read_only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
+    @property
+    def window(self) -> int:
+        """Tokens that a row may attend to, itself included; 0 for all up to itself.
+
+        It is that of the launch's first layer, and without a launch that of the KV cache group that is shown.
+        """
+        if self.kernel is not None and self.kernel.windows:
+            return max(0, self.kernel.windows[0])
+        return self.layout.window if self.has_block_tables else 0
+
     def mask(self) -> np.ndarray:
-        """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend.
+        """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend, within its ``window``.
 
         Columns are the KV positions of the sequences one after another, in the order of ``chunks``.
 
@@ -567,10 +579,12 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
             )
         mask = np.zeros((self.num_tokens, int(ends.sum())), dtype=bool)
         row = column = 0
+        window = self.window or int(ends.max(initial=0))
         for chunk in self.chunks:
             rows = np.arange(chunk.first_position, chunk.num_kv)[:, None]
             keys = np.arange(chunk.num_kv)[None, :]
-            mask[row : row + chunk.num_tokens, column : column + chunk.num_kv] = keys <= rows
+            seen = (keys <= rows) & (keys > rows - window)
+            mask[row : row + chunk.num_tokens, column : column + chunk.num_kv] = seen
             row, column = row + chunk.num_tokens, column + chunk.num_kv
         return mask
 

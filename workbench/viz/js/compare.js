@@ -48,8 +48,8 @@ const ALIGNMENTS = [
 const LATENCIES = ["TTFT A", "B", "Δ", "ITL A", "B", "Δ"], COUNTS = ["recomputed A", "B", "Δ"];
 
 /**
- * The step of one run in which a request has the chunk that it has in a step of the other, or had before it: a predicted
- * run may have steps more or fewer. It is the same step if one of them does not have the request.
+ * The step of one run in which a request has the chunk that it has in a step of the other, or had before it: a
+ * predicted run may have steps more or fewer. It is the same step if one of them does not have the request.
  */
 function stepIn(store, other, step, id) {
   if (store === other) return step;

@@ -2,6 +2,7 @@
 // record (tokens, block ids, KV positions) and a sentence made from them; film.js draws it.
 
 import { counted, formatNumber, plain } from "./dom.js";
+import { shownGroup } from "./words.js";
 import { workOf } from "./work.js";
 
 /** Names and titles of the scenes. */
@@ -68,7 +69,7 @@ function mask(store, step, chunks) {
   const limit = window ? ` and at most the last ${formatNumber(window)}` : "";
   const sentence =
     `${counted(rows, "query row")} of ${counted(chunks.length, "request")} stand in one batch, against ` +
-    `${counted(columns, "KV position")}: a row sees its own request, up to itself${limit}.`;
+    `${counted(columns, "KV position")}: a row sees its own request, up to itself${limit}. ${shownGroup(store)}`.trim();
   return { window, rows, columns, bands, sentence };
 }
 

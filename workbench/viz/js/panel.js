@@ -1,10 +1,11 @@
 // The common part of all panels: a titled section that can also be shown as a table. Drawn panels have two canvases,
 // the picture and above it an overlay for the cursor and the hover, so that moving them repaints little.
 
-import { h, replace, table } from "./dom.js";
+import { h, replace, setText, table } from "./dom.js";
 import { clearedContext } from "./drawing.js";
 import { pictureButtons } from "./picture.js";
 import { withTerms } from "./terms.js";
+import { shownGroup } from "./words.js";
 
 /** Changes after which a panel shown as a table is filled again. */
 const TABLE_CHANGES = ["grown", "data", "step", "select", "focus", "range"];
@@ -99,6 +100,13 @@ export class Panel {
     const top = this.tableView.scrollTop;
     replace(this.tableView, table(headings, rows, { caption, onclick }));
     this.tableView.scrollTop = top;
+  }
+
+  /** Name the KV cache group that is drawn, above the picture or table, if there are several. */
+  nameGroup() {
+    const words = shownGroup(this.store);
+    if (words && !this.group) this.body.before(this.group = h("p", { class: "wb-facts" }));
+    if (this.group) setText(this.group, words);
   }
 
   render(_stale) {}

@@ -385,9 +385,9 @@ export class Store {
     return this.kernels[this.value("kernel", step)] || null;
   }
 
-  /** Sliding window of the first layer in a step, 0 for full attention. */
+  /** Sliding window of a launch's first layer; without a launch of the group that is shown; 0 for full attention. */
   window(step) {
-    return Math.max(0, this.kernel(step)?.windows?.[0] ?? 0);
+    return Math.max(0, this.kernel(step)?.windows?.[0] ?? this.groups[this.facts.layout_group]?.window ?? 0);
   }
 
   // -- requests at a step ----------------------------------------------------------------------------------------

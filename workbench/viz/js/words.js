@@ -39,6 +39,13 @@ export function groupOf({ kind, window }) {
   return kind === "mamba" ? "state" : "full attention";
 }
 
+/** The KV cache group whose attention and slots a step is drawn with, if there are several. */
+export function shownGroup({ groups, facts: { layout_group: index } }) {
+  return groups.length > 1
+    ? `Of ${groups.length} KV cache groups this is group ${index}: ${groupOf(groups[index])}.`
+    : "";
+}
+
 /** Number of tokens with computed KV before and after a chunk. */
 export function kvOf(chunk) {
   return `KV ${formatNumber(chunk.start)} → ${formatNumber(chunk.end)}`;
