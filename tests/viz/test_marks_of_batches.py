@@ -44,8 +44,6 @@ def rows_of(record):
     return found
 
 
-
-
 def draft_cells(marks, chunk, x, y, width, height, colour):
     """The cells of known rows and accepted drafts are filled, those of rejected drafts crossed out."""
     cell = width / chunk.num_tokens
