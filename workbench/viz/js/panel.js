@@ -141,10 +141,12 @@ export class CanvasPanel extends Panel {
     });
     this.canvas.addEventListener("click", (event) => {
       const hit = this.hit(event.offsetX, event.offsetY);
+      const { inspector } = this.view, card = inspector?.pinned;
       if (hit) this.clicked(hit, event);
       const { offsetX, offsetY, clientX, clientY } = event, target = this.canvas;
-      // A finger does not hover: its tap tells what a label has no room for, such as a long name.
-      if (event.pointerType === "touch") this.tell({ offsetX, offsetY, clientX, clientY, target });
+      // A finger does not hover: its tap tells what a label has no room for, such as a long name, if no card does.
+      const tells = event.pointerType === "touch" && inspector?.pinned === card;
+      if (tells) this.tell({ offsetX, offsetY, clientX, clientY, target });
     });
   }
 
