@@ -2,7 +2,7 @@
 // record (tokens, block ids, KV positions) and a sentence made from them; film.js draws it.
 
 import { counted, formatNumber, plain } from "./dom.js";
-import { shownGroup } from "./words.js";
+import { listOf, shownGroup } from "./words.js";
 import { workOf } from "./work.js";
 
 /** Names and titles of the scenes. */
@@ -13,9 +13,6 @@ export const SCENES = [
   ["attention", "What the kernel computes"],
   ["sample", "Who gets a new token"],
 ];
-
-const list = (items, most = 3) =>
-  items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 
 /** The scenes of a step: { name, title, sentence, and the facts of its picture }. */
 export function scenesOf(store, step) {
@@ -101,6 +98,6 @@ function sample(store, _step, chunks) {
     plain(store.requests[request].id, 20)
   );
   const num = rows.reduce((sum, { tokens }) => sum + tokens.length, 0);
-  const more = without.length ? ` ${list(without)}: none, because the tokens before are not all computed yet.` : "";
+  const more = without.length ? ` ${listOf(without)}: none, because the tokens before are not all computed yet.` : "";
   return { rows, sentence: `${counted(num, "token")} ${num === 1 ? "is" : "are"} sampled.${more}` };
 }

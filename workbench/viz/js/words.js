@@ -12,6 +12,11 @@ const ROLES = {
 /** The reasons for which requests finish. */
 const ENDS = { length: "hit max_tokens", stop: "model ended", error: "failed", abort: "aborted" };
 
+/** The first few of some names, and how many more there are. */
+export function listOf(items, most = 3) {
+  return items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
+}
+
 /** The reason for which a request finished. */
 export function endOf(reason) {
   return ENDS[reason] ?? reason;
