@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.scheduler.block_pool import BlockPool, extend_block_hashes
 from workbench.scheduler.kv_cache_groups import FullAttention, GroupManager, PrefixHit, Retention, Shared
 from workbench.scheduler.request import Request
-from workbench.trace.checks import layout_of
 from workbench.trace.pool_change import PoolChange
 from workbench.trace.reasons import Reason
-from workbench.trace.records import TableChange
+from workbench.trace.records import Layout, TableChange
 
 if TYPE_CHECKING:
     from workbench.config import EngineConfig
@@ -76,7 +75,7 @@ class KVCacheManager:
         self._watermark, self._num_watermark_blocks = config.watermark, int(config.watermark * config.num_pool_blocks)
         self._make_groups(config)
         self.block_size = self.groups[0].block_size
-        self.layout = layout_of(config.cache_groups, config.block_size)
+        self.layout = Layout.of(config.cache_groups, config.block_size)
         self._no_hit = PrefixHit(0, ((),) * len(self.groups))
 
     def _make_groups(self, config: EngineConfig) -> None:

@@ -37,6 +37,8 @@ from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
 
 if TYPE_CHECKING:
+    from workbench.trace.kv_groups import KVCacheGroup
+
     StatedReason = Reason
 else:  # in a file, the number n stands for the n-th different reason of its mapping, counted from 0
     StatedReason = Reason | Count
@@ -110,6 +112,14 @@ class Layout(NamedTuple):
     group: int | None
     block_size: int
     window: int = 0
+
+    @classmethod
+    def of(cls, groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
+        """That of some groups; without one of attention it has this block size."""
+        for index, group in enumerate(groups):
+            if group.is_attention:
+                return cls(index, group.block_size, group.sliding_window)
+        return cls(None, block_size)
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
