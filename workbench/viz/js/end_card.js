@@ -40,7 +40,7 @@ export class EndCard {
     this.save.title = `Save ${heldOf(store)} as one page that opens offline`;
   }
 
-  /** Save a page that opens where this one is: its view, step, request, its card and the comparison if they are open. */
+  /** Save a page that opens where this one is: view, step, request, and a card or comparison that is open. */
   savePage() {
     const { view } = this, { store, cursor, inspector, place: { request } } = view;
     const card = inspector.pinned?.kind === "request";
