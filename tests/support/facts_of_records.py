@@ -102,6 +102,13 @@ class Facts:
         for record in self.records:
             self._step(record)
 
+    def window_of(self, record: Any) -> int:
+        """Tokens that a row attends to: by the launch's first layer, or else by the configuration; 0 for all."""
+        if record.kernel and record.kernel.windows:
+            return max(0, record.kernel.windows[0])
+        given = self.trace.meta.config.get("kv_cache_groups") or [{}]
+        return given[self.shown_group].get("sliding_window", 0)
+
     def _step(self, record: Any) -> None:
         for request_id in (*record.aborted, *record.preempted):
             self._let_go(request_id)

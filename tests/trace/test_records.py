@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
+from runs_to_draw import run
 from trace_helpers import one_trace, traces
 
 import workbench
@@ -114,6 +116,31 @@ def test_the_mask_is_the_definition(trace):
         for seq, row_slot, position in zip(sequence_of_row, record.slot_mapping, record.positions):
             table = record.block_table(seq)
             assert row_slot == table[position // record.block_size] * record.block_size + position % record.block_size
+
+
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("name", ["plain 1", "window_only 6", "window_only 22", "hybrid_window 30", "hybrid_mamba 27"])
+def test_a_row_sees_as_far_back_as_the_window_of_the_group_that_is_shown(name, launched):
+    """The windows of a launch are those of the model, which its groups have too."""
+    trace, _ = run(name)
+    groups = trace.meta.config.get("kv_cache_groups") or [{"kind": "full_attention"}]
+    shown = next(group for group in groups if group["kind"] != "mamba")
+    window = shown.get("sliding_window", 10**6)
+    hidden = 0
+    for record in trace:
+        if launched:
+            whole = KernelLaunch("cpu", windows=(shown.get("sliding_window", -1),))
+            record = replace(record, kernel=whole)
+        mask, row, column = record.mask(), 0, 0
+        for chunk in record.chunks:
+            start = chunk.start - chunk.ahead
+            for position in range(start, start + chunk.num_tokens):
+                own = {column + key for key in range(start + chunk.num_tokens) if 0 <= position - key < window}
+                assert set(np.flatnonzero(mask[row])) == own
+                hidden += position + 1 - len(own)
+                row += 1
+            column += start + chunk.num_tokens
+    assert (hidden > 0) == (shown["kind"] == "sliding_window")
 
 
 def test_a_table_that_grows_later_keeps_its_length():

@@ -13,6 +13,7 @@ from workbench.analysis.incident import incident
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.window import window
+from workbench.viz.export_html import PagePlace, html_page
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_preemption.jsonl.gz"
 
@@ -294,6 +295,19 @@ def test_a_page_opens_at_its_largest_stall_and_says_so(page_of, trace):
     page.view("view.cursor.seek(1)")
     page.view("view.statusChanged()")
     assert page.view("view.cursor.step") == 1, "a person has moved it"
+
+
+def test_a_page_that_opens_elsewhere_does_not_say_that_it_opened_at_a_stall(open_page, tmp_path, trace):
+    who = next(iter(trace.requests))
+    step = trace.requests[who].arrival_step
+    page = html_page(trace, opens_at=PagePlace(None, step, who, card=True))
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    page = open_page(f"file://{tmp_path}/page.html")
+    page.wait("view.stalls.length === 2")
+    page.frame()
+    assert page.view("view.store.label(view.cursor.step)") == step
+    assert page.view("view.inspector.title.textContent") == who
+    assert "Opened at" not in page.root.inner_text()
 
 
 def test_all_times_of_an_axis_are_written_alike(open_page, tmp_path):

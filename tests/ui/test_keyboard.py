@@ -40,6 +40,34 @@ def test_a_control_without_a_stop_is_noticed(page_of, long_trace):
     assert [html.partition(">")[0] for html in unreached(page.page)] == ['<button tabindex="-1"']
 
 
+def test_a_card_that_a_key_opens_has_the_focus_and_gives_it_back(page_of, long_trace):
+    page = page_of(long_trace)
+    page.view("view.show('story')")
+    page.frame()
+    page.page.keyboard.press("/")
+    page.page.keyboard.type(list(long_trace.requests)[2])
+    focused = "view.root.getRootNode().activeElement"
+    for end in ("Escape", "Enter"):
+        page.view("view.controls.search.focus()")
+        page.page.keyboard.press("Enter")
+        page.wait("!view.inspector.element.hidden")
+        page.frame()
+        assert page.view(f"{focused} === view.inspector.title"), "a screen reader reads it"
+        page.page.keyboard.press("ArrowRight")
+        page.frame()
+        assert page.view(f"{focused} === view.inspector.title"), "also at another step"
+        if end == "Enter":
+            page.page.keyboard.press("Tab")  # the button that closes it
+        page.page.keyboard.press(end)
+        page.wait("view.inspector.element.hidden")
+        page.frame()
+        assert page.view(f"{focused} === view.controls.search.input")
+    page.root.locator("[data-panel=gantt] canvas[role=img]").click(position={"x": 20, "y": 26})
+    page.wait("!view.inspector.element.hidden")
+    page.frame()
+    assert not page.view(f"view.inspector.element.contains({focused})"), "a pointer is where it was"
+
+
 def test_rows_that_react_to_clicks_react_to_the_keyboard(page_of, long_trace):
     page = page_of(long_trace)
     page.view("view.show('scheduler')")

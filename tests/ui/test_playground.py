@@ -735,6 +735,10 @@ def test_a_link_opens_a_run_at_its_step_as_a_saved_page_shows_it(open_playground
     view = "document.getElementById('view').shadowRoot.querySelector('.wb-root').workbench"
     assert page.page.evaluate(f"() => {view}.store.label({view}.cursor.step)") == step
     assert page.page.evaluate(f"() => {view}.store.requests[{view}.cursor.selected].id") == request
+    card = f"() => [{view}.inspector.element.hidden, {view}.inspector.title.textContent]"
+    page.page.wait_for_function(f"() => !{view}.inspector.element.hidden")
+    assert page.page.evaluate(card) == [False, request], "as on a saved page"
+    assert page.page.locator("#request").input_value() == request, "the one to be explained"
     trace.to_html(tmp_path / "run.html")
     saved = browser.new_page()
     saved.goto((tmp_path / "run.html").as_uri())

@@ -74,7 +74,7 @@ def test_the_legend_of_the_chunks_is_whole(open_page, long_names, width):
     assert words >= {"prefill chunk", "decode", "recomputed", "waiting", "preempted", "finished"}
 
 
-def test_a_tap_says_the_whole_name_of_a_row(open_page, long_names):
+def test_a_tap_says_the_whole_name_of_a_row_once(open_page, long_names):
     origin, names = long_names
     page = open_page(origin, width=390)
     page.wait("view.store.numSteps > 20")
@@ -84,12 +84,17 @@ def test_a_tap_says_the_whole_name_of_a_row(open_page, long_names):
       const { left, top } = panel.canvas.getBoundingClientRect();
       const at = { clientX: left + x, clientY: top + y, pointerType: "touch", bubbles: true };
       panel.canvas.dispatchEvent(new PointerEvent("click", at));
-      return view.tooltip.element.hidden ? "" : view.tooltip.element.textContent;
+      const { inspector, tooltip } = view, { pinned } = inspector;
+      inspector.update();
+      return [tooltip.element.hidden ? "" : tooltip.element.textContent, pinned ? inspector.title.textContent : ""];
     }"""
     page.page.evaluate("(root) => { globalThis.view = root.workbench; }", page.root.element_handle())
     for name, y in (("gantt", 26), ("tables", 28), ("packed", 130), ("rectangle", 100)):
-        told = page.page.evaluate(f"([name, y]) => ({tap})([view.panel(name), 20, y])", [name, y])
-        assert any(each in told for each in names), (name, told)
+        page.view("view.inspector.pin(null)")
+        told, card = page.page.evaluate(f"([name, y]) => ({tap})([view.panel(name), 20, y])", [name, y])
+        assert any(each in told + card for each in names), (name, told, card)
+        assert not (told and card), "nothing covers the card that a tap has opened"
+        assert bool(card) == (name != "rectangle"), name
     page.root.locator("h3").first.dispatch_event("pointerdown")
     assert page.view("view.tooltip.element.hidden")
 

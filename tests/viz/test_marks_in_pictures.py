@@ -116,7 +116,7 @@ def test_packed_batch(name):
         assert [(x, y, words) for x, y, _, words in drawing.texts if (x, y, words) in heads] == heads
         assert [0, *(q1 for _, _, q1, *_ in rows)] == list(record.cu_seqlens_q)
         check_readable(drawing, rows, focus)
-        check_against_kv(drawing, rows, focus)
+        check_against_kv(drawing, rows, focus, facts.window_of(record))
 
 
 def check_readable(drawing, rows, focus):
@@ -148,7 +148,7 @@ def check_edges(drawing, edges, places):
         assert any(left < end + 8.1 and right > begin - 8.1 for begin, end in spans.values()), "there was room"
 
 
-def check_against_kv(drawing, rows, focus):
+def check_against_kv(drawing, rows, focus, window):
     scale = (SPACE - 220) / max(16, *(end for *_, end in rows))
     kv = [rect for rect in drawing.rects if rect[1] == "kv"]
     assert len(kv) == sum(start > 0 for *_, start, _ in rows[:32])
@@ -158,7 +158,8 @@ def check_against_kv(drawing, rows, focus):
         assert names == [shorten(chunk.request_id, 12)]
         if start:
             (bar,) = [rect for rect in kv if abs(rect[0][1] - y - 3) < 0.06]
-            assert close(bar[0], [LEFT, y + 3, max(0.5, start * scale), 10], 0.06)
+            seen = max(0, start - window + 1) if window else 0
+            assert close(bar[0], [LEFT + seen * scale, y + 3, max(0.5, (start - seen) * scale), 10], 0.06)
         label = [words for x, at, _, words in drawing.texts if at == y + 11 and abs(x - after - 12) < 0.06]
         assert label == [row_label(chunk, q0, q1)]
         hue = f"prefill hue{focus[chunk.request_id]}" if chunk.request_id in focus else "prefill"

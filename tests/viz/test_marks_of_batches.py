@@ -44,10 +44,6 @@ def rows_of(record):
     return found
 
 
-def window_of(record):
-    return max(0, record.kernel.windows[0]) if record.kernel else 0
-
-
 def draft_cells(marks, chunk, x, y, width, height, colour):
     """The cells of known rows and accepted drafts are filled, those of rejected drafts crossed out."""
     cell = width / chunk.num_tokens
@@ -166,7 +162,7 @@ def check_rows(page, marks, rows, record, facts, colours):
         chunk.request_id for chunk, *_ in rows if row >= 11 or chunk.arm != "decode"
     ]
     window, shapes = (
-        window_of(record),
+        facts.window_of(record),
         [shape for shape in marks.filled() if shape[1][0][0] != "arc" and shape[1][0][1] > 127],
     )
     assert len(shapes) == len(rows)
@@ -279,14 +275,14 @@ def test_the_sequence_at_the_pointer_is_framed_in_the_packed_batch(drawn, name):
 # -- the mask ----------------------------------------------------------------------------------------------------
 
 
-def seen(record, position):
+def seen(facts, record, position):
     """The KV positions that a row at a position may attend to."""
-    window = window_of(record)
+    window = facts.window_of(record)
     return range(max(0, position - window + 1) if window else 0, position + 1)
 
 
-def items_of(record):
-    """The work list: that of the launch, or tiles of 32 rows against all that their last row sees."""
+def items_of(facts, record):
+    """The work list: that of the launch, or tiles of 32 rows against all that their rows see."""
     if record.kernel and record.kernel.work_items:
         return [
             (item.seq, item.q_start, item.num_rows, item.kv_start, item.kv_end, item.split, item.num_splits)
@@ -296,7 +292,7 @@ def items_of(record):
     for seq, (chunk, q0, _, start, _) in enumerate(rows_of(record)):
         for at in range(0, chunk.num_tokens, 32):
             rows = min(32, chunk.num_tokens - at)
-            found.append((seq, q0 + at, rows, 0, start + at + rows, 0, 1))
+            found.append((seq, q0 + at, rows, seen(facts, record, start + at).start, start + at + rows, 0, 1))
     return found
 
 
@@ -337,11 +333,11 @@ def test_attention_mask(drawn, name, selecting):
             check_outlines(marks, rows, across, down, colours)
         for x, _, words in [tick for tick in marks.texts(y=40 + shape[0] * down + 12) if tick[0] >= LEFT]:
             assert x == pytest.approx(LEFT + int(words.replace(",", "")) * across)
-        expected = expected_cells(record, rows, one)
+        expected = expected_cells(facts, record, rows, one)
         assert cells_of(marks, rows, one, colours, shape, across, down) == expected
-        check_mask_words(page, marks, record, rows, one, selected, shape, down)
+        check_mask_words(page, marks, facts, record, rows, one, selected, shape, down)
         check_mask_hits(page, record, rows, one, facts, across, down)
-        check_mask_table(page, record, rows, one)
+        check_mask_table(page, facts, record, rows, one)
         check_mask_title(page, record, rows, one, shape)
         legend = page(
             "(({ element }) => [element.hidden, element.getContext('2d').marks])(view.panel('rectangle').legend)"
@@ -374,14 +370,14 @@ def check_outlines(marks, rows, across, down, colours):
     assert all(close(rect[3:], sizes) for rect in marks.rects() if rect[0] in fills)
 
 
-def expected_cells(record, rows, one):
+def expected_cells(facts, record, rows, one):
     """The allowed pairs (row, column) of the picture."""
     cells, column = set(), 0
     for seq, (chunk, q0, _q1, start, end) in enumerate(rows):
         if one in (None, seq):
             top, left = (q0, column) if one is None else (0, 0)
             for q in range(chunk.num_tokens):
-                cells |= {(top + q, left + k) for k in seen(record, start + q)}
+                cells |= {(top + q, left + k) for k in seen(facts, record, start + q)}
         column += end
     return cells
 
@@ -407,7 +403,7 @@ def cells_of(marks, rows, one, colours, shape, across, down):
     return cells
 
 
-def check_mask_words(page, marks, record, rows, one, selected, shape, down):
+def check_mask_words(page, marks, facts, record, rows, one, selected, shape, down):
     if one is None:
         assert marks.words()[0] == f"block-diagonal mask: {shape[0]} × {shape[1]} cells; filled = 0, empty = −∞"
         labels = [(y, words) for x, y, words in marks.texts(x=76) if 40 <= y <= 40 + shape[0] * down]
@@ -421,13 +417,13 @@ def check_mask_words(page, marks, record, rows, one, selected, shape, down):
     which = "" if chunk.request_id == selected or len(rows) == 1 else f", the largest of {len(rows)} sequences"
     assert f"{chunk.request_id}: {grouped(chunk.num_tokens)} × {grouped(end)}{which}" in marks.words()
     size = record.kernel.block_kv if record.kernel and record.kernel.work_items else record.block_size
-    mine = [item for item in items_of(record) if item[0] == one]
+    mine = [item for item in items_of(facts, record) if item[0] == one]
     computed = diagonal = skipped = 0
     for _, first, num, low, high, split, _ in mine:
         positions = [start + first - q0 + i for i in range(num)]
         for k0 in range(0, end, size):
             tile = range(k0, min(k0 + size, end))
-            allowed = sum(k in seen(record, position) for position in positions for k in tile)
+            allowed = sum(k in seen(facts, record, position) for position in positions for k in tile)
             if not allowed:
                 skipped += split == 0
             elif k0 < high and tile.stop > low:
@@ -448,7 +444,7 @@ def check_mask_words(page, marks, record, rows, one, selected, shape, down):
 
 def check_mask_hits(page, record, rows, one, facts, across, down):
     size = facts.groups[facts.shown_group].block_size
-    items = items_of(record)
+    items = items_of(facts, record)
     left = 0
     for seq, (chunk, q0, _q1, start, end) in enumerate(rows):
         for q in {0, chunk.num_tokens - 1} if one in (None, seq) else ():
@@ -456,7 +452,7 @@ def check_mask_hits(page, record, rows, one, facts, across, down):
                 top, across0 = (q0, left) if one is None else (0, 0)
                 at = [LEFT + (across0 + column + 0.5) * across, 40 + (top + q + 0.5) * down]
                 lines = page.hit("rectangle", *at)
-                allowed = column in seen(record, start + q)
+                allowed = column in seen(facts, record, start + q)
                 verdict = (
                     "attends" if allowed
                     else "masked: later than the query" if column > start + q else "masked: outside the window"
@@ -496,9 +492,9 @@ def check_mask_title(page, record, rows, one, shape):
         assert words == f"{name}, {counted(shape[0], 'row')} by {counted(shape[1], 'position')}"
 
 
-def check_mask_table(page, record, rows, one):
+def check_mask_table(page, facts, record, rows, one):
     expected = [
-        [chunk.request_id, q0 + q, start + q, seen(record, start + q).start, start + q + 1]
+        [chunk.request_id, q0 + q, start + q, seen(facts, record, start + q).start, start + q + 1]
         for seq, (chunk, q0, q1, start, end) in enumerate(rows)
         if one in (None, seq)
         for q in range(min(chunk.num_tokens, 200))
@@ -664,7 +660,7 @@ def test_a_work_list_tells_the_launch_of_its_own_step(deno_page):
 def test_work_list(drawn, name):
     page, facts, colours = drawn(name)
     for step in steps_of(facts):
-        record, rows, items = facts.records[step], rows_of(facts.records[step]), items_of(facts.records[step])
+        record, rows, items = facts.records[step], rows_of(facts.records[step]), items_of(facts, facts.records[step])
         marks = Marks(page.painted("kernel", step)["marks"])
         if not items:
             assert marks.words() == ["No attention in this step."]
@@ -735,7 +731,7 @@ def bytes_words(value):
 
 
 def check_work_words(page, facts, record, rows, items, tile, recorded):
-    window = window_of(record)
+    window = facts.window_of(record)
     whole = [item for item in items if item[5] == 0]
     used, read = sum(item[2] for item in whole), sum(item[4] - item[3] for item in items)
     least = sum(end - (max(0, start - window + 1) if window else 0) for _, _, _, start, end in rows)
@@ -755,6 +751,18 @@ def check_work_words(page, facts, record, rows, items, tile, recorded):
     ]
 
 
+@pytest.mark.parametrize("name", ["plain 1", "window_only 6", "hybrid_window 30", "hybrid_mamba 27"])
+def test_the_group_that_is_drawn_has_its_name_if_there_are_several(drawn, name):
+    page, facts, _ = drawn(name)
+    step = next(step for step, record in enumerate(facts.records) if record.chunks)
+    kind = group_words(facts.groups[facts.shown_group])
+    words = f"Of {len(facts.groups)} KV cache groups this is group {facts.shown_group}: {kind}."
+    for panel in ("packed", "rectangle", "kernel"):
+        page.painted(panel, step)
+        said = page(f"view.panel('{panel}').group?.textContent ?? ''")
+        assert said == (words if len(facts.groups) > 1 else "")
+
+
 def test_a_step_without_work_says_so(drawn):
     page, facts, _ = drawn("timed 2")
     assert not facts.records[0].chunks
@@ -767,14 +775,15 @@ def test_a_step_without_work_says_so(drawn):
 def test_the_runs_have_everything_that_a_batch_can_show():
     seen_, words = set(), set()
     for name in RUNS:
-        for record in run(name)[1].records:
+        facts = run(name)[1]
+        for record in facts.records:
             for chunk in record.chunks:
                 seen_ |= {chunk.arm, chunk.limited_by}
-                facts = {"ahead": chunk.ahead, "again": chunk.num_recomputed_tokens, "hit": chunk.num_cached_tokens}
-                facts |= {"accepted": chunk.num_accepted, "rejected": len(chunk.drafts) > chunk.num_accepted}
-                words |= {word for word, value in facts.items() if value}
+                found = {"ahead": chunk.ahead, "again": chunk.num_recomputed_tokens, "hit": chunk.num_cached_tokens}
+                found |= {"accepted": chunk.num_accepted, "rejected": len(chunk.drafts) > chunk.num_accepted}
+                words |= {word for word, value in found.items() if value}
             words |= {f"split {item.num_splits > 1}" for item in (record.kernel.work_items if record.kernel else ())}
-            words |= {f"window {window_of(record) > 0}"}
+            words |= {f"window {facts.window_of(record) > 0}"}
     assert {"decode", "new_final", "intermediate", "cached_final", "token_budget", "complete"} <= seen_
     assert words == {
         "ahead", "again", "hit", "accepted", "rejected", "split True", "split False", "window True", "window False"

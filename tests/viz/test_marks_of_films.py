@@ -76,9 +76,7 @@ def test_blocks(filmed, name):
 @pytest.mark.parametrize("name", FILMED)
 def test_mask(filmed, name):
     for facts, _, record, scenes in filmed(name):
-        scene, window = scenes["mask"], 0
-        if record.kernel and record.kernel.windows:
-            window = max(0, record.kernel.windows[0])
+        scene, window = scenes["mask"], facts.window_of(record)
         assert scene["window"] == window
         assert scene["rows"] == record.num_tokens
         starts = [chunk.start - chunk.ahead for chunk in record.chunks]  # rejected drafts leave no KV
@@ -90,6 +88,9 @@ def test_mask(filmed, name):
             assert (band["start"], band["end"]) == (start, start + chunk.num_tokens)
             row += chunk.num_tokens
         assert f"{counted(row, 'query row')} of {counted(len(record.chunks), 'request')} stand" in scene["sentence"]
+        assert (f"and at most the last {grouped(window)}" in scene["sentence"]) == (window > 0)
+        several = f"Of {len(facts.groups)} KV cache groups this is group {facts.shown_group}: "
+        assert (several in scene["sentence"]) == (len(facts.groups) > 1)
 
 
 @pytest.mark.parametrize("name", FILMED)
@@ -100,6 +101,12 @@ def test_attention(filmed, name):
             assert ("planned" in scene["sentence"]) and sum(
                 item["rows"] for item in scene["items"]
             ) == record.num_tokens
+            row = {chunk.request_id: chunk.start - chunk.ahead for chunk in record.chunks}
+            window = facts.window_of(record)
+            for item in scene["items"]:
+                first = row[facts.order[item["request"]]]
+                assert item["from"] == (max(0, first - window + 1) if window else 0)
+                row[facts.order[item["request"]]] = item["to"]
             continue
         items = record.kernel.work_items
         expected = [(record.chunks[item.seq].request_id, item.num_rows, item.kv_start, item.kv_end) for item in items]

@@ -504,7 +504,9 @@ def height_of(path):
 def computed_kv(facts, step, name):
     """The last chunk of a request up to a step, and the tokens that the prefix cache had; None if no KV is kept."""
     chunks = [(at, facts[at].chunk(name)) for at in range(step + 1) if facts[at].chunk(name)]
-    if not chunks or facts[step].states[name] == "preempted":
+    if not chunks or facts[step].states[name] in ("preempted", "aborted"):
+        return None
+    if any(name in record.finished for record in facts.records[:step]):  # its blocks were freed at the end of that step
         return None
     at, last = chunks[-1]
     taken = max(i for i in range(at + 1) if name in (*facts.records[i].admitted, *facts.records[i].resumed))

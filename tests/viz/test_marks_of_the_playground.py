@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from pages_in_deno import DENO, Page
 from painted import Marks, grouped
-from runs_to_draw import COSTS
+from runs_to_draw import COSTS, run
 from test_marks_of_runs import pair, percentile
 from test_marks_of_steps import near, tokens
 
 from workbench import EngineConfig, simulate, simulate_fleet
 from workbench.apps.playground import session
 from workbench.apps.playground.presets import PRESETS
+from workbench.trace import Trace
 from workbench.viz.bundle import JS_DIRECTORY
 
 if not DENO.exists():
@@ -38,7 +39,7 @@ def sources(*names):
     shared = (JS_DIRECTORY / "dom.js").read_text().replace("export ", "")
     text = re.sub(r"^import .*$", "", text, flags=re.MULTILINE)
     exported = re.findall(r"^export (?:function|class|const) (\w+)", text, flags=re.MULTILINE)
-    shared = f"const {{ formatSeconds }} = (() => {{\n{shared}\nreturn {{ formatSeconds }};\n}})();"
+    shared = f"const {{ counted, formatSeconds }} = (() => {{\n{shared}\nreturn {{ counted, formatSeconds }};\n}})();"
     text = text.replace("export ", "")
     return f"{STUBS}\n{shared}\n{text}\nObject.assign(globalThis.page, {{ {', '.join(exported)} }});"
 
@@ -111,6 +112,8 @@ def test_the_numbers_of_the_playground(page, name):
     assert "A and B have no times" in page(said, both_have | {"summary": counted, "other": counted})
     assert "can never be scheduled" in page(said, stuck | {"end": "stuck"})
     assert f"stopped after {len(first):,} steps" in page(said, stuck | {"end": "max_steps"})
+    one = {"summary": summaries[0] | {"num_steps": 1}, "end": "max_steps"}
+    assert "stopped after 1 step." in page(said, stuck | one)
     assert f"stopped after {len(second):,} steps" in page(said, both_have | {"other": summaries[1], "end": "max_steps"})
     part, done = page(said, stuck | {"end": "part"}), page(said, stuck | {"end": "done"})
     assert "a part of a longer run" in part
@@ -151,10 +154,45 @@ def rounds(cell, wanted):
 def test_a_duration_changes_its_unit_at_one_second(page, seconds, words):
     """None stands for a run without a first token."""
     summary = json.loads(json.dumps(session._summary(pair("timed 3")[0])))
-    summary["ttft"] = dict.fromkeys(summary["ttft"], seconds)
+    summary["ttft"] = {**dict.fromkeys(summary["ttft"], seconds), "bounds": []}
     read = "element.querySelectorAll('tbody')[0].querySelectorAll('td').map((cell) => cell.textContent)"
     show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
     assert page(show, {"summary": summary, "other": None, "end": "done", "pinned": False})[:2] == [words, words]
+
+
+LONG = [{"id": "a", "prompt": {"len": 20}, "max_tokens": 4}, {"id": "b", "prompt": {"len": 900}}]
+SMALL = {"max_num_batched_tokens": 64}
+OPEN = {
+    "too big": lambda: Trace.load("tests/data/vllm-recorded/sync/d7_too_big.jsonl.gz"),
+    "too big, async": lambda: Trace.load("tests/data/vllm-recorded/async/d7_too_big.jsonl.gz"),
+    "part": lambda: run("timed 3")[0][0:4],
+    "steps": lambda: simulate({"requests": LONG}, config=SMALL, max_steps=5),
+    "stopped": lambda: simulate({"requests": LONG, "cost_model": COSTS}, config=SMALL, max_steps=5),
+    "ended": lambda: run("timed 3")[0],
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_number_that_can_only_grow_is_marked(page, name):
+    """A request without a first token has waited so far; a statistic that a longer wait raises is a lower bound."""
+    trace = OPEN[name]()
+    waits, so_far = [], []
+    for who, info in trace.requests.items():
+        given = [r for r in trace if any(c.request_id == who and c.sampled is not None for c in r.chunks)]
+        ended = [r for r in trace if who in r.aborted or (who in r.finished and not given)]
+        end = (given or ended or [trace[-1]])[0]
+        since = end.end - info.arrival_time if trace.end else end.step + 1 - info.arrival_step
+        (waits if given else so_far).append(since)
+    longer = [*waits, *(wait + 1000 for wait in so_far)]
+    given = {"summary": json.loads(json.dumps(session._summary(trace))), "other": None, "end": "done", "pinned": False}
+    read = "[element.querySelectorAll('td').map((cell) => cell.textContent), element.textContent]"
+    show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
+    cells, text = page(show, given)
+    values = cells[-12:]
+    grows = [sum(longer) != sum(waits + so_far), percentile(longer, 99) != percentile(waits + so_far, 99)]
+    assert [cell.startswith("≥ ") for cell in values[:2]] == grows, values
+    assert not any("≥" in cell for cell in values[2:])
+    assert ("counts with the time so far" in text) == any(grows) == (name != "ended")
 
 
 def test_a_run_with_idle_time_says_what_counts_it(page):

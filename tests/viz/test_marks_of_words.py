@@ -87,14 +87,28 @@ def test_events(drawn, name):
         shapes = {"admit": "up", "resume": "half", "preempt": "down", "finish": "square", "abort": "cross"}
         assert marks == [f"wb-mark wb-mark-{shapes[event[1]]}" for event in expected]
         record = facts.records[step]
-        why = shown(record.waiting_reason)
-        said = f"{len(record.waiting)} waiting in this step{f': {why[:160]}' if why else ''}"
         note = page("view.panel('events').note.textContent")
-        assert note[:150] == (said if record.waiting else "No request is waiting.")[:150]
+        assert note == waiting_words(facts, record)
     page("view.setFilter(argument)", facts.order[-1])
     rows = page.table("events")["rows"]
     assert [row[2] for row in rows] == [e[2] for e in expected if facts.order[-1] in e[2]]
     page("view.setFilter('')")
+
+
+def waiting_words(facts, record):
+    """The number of waiting requests, and each reason with the requests that it holds for, unless these are all."""
+    if not record.waiting:
+        return "No request is waiting."
+    parts = {}
+    for name in (name for name in facts.order if name in record.waiting):
+        if why := shown(record.passed_over.get(name, record.waiting_reason)):
+            parts.setdefault(why, []).append(name)
+    said = []
+    for why, names in parts.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        whose = f"{', '.join(names[:3])}{more}: " if len(names) < len(record.waiting) else ""
+        said.append(whose + (why if len(why) <= 160 else f"{why[:159]}…"))
+    return f"{len(record.waiting)} waiting in this step{': ' if said else ''}{'; '.join(said)}"
 
 
 def written(token, has_text):

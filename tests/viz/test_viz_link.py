@@ -107,6 +107,34 @@ def test_a_view_sends_the_link_and_a_problem_as_its_message():
     assert "step must be from" in feed.status()["message"]
 
 
+CARDS = (
+    None,
+    {"kind": "request", "request": 2},
+    {"kind": "token", "request": 1, "number": 0},
+    {"kind": "block", "block": 3},
+)
+
+
+@pytest.mark.parametrize("selected", [None, 0])
+@pytest.mark.parametrize("card", CARDS)
+def test_a_link_and_a_saved_page_have_the_request_that_one_looks_at(deno_page, card, selected):
+    """The open card comes before the selected request; a card without a request names none."""
+    trace = random_trace(4)
+    names = list(trace.requests)
+    deno_page.open(trace)
+    deno_page("view.cursor.selected = argument", selected)
+    deno_page("view.inspector.pin(argument)", card)
+    index = (card or {}).get("request", selected)
+    wanted = None if index is None else names[index]
+    deno_page("view.linkBox.ask(null)")
+    deno_page("view.endCard.savePage()")
+    link, saved = deno_page("page.sent.slice(-2)")
+    assert (link["name"], link["args"]["request"]) == ("link", wanted)
+    place = saved["args"]["place"]
+    assert (saved["name"], place["request"]) == ("save_html", wanted)
+    assert place["card"] == (card is not None and card["kind"] == "request")
+
+
 def test_the_command_line_prints_the_link(tmp_path, capsys):
     trace = random_trace(5)
     trace.save(tmp_path / "run.jsonl")

@@ -139,6 +139,24 @@ def test_the_picture_of_the_mask_is_the_mask(seed):
     assert {"decode", "intermediate", "new_final"} <= kinds
 
 
+@pytest.mark.parametrize("length", [40, 300])
+def test_the_picture_of_the_mask_has_the_window_of_its_group(length):
+    requests = [{"id": "a", "prompt": {"len": length}}, {"id": "b", "prompt": {"len": 5}}]
+    groups = [{"kind": "mamba"}, {"kind": "sliding_window", "sliding_window": 11}, {"kind": "full_attention"}]
+    trace = simulate({"requests": requests}, config={"kv_cache_groups": groups, "max_num_batched_tokens": 210})
+    for record in list(trace)[:4]:
+        row = column = 0
+        expected = np.zeros((record.num_tokens, sum(record.seqused_k)), bool)
+        for chunk in record.chunks:
+            for position in range(chunk.start, chunk.end):
+                expected[row, column + max(0, position - 10) : column + position + 1] = True
+                row += 1
+            column += chunk.end
+        found = rasterised(svg.mask(record, {}), *expected.shape)
+        is_sloping = max(chunk.num_tokens for chunk in record.chunks) > 64
+        assert (found != expected).sum() <= is_sloping * 2 * record.num_tokens
+
+
 def test_a_long_chunk_has_a_straight_edge():
     record = next(
         iter(simulate({"requests": [{"id": "a", "prompt": {"len": 300}}, {"id": "b", "prompt": {"len": 5}}]}))

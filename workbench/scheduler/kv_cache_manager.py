@@ -75,8 +75,7 @@ class KVCacheManager:
         self._watermark, self._num_watermark_blocks = config.watermark, int(config.watermark * config.num_pool_blocks)
         self._make_groups(config)
         self.block_size = self.groups[0].block_size
-        attention = [(group.index, group.block_size) for group in self.groups if group.group.is_attention]
-        self.layout = Layout(*attention[0]) if attention else Layout(None, config.block_size)
+        self.layout = Layout.of(config.cache_groups, config.block_size)
         self._no_hit = PrefixHit(0, ((),) * len(self.groups))
 
     def _make_groups(self, config: EngineConfig) -> None:

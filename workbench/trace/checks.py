@@ -61,14 +61,6 @@ def groups_of(meta: TraceMeta) -> tuple[KVCacheGroup, ...]:
         raise TraceError(f"config {problem}") from None
 
 
-def layout_of(groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
-    """The group whose slots records show: the first one of attention."""
-    for index, group in enumerate(groups):
-        if group.is_attention:
-            return Layout(index, group.block_size)
-    return Layout(None, block_size)
-
-
 _NAMES = ("arrived", "admitted", "resumed", "preempted", "finished", "aborted", "running", "waiting")
 """Fields of a record that hold the names of requests."""
 
@@ -105,7 +97,7 @@ class TraceChecker:
     def __init__(self, meta: TraceMeta, requests: Container[str]) -> None:
         self.block_size = block_size_of(meta)
         self.groups = groups_of(meta)
-        self.layout = layout_of(self.groups, self.block_size)
+        self.layout = Layout.of(self.groups, self.block_size)
         self.num_blocks = num_blocks_of(meta) or MAX_BLOCKS
         self._requests = requests
         self._held: dict[str, _Held] = {}

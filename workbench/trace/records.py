@@ -37,6 +37,8 @@ from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
 
 if TYPE_CHECKING:
+    from workbench.trace.kv_groups import KVCacheGroup
+
     StatedReason = Reason
 else:  # in a file, the number n stands for the n-th different reason of its mapping, counted from 0
     StatedReason = Reason | Count
@@ -104,10 +106,20 @@ class Layout(NamedTuple):
     Attributes:
         group: Its index; None when no group is of attention.
         block_size: Tokens per block of it.
+        window: Tokens that a row of it may attend to, itself included; 0 for all up to itself.
     """
 
     group: int | None
     block_size: int
+    window: int = 0
+
+    @classmethod
+    def of(cls, groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
+        """That of some groups; without one of attention it has this block size."""
+        for index, group in enumerate(groups):
+            if group.is_attention:
+                return cls(index, group.block_size, group.sliding_window)
+        return cls(None, block_size)
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -540,7 +552,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 
         With several KV cache groups those of the first group of attention; empty when there is none.
         """
-        group, size = self.layout
+        group, size, _ = self.layout
         if group is None:
             return _read_only(np.zeros(0, np.int64))
         parts = []
@@ -550,8 +562,18 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
             parts.append(table[positions // size] * size + positions % size)
         return _read_only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
+    @property
+    def window(self) -> int:
+        """Tokens that a row may attend to, itself included; 0 for all up to itself.
+
+        It is that of the launch's first layer, and without a launch that of the KV cache group that is shown.
+        """
+        if self.kernel is not None and self.kernel.windows:
+            return max(0, self.kernel.windows[0])
+        return self.layout.window if self.has_block_tables else 0
+
     def mask(self) -> np.ndarray:
-        """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend.
+        """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend, within its ``window``.
 
         Columns are the KV positions of the sequences one after another, in the order of ``chunks``.
 
@@ -567,10 +589,12 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
             )
         mask = np.zeros((self.num_tokens, int(ends.sum())), dtype=bool)
         row = column = 0
+        window = self.window or int(ends.max(initial=0))
         for chunk in self.chunks:
             rows = np.arange(chunk.first_position, chunk.num_kv)[:, None]
             keys = np.arange(chunk.num_kv)[None, :]
-            mask[row : row + chunk.num_tokens, column : column + chunk.num_kv] = keys <= rows
+            seen = (keys <= rows) & (keys > rows - window)
+            mask[row : row + chunk.num_tokens, column : column + chunk.num_kv] = seen
             row, column = row + chunk.num_tokens, column + chunk.num_kv
         return mask
 

@@ -26,7 +26,10 @@ TERMS: dict[str, str] = {
         "computation of old ones."
     ),
     "logits": "The model's scores for every token of the vocabulary; softmax turns them into probabilities.",
-    "mask": "The pairs of row and key that attention may use: the same request, and not the future.",
+    "mask": (
+        "The pairs of row and key that attention may use: the same request, not the future, and nothing before the "
+        "window."
+    ),
     "packed batch": "A batch without padding: the rows of all requests one after another.",
     "pool": "All KV blocks. Its size bounds how many tokens can be in progress.",
     "preemption": "A running request loses its blocks because the pool is full, waits, and is recomputed.",

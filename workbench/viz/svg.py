@@ -132,7 +132,8 @@ def _sequences(shown: Sequence[PackedRow], rows: Sequence[PackedRow], focus: Foc
         before, after = LEFT + row.kv_start * scale, LEFT + row.kv_end * scale
         parts.append(text(LEFT - 8, y + 11, names[row.request_id], "number", "end"))
         if row.kv_start:
-            parts.append(_rect(LEFT, y + 3, before - LEFT, 10, "kv"))
+            seen = LEFT + row.kv_seen * scale
+            parts.append(_rect(seen, y + 3, before - seen, 10, "kv"))
         parts.append(_new_rows(row, y, after, scale, _fill(row.request_id, False, focus)))
         parts.append(text(after + 12, y + 11, row.label, "number muted"))
     return parts

@@ -10,10 +10,9 @@ from workbench.analysis.hunt.drive import LiveRequest, Plan, PlannedChunk, Run, 
 from workbench.analysis.hunt.target import MAX_STEPS, Target
 from workbench.analysis.hunt.watch import Watch, whole_config
 from workbench.trace import StepRecord, Trace, TraceMeta
-from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import read_groups
 from workbench.trace.lines import RequestInfo
-from workbench.trace.records import Chunk, TableChange
+from workbench.trace.records import Chunk, Layout, TableChange
 
 
 def record_run(target: Target, workload: dict[str, Any], laws: Collection[str] | None = None) -> Trace:
@@ -45,7 +44,7 @@ class _Keeper:
         self.records: list[StepRecord] = []
         self._watch = watch
         groups = read_groups(trace.config)
-        self._layout = layout_of(groups, trace.config["block_size"])
+        self._layout = Layout.of(groups, trace.config["block_size"])
         self._in_flight: list[Any] = []
         self._before: dict[str, list[list[int]]] = {}
         self._changes: dict[int, dict[str, list[TableChange]]] = {}

@@ -212,7 +212,8 @@ class View {
   /** Open the page of an incident at its largest stall, unless a step was asked for or the cursor has moved. */
   openAtStall() {
     const { cursor, options, place, stalls } = this, [largest] = [...stalls].sort((a, b) => b.excess - a.excess);
-    if (!largest || !options.page || !this.isIncident || this.openedAt !== cursor.step || place.later) return;
+    const isAsked = place.later || Number.isInteger(this.model.get("cursor")?.step);
+    if (!largest || !options.page || !this.isIncident || this.openedAt !== cursor.step || isAsked) return;
     this.openedAt = null;
     cursor.seek(largest.step, { stay: true });
     place.settle();

@@ -40,10 +40,11 @@ export class EndCard {
     this.save.title = `Save ${heldOf(store)} as one page that opens offline`;
   }
 
-  /** Save a page that opens where this one is: its view, step, request, and the comparison if it is open. */
+  /** Save a page that opens where this one is: view, step, request, and a card or comparison that is open. */
   savePage() {
-    const { view } = this, { store, cursor } = view, { view: shown, request } = view.place.now();
-    const place = { view: shown, step: store.label(cursor.step), request };
+    const { view } = this, { store, cursor, inspector, place: { request } } = view;
+    const card = inspector.pinned?.kind === "request";
+    const place = { view: view.shown, step: store.label(cursor.step), request, card };
     view.send("save_html", { place, comparison: view.comparing });
   }
 

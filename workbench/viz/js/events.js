@@ -1,8 +1,9 @@
 // Events of the requests, and the scheduler's reasons for them.
 
-import { h, plain, replace, rowButton, setText, tableHead } from "./dom.js";
+import { formatNumber, h, plain, replace, rowButton, setText, tableHead } from "./dom.js";
 import { Panel } from "./panel.js";
 import { nameOf } from "./request.js";
+import { listOf } from "./words.js";
 
 /** Maximum number of events in the list. */
 const MOST = 300;
@@ -66,11 +67,20 @@ export class EventsPanel extends Panel {
     return plain([words, miss].filter(Boolean).join("; "), 200);
   }
 
+  /** The number of waiting requests, and each reason with those it holds for, if these are not all. */
   waitingNote() {
-    const { store, cursor } = this, waiting = store.value("num_waiting", cursor.step);
+    const { store, cursor } = this, { step } = cursor, waiting = store.value("num_waiting", step);
     if (!waiting) return "No request is waiting.";
-    const why = store.reasons[store.value("waiting_reason", cursor.step)]?.sentence;
-    return `${waiting} waiting in this step${why ? `: ${plain(why, 160)}` : ""}`;
+    const reasons = new Map();
+    for (const request of store.requests) {
+      if (!["waiting", "preempted"].includes(store.stateOf(request, step))) continue;
+      const why = store.whyNot(request, step);
+      if (why) reasons.set(why, [...(reasons.get(why) ?? []), request]);
+    }
+    const parts = [...reasons].map(([why, those]) =>
+      (those.length < waiting ? `${listOf(those.map((request) => nameOf(request)))}: ` : "") + plain(why, 160)
+    );
+    return `${formatNumber(waiting)} waiting in this step${parts.length ? `: ${parts.join("; ")}` : ""}`;
   }
 
   tableData() {

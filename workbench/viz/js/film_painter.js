@@ -1,6 +1,7 @@
 // The picture of a scene of a step, on a canvas; its marks appear one after the other.
 
 import { formatNumber, plain } from "./dom.js";
+import { firstSeen } from "./geometry.js";
 import { inkOn } from "./theme.js";
 
 /**
@@ -180,7 +181,7 @@ function mask(pen, { rows, columns, bands, window }, share) {
   let left = 0;
   for (const { request, q0, q1, start, end } of bands) {
     for (let q = q0; q < Math.min(q1, share * rows); q++) {
-      const position = start + q - q0, from = window ? Math.max(0, position - window + 1) : 0;
+      const position = start + q - q0, from = firstSeen(position, window);
       // Rows that are thinner than a pixel overlap, so that no stripes appear between them.
       const height = dy > 4 ? dy - 1 : dy + 0.5;
       box(edge + (left + from) * dx, top + q * dy, (position + 1 - from) * dx, height, hue(request));

@@ -2,6 +2,7 @@
 // record (tokens, block ids, KV positions) and a sentence made from them; film.js draws it.
 
 import { counted, formatNumber, plain } from "./dom.js";
+import { listOf, shownGroup } from "./words.js";
 import { workOf } from "./work.js";
 
 /** Names and titles of the scenes. */
@@ -12,9 +13,6 @@ export const SCENES = [
   ["attention", "What the kernel computes"],
   ["sample", "Who gets a new token"],
 ];
-
-const list = (items, most = 3) =>
-  items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 
 /** The scenes of a step: { name, title, sentence, and the facts of its picture }. */
 export function scenesOf(store, step) {
@@ -62,7 +60,7 @@ function lossesOf(store, step) {
     const held = store.blockTable(request, step - 1).filter(Boolean).length;
     return `${plain(request.id, 20)} its ${counted(held, "block")}`;
   });
-  return losses.length ? ` Preempted: ${list(losses)}.` : "";
+  return losses.length ? ` Preempted: ${listOf(losses)}.` : "";
 }
 
 /** Each query row with the KV positions [from, to) that it may attend to: its own request's, up to itself. */
@@ -79,7 +77,7 @@ function mask(store, step, chunks) {
   const limit = window ? ` and at most the last ${formatNumber(window)}` : "";
   const sentence =
     `${counted(rows, "query row")} of ${counted(chunks.length, "request")} stand in one batch, against ` +
-    `${counted(columns, "KV position")}: a row sees its own request, up to itself${limit}.`;
+    `${counted(columns, "KV position")}: a row sees its own request, up to itself${limit}. ${shownGroup(store)}`.trim();
   return { window, rows, columns, bands, sentence };
 }
 
@@ -116,6 +114,6 @@ function sample(store, _step, chunks) {
   const checked = drafts
     ? ` Of ${counted(drafts, "draft")}, ${formatNumber(accepted)} ${accepted === 1 ? "is" : "are"} accepted.`
     : "";
-  const more = without.length ? ` ${list(without)}: none, because the tokens before are not all computed yet.` : "";
+  const more = without.length ? ` ${listOf(without)}: none, because the tokens before are not all computed yet.` : "";
   return { rows, sentence: `${counted(num, "token")} ${num === 1 ? "is" : "are"} sampled.${checked}${more}` };
 }

@@ -26,7 +26,7 @@ function requestAt(store, step, request) {
   const state = store.stateOf(request, step),
     chunk = store.chunkIn(request, step),
     last = store.lastChunk(request, step);
-  const isKept = (last >= 0 || request.computedBefore > 0) && state !== "preempted";
+  const isKept = (last >= 0 || request.computedBefore > 0) && store.holdsKv(request, step);
   const waits = state === "waiting" || state === "preempted";
   return {
     request,

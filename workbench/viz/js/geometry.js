@@ -27,11 +27,16 @@ export function poolColumns(numBlocks) {
   return columns;
 }
 
+/** The first KV position that a row at a position may attend to, in a window of tokens; 0 for none. */
+export function firstSeen(position, window) {
+  return window > 0 ? Math.max(0, position - window + 1) : 0;
+}
+
 /** The kind of a tile of a q x kv rectangle: "full", "diagonal" (partly masked) or "skipped" (fully masked). */
 export function tileKind(q0, q1, k0, k1, window) {
   // Rows and columns are positions in the sequence; the last row of the tile sees the most.
   if (k0 > q1 - 1) return "skipped";
-  if (window > 0 && k1 - 1 < q0 - window + 1) return "skipped";
-  const causal = k1 - 1 <= q0, inWindow = window <= 0 || k0 >= q1 - 1 - window + 1;
+  if (k1 - 1 < firstSeen(q0, window)) return "skipped";
+  const causal = k1 - 1 <= q0, inWindow = k0 >= firstSeen(q1 - 1, window);
   return causal && inWindow ? "full" : "diagonal";
 }

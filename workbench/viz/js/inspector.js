@@ -24,7 +24,7 @@ export class Inspector {
   constructor(view) {
     this.view = view;
     this.pinned = null;
-    this.title = h("h3", {});
+    this.title = h("h3", { tabindex: -1 });
     this.facts = h("dl", { class: "wb-pinned" });
     const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.pin(null) }, "Close");
     const head = h("header", {}, h("i", { class: "wb-swatch" }), this.title, h("span", { class: "wb-space" }), close);
@@ -36,9 +36,16 @@ export class Inspector {
   /**
    * Pin an object: { kind: "request", request }, { kind: "block", block, position? } or
    * { kind: "token", request, number }, where `request` is the index of a request; null closes the drawer. A narrow
-   * screen has room for one box, so that a card closes the dialogs.
+   * screen has room for one box, so that a card closes the dialogs. One that a key opens takes the focus, and gives it
+   * back when it closes.
    */
   pin(what) {
+    const active = this.view.root.getRootNode().activeElement, isInside = this.element.contains(active);
+    const byKey = this.view.root.contains(active) && active.matches(":focus-visible");
+    this.takesFocus = Boolean(what) && byKey;
+    if (this.takesFocus && !isInside) this.opener = active;
+    if (!what && isInside) this.opener?.focus({ preventScroll: true });
+    if (!what) this.opener = null;
     this.pinned = what;
     if (what && this.view.root.dataset.narrow === "true") this.view.popovers.forEach(close);
     this.view.changed("pin");
@@ -52,7 +59,13 @@ export class Inspector {
     const known = pinned.request === undefined || pinned.request < view.store.requests.length;
     const { title, rows, request } = known ? this[pinned.kind](pinned) : { title: "It is no longer here.", rows: [] };
     const signature = JSON.stringify([title, rows, view.theme.name, view.theme.hue(request?.index)]);
-    if (signature === this.signature) return;
+    if (signature !== this.signature) this.show(signature, title, rows, request);
+    this.takeFocus();
+  }
+
+  /** Write the facts of the card. */
+  show(signature, title, rows, request) {
+    const { view } = this;
     this.signature = signature;
     this.title.textContent = title;
     this.swatch.hidden = !request;
@@ -61,6 +74,12 @@ export class Inspector {
       this.facts,
       rows.map(([name, parts]) => [h("dt", {}, name), h("dd", {}, [parts].flat().map(this.elementOf))]),
     );
+  }
+
+  /** Give the focus to a card that a key has opened, so that a screen reader reads it. */
+  takeFocus() {
+    if (this.takesFocus) this.title.focus({ preventScroll: true });
+    this.takesFocus = false;
   }
 
   /** Below a request: a button that asks the host why it took so long, then the answer; a saved page may hold it. */

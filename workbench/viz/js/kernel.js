@@ -43,6 +43,7 @@ export class KernelPanel extends CanvasPanel {
       this.work = { ...this.work, items: distinctItems(threadgroups), blockQ: shadow.block_q, source: "shadow" };
     }
     setText(this.hintElement, this.launched ? THREADGROUPS_HINT : ITEMS_HINT);
+    this.nameGroup();
     this.totals = workTotals(this.work, this.chunks, store.window(cursor.step));
     // A row is a work item; a threadgroup also has a position in the grid, the blocks it read, and their bytes.
     this.allRows = this.launched ? threadgroups : this.work.items.map((item, index) => ({ index, item }));

@@ -29,10 +29,9 @@ export class LinkBox {
   /** Ask for the link to the step and the request at the cursor. */
   ask(opener) {
     this.opener = opener;
-    const { store, cursor } = this.view;
+    const { store, cursor, place } = this.view;
     if (!store.numSteps) return this.view.say("There is no step yet to link to.");
-    const request = store.requests[cursor.selected]?.id ?? null;
-    this.view.send("link", { step: store.label(cursor.step), request });
+    this.view.send("link", { step: store.label(cursor.step), request: place.request });
   }
 
   /** Take the link that was asked for, to the run or to what a part has of it. */

@@ -16,7 +16,7 @@ import {
   tickLabels,
   ticksIn,
 } from "./drawing.js";
-import { readableScale } from "./geometry.js";
+import { firstSeen, readableScale } from "./geometry.js";
 import { box, hatched, legendRow } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf } from "./request.js";
@@ -48,6 +48,7 @@ export class PackedPanel extends CanvasPanel {
     this.budget = store.numSteps ? store.value("token_budget", cursor.step) : 0;
     this.blockSize = store.facts.block_size;
     this.window = store.numSteps ? store.window(cursor.step) : 0;
+    this.nameGroup();
     this.row = this.chunks.length <= 16 ? 20 : Math.max(7, Math.min(20, 320 / this.chunks.length));
     this.setHeight(ROWS_Y + Math.max(3, this.chunks.length) * this.row + 22);
     const space = this.width - LEFT - RIGHT, labels = this.layoutLabels(space);
@@ -182,7 +183,7 @@ export class PackedPanel extends CanvasPanel {
     context.fillStyle = colours.kv;
     context.fillRect(zero, top, this.kvScale(chunk.start) - zero, height);
     if (!this.window) return;
-    const unread = this.kvScale(Math.max(0, chunk.start - this.window + 1));
+    const unread = this.kvScale(firstSeen(chunk.start, this.window));
     context.fillStyle = colours.background;
     context.fillRect(zero, top, unread - zero, height);
     hatch(context, zero, top, unread - zero, height, colours.kv, 4);

@@ -1,10 +1,11 @@
 // The common part of all panels: a titled section that can also be shown as a table. Drawn panels have two canvases,
 // the picture and above it an overlay for the cursor and the hover, so that moving them repaints little.
 
-import { h, replace, table } from "./dom.js";
+import { h, replace, setText, table } from "./dom.js";
 import { clearedContext } from "./drawing.js";
 import { pictureButtons } from "./picture.js";
 import { withTerms } from "./terms.js";
+import { shownGroup } from "./words.js";
 
 /** Changes after which a panel shown as a table is filled again. */
 const TABLE_CHANGES = ["grown", "data", "step", "select", "focus", "range"];
@@ -101,6 +102,13 @@ export class Panel {
     this.tableView.scrollTop = top;
   }
 
+  /** Name the KV cache group that is drawn, above the picture or table, if there are several. */
+  nameGroup() {
+    const words = shownGroup(this.store);
+    if (words && !this.group) this.body.before(this.group = h("p", { class: "wb-facts" }));
+    if (this.group) setText(this.group, words);
+  }
+
   render(_stale) {}
 
   resized() {}
@@ -133,10 +141,12 @@ export class CanvasPanel extends Panel {
     });
     this.canvas.addEventListener("click", (event) => {
       const hit = this.hit(event.offsetX, event.offsetY);
+      const { inspector } = this.view, card = inspector?.pinned;
       if (hit) this.clicked(hit, event);
       const { offsetX, offsetY, clientX, clientY } = event, target = this.canvas;
-      // A finger does not hover: its tap tells what a label has no room for, such as a long name.
-      if (event.pointerType === "touch") this.tell({ offsetX, offsetY, clientX, clientY, target });
+      // A finger does not hover: its tap tells what a label has no room for, such as a long name, if no card does.
+      const tells = event.pointerType === "touch" && inspector?.pinned === card;
+      if (tells) this.tell({ offsetX, offsetY, clientX, clientY, target });
     });
   }
 

@@ -14,6 +14,12 @@ export class Place {
     return { step, follow: cursor.follow, request, ...(this.ranged ? { range } : {}) };
   }
 
+  /** The id of the request that a person looks at: that of the open card, else the selected one; null for none. */
+  get request() {
+    const { store, cursor, inspector } = this.view;
+    return store.requests[inspector.pinned?.request ?? cursor.selected]?.id ?? null;
+  }
+
   /** Take the present place as known. Only a person, or playback, moves the host: told a place that the page opened at,
    *  or was sent to, the host would lose one that it chose meanwhile. */
   settle() {

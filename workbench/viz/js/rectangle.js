@@ -3,7 +3,7 @@
 
 import { counted, formatNumber } from "./dom.js";
 import { fitting, fittingEnd, FONT, MONO, SMALL, text, textWidth, tickLabels, ticksIn } from "./drawing.js";
-import { tileKind } from "./geometry.js";
+import { firstSeen, tileKind } from "./geometry.js";
 import { askForKernelRun } from "./kernel_page.js";
 import { box, LegendLines } from "./legend.js";
 import { CanvasPanel } from "./panel.js";
@@ -25,8 +25,8 @@ const TABLE_ROWS = 200;
 /** The mask of a chunk: for each query row its position, and the KV positions [from, to) that it may attend to. */
 function maskOf(chunk, window) {
   return Array.from({ length: chunk.n }, (_, q) => {
-    const position = chunk.start + q, from = window ? Math.max(0, position - window + 1) : 0;
-    return { row: chunk.q0 + q, position, from, to: position + 1 };
+    const position = chunk.start + q;
+    return { row: chunk.q0 + q, position, from: firstSeen(position, window), to: position + 1 };
   });
 }
 
@@ -49,6 +49,7 @@ export class RectanglePanel extends CanvasPanel {
     const { store, cursor } = this;
     this.mode = "hint"; // "hint" | "one" sequence | "batch"
     if (!store.numSteps) return this.setHeight(40);
+    this.nameGroup();
     this.chunks = store.chunks(cursor.step);
     this.window = store.window(cursor.step);
     this.masks = this.chunks.map((chunk) => maskOf(chunk, this.window)); // by sequence

@@ -385,9 +385,9 @@ export class Store {
     return this.kernels[this.value("kernel", step)] || null;
   }
 
-  /** Sliding window of the first layer in a step, 0 for full attention. */
+  /** Sliding window of a launch's first layer; without a launch of the group that is shown; 0 for full attention. */
   window(step) {
-    return Math.max(0, this.kernel(step)?.windows?.[0] ?? 0);
+    return Math.max(0, this.kernel(step)?.windows?.[0] ?? this.groups[this.facts.layout_group]?.window ?? 0);
   }
 
   // -- requests at a step ----------------------------------------------------------------------------------------
@@ -515,6 +515,12 @@ export class Store {
     return this.facts.groups || [];
   }
 
+  /** Whether a request may hold KV after the scheduling of a step: blocks are freed after the step that finishes it. */
+  holdsKv(request, step) {
+    const last = lastAtOrBefore(request.changes, step, (entry) => entry.step), state = last?.state;
+    return state === "finished" ? last.step === step : state !== "aborted" && state !== "preempted";
+  }
+
   /**
    * The block table of a request after the scheduling of a step, as physical block ids in logical order, 0 for a place
    * that is not held.
@@ -523,10 +529,7 @@ export class Store {
   blockTable(request, step, group = this.facts.layout_group) {
     const table = lastAtOrBefore(request.tables, step, (entry) => entry.step);
     if (!table || (table.closed !== undefined && step >= table.closed)) return [];
-    const state = this.stateOf(request, step);
-    if (state === "aborted") return [];
-    // A finished request still holds its blocks in its last step: they are freed after that step.
-    if (state === "finished" && lastAtOrBefore(request.changes, step, (entry) => entry.step).step < step) return [];
+    if (!this.holdsKv(request, step)) return [];
     const { ids, lengths, holes } = table.groups[group];
     const blocks = ids.slice(0, lastAtOrBefore(lengths, step, ([since]) => since)?.[1] ?? 0);
     for (const [since, place] of holes) {

@@ -12,6 +12,11 @@ const ROLES = {
 /** The reasons for which requests finish. */
 const ENDS = { length: "hit max_tokens", stop: "model ended", error: "failed", abort: "aborted" };
 
+/** The first few of some names, and how many more there are. */
+export function listOf(items, most = 3) {
+  return items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
+}
+
 /** The reason for which a request finished. */
 export function endOf(reason) {
   return ENDS[reason] ?? reason;
@@ -37,6 +42,13 @@ export function draftsOf(chunk) {
 export function groupOf({ kind, window }) {
   if (kind === "sliding_window") return `window ${formatNumber(window)}`;
   return kind === "mamba" ? "state" : "full attention";
+}
+
+/** The KV cache group whose attention and slots a step is drawn with, if there are several. */
+export function shownGroup({ groups, facts: { layout_group: index } }) {
+  return groups.length > 1
+    ? `Of ${groups.length} KV cache groups this is group ${index}: ${groupOf(groups[index])}.`
+    : "";
 }
 
 /** Number of tokens with computed KV before and after a chunk. */

@@ -1,5 +1,7 @@
 // The work list of a step: from the recorded launch, or planned from the chunks when none was recorded.
 
+import { firstSeen } from "./geometry.js";
+
 const PLANNED_ROWS = 32;
 const FIELDS = ["seq", "q_start", "num_rows", "kv_start", "kv_end", "split", "num_splits"];
 
@@ -11,7 +13,7 @@ export function workOf(store, step) {
     return { items, blockQ, blockKv, launch, source: "launch" };
   }
   const blockKv = store.facts.block_size || 16;
-  return { items: plan(store.chunks(step)), blockQ: PLANNED_ROWS, blockKv, launch, source: "plan" };
+  return { items: plan(store.chunks(step), store.window(step)), blockQ: PLANNED_ROWS, blockKv, launch, source: "plan" };
 }
 
 /** A work item as an object, from the values of its fields. */
@@ -31,12 +33,13 @@ function recordedItems(store, step) {
   return result;
 }
 
-/** Tiles of at most PLANNED_ROWS query rows, each against the KV its last row sees. */
-function plan(chunks) {
+/** Tiles of at most PLANNED_ROWS query rows, each against the KV that its rows see. */
+function plan(chunks, window) {
   const items = [];
   for (const chunk of chunks) {
     for (let q = 0; q < chunk.n; q += PLANNED_ROWS) {
-      const rows = Math.min(PLANNED_ROWS, chunk.n - q), kv = { kv_start: 0, kv_end: chunk.start + q + rows };
+      const rows = Math.min(PLANNED_ROWS, chunk.n - q), first = chunk.start + q;
+      const kv = { kv_start: firstSeen(first, window), kv_end: first + rows };
       items.push({ seq: chunk.seq, q_start: chunk.q0 + q, num_rows: rows, ...kv, split: 0, num_splits: 1 });
     }
   }
@@ -47,7 +50,7 @@ function plan(chunks) {
 export function workTotals(work, chunks, window) {
   const sum = (list, of) => list.reduce((total, entry) => total + of(entry), 0);
   const tiles = work.items.filter((item) => item.split === 0);
-  const needed = (chunk) => chunk.end - (window ? Math.max(0, chunk.start - window + 1) : 0);
+  const needed = (chunk) => chunk.end - firstSeen(chunk.start, window);
   return {
     rows: sum(tiles, (item) => item.num_rows),
     slots: tiles.length * work.blockQ,

@@ -21,6 +21,7 @@ class PackedRow:
         q_end: One past the last query row.
         kv_start: Position of the first row, without the rejected drafts that ``num_kv_computed`` still counts.
         kv_end: One past the position of the last row.
+        kv_seen: The first position that any of its rows may read.
         limited_by: Why the chunk is not longer.
     """
 
@@ -30,6 +31,7 @@ class PackedRow:
     q_end: int
     kv_start: int
     kv_end: int
+    kv_seen: int
     limited_by: LimitedBy
 
     @property
@@ -56,7 +58,7 @@ class PackedRow:
 
 def packed_rows(record: StepRecord) -> list[PackedRow]:
     """The sequences of a step in packed order."""
-    bounds = record.cu_seqlens_q
+    bounds, window = record.cu_seqlens_q, record.window
     return [
         PackedRow(
             request_id=chunk.request_id,
@@ -65,6 +67,7 @@ def packed_rows(record: StepRecord) -> list[PackedRow]:
             q_end=bounds[seq + 1],
             kv_start=chunk.first_position,
             kv_end=chunk.num_kv,
+            kv_seen=max(0, chunk.first_position - window + 1) if window else 0,
             limited_by=chunk.limited_by,
         )
         for seq, chunk in enumerate(record.chunks)

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from workbench.base.on_demand import np
-from workbench.trace.checks import layout_of
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.compare import is_simulated
 from workbench.trace.readings.computed_before import computed_before
 from workbench.trace.readings.outputs_before import outputs_before
+from workbench.trace.records import Layout
 from workbench.trace.run_zero import kept_zero, run_zero
 from workbench.viz.layout.columns import (
     CHILD_COLUMNS,
@@ -104,7 +104,7 @@ def decode_packet(packet: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 def trace_facts(trace: Any) -> dict[str, Any]:
     """The facts of a trace as a whole: its source, configuration, model and the codes of the columns."""
-    layout = layout_of(trace.kv_cache_groups, trace.block_size)
+    layout = Layout.of(trace.kv_cache_groups, trace.block_size)
     return {
         "source": trace.meta.source,
         "is_simulated": is_simulated(trace),

@@ -167,7 +167,7 @@ class BlockTableRow:
 def block_table_rows(record: StepRecord) -> list[BlockTableRow]:
     """Block tables of the scheduled requests, in scheduling order, each with those of all KV cache groups."""
     rows = []
-    shown_group, size = record.layout if record.chunks else (None, 0)
+    shown_group, size = record.layout[:2] if record.chunks else (None, 0)
     for index, chunk in enumerate(record.chunks):
         new = [chunk.new_block_ids, *(change.new_block_ids for change in chunk.other_groups)]
         for group in range(record.num_groups):

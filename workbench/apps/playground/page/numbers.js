@@ -1,8 +1,14 @@
 // The run in a few numbers; beside those of the run it is compared with.
 
-import { formatSeconds } from "../../../viz/js/dom.js";
+import { counted, formatSeconds } from "../../../viz/js/dom.js";
 import { h } from "./elements.js";
 import { explained } from "./terms.js";
+
+/** A statistic of a latency in its unit, marked if it is a lower bound: times that had not ended can only grow. */
+function statistic({ unit, ...summary }, latency, name) {
+  const { bounds, [name]: value } = summary[latency], words = time(value, unit);
+  return bounds.includes(name) && words !== "–" ? `≥ ${words}` : words;
+}
 
 /** A time in a unit, "s" or "steps"; a dash without a unit, in which two runs could be compared. */
 function time(value, unit) {
@@ -30,12 +36,12 @@ const OF_IDLE = { "output tokens/s": " without idle time", duration: " with idle
  * @type {[string, (summary: any) => string, string?, string?][]}
  */
 const COLUMNS = [
-  ["first token, mean", (s) => time(s.ttft.mean, s.unit), "TTFT"],
-  ["P99", (s) => time(s.ttft.p99, s.unit), "TTFT"],
+  ["first token, mean", (s) => statistic(s, "ttft", "mean"), "TTFT"],
+  ["P99", (s) => statistic(s, "ttft", "p99"), "TTFT"],
   ["output tokens/s", rate],
-  ["between tokens, mean", (s) => time(s.itl.mean, s.unit), "ITL"],
-  ["P99", (s) => time(s.itl.p99, s.unit), "ITL"],
-  ["longest", (s) => time(s.itl.max, s.unit), "ITL"],
+  ["between tokens, mean", (s) => statistic(s, "itl", "mean"), "ITL"],
+  ["P99", (s) => statistic(s, "itl", "p99"), "ITL"],
+  ["longest", (s) => statistic(s, "itl", "max"), "ITL"],
   ["duration", (s) => time(s.duration, s.unit)],
   ["steps", (s) => count(s.num_steps), "step"],
   ["budget used", (s) => percent(s.mean_budget_use), "budget"],
@@ -49,6 +55,8 @@ const OF_FLEETS = [
   ["hit rate", (s) => percent(s.hit_rate), "hit rate"],
   ["busiest replica", (s) => percent(s.busiest)],
 ];
+
+const AT_LEAST = "≥ marks what is at least that: a request without a first token counts with the time so far.";
 
 /** Sentences about runs that did not come to their end. */
 const OF_ENDS = {
@@ -76,6 +84,7 @@ export function showNumbers(element, { summary, other, end, pinned }) {
     h("tr", {}, h("th", { scope: "row" }, name), columns.map(([, of]) => cell(of(values))))
   );
   element.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  if (rows.some(([, { ttft }]) => ttft.bounds.length)) element.append(h("p", {}, AT_LEAST));
   const without = rows.filter(([, { unit }]) => !unit).map(([name]) => name);
   if (without.length) {
     const have = `${without.join(" and ")} ${without.length > 1 ? "have" : "has"} no times`;
@@ -84,6 +93,6 @@ export function showNumbers(element, { summary, other, end, pinned }) {
     );
   }
   const words =
-    { ...OF_ENDS, max_steps: `The run was stopped after ${count((other ?? summary).num_steps)} steps.` }[end];
+    { ...OF_ENDS, max_steps: `The run was stopped after ${counted((other ?? summary).num_steps, "step")}.` }[end];
   if (words) element.append(h("p", {}, words));
 }

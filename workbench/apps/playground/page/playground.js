@@ -2,6 +2,7 @@
 // in progress only the newest change waits.
 
 import { Arrivals, canBeDrawn } from "./arrivals.js";
+import { counted } from "../../../viz/js/dom.js";
 import { at, h, options } from "./elements.js";
 import { Engine } from "./engine.js";
 import { decodeRun, decodeState, encodeState, unknownName } from "./link.js";
@@ -358,11 +359,12 @@ class Playground {
     this.explain();
   }
 
-  /** Offer requests to be explained, the slowest first; one that a person has chosen stays chosen. */
+  /** Offer requests to be explained, the slowest first; one that a person or a link has chosen stays chosen. */
   offer(requests) {
-    const before = at("request").value;
-    options(at("request"), requests.slice(0, 1000).map((id) => [id, id]));
-    if (requests.includes(this.asked)) at("request").value = this.asked;
+    const before = at("request").value, isHere = requests.includes(this.asked);
+    const offered = new Set([...requests.slice(0, 1000), ...(isHere ? [this.asked] : [])]);
+    options(at("request"), [...offered].map((id) => [id, id]));
+    if (isHere) at("request").value = this.asked;
     if (at("request").value !== before) this.explain();
   }
 
@@ -542,7 +544,10 @@ class Playground {
     if (!place || !this.view) return;
     const step = Number.isInteger(place.step) && place.step >= 0 ? place.step : null;
     const request = typeof place.request === "string" ? place.request : null;
-    this.set("cursor", { step, follow: false, request });
+    this.set("cursor", { step, follow: false, request, card: request !== null });
+    if (request === null || !this.facts?.requests) return;
+    this.asked = request;
+    this.offer(this.facts.requests);
   }
 
   async openState(state) {
@@ -596,8 +601,8 @@ class Playground {
     if (!facts) return false;
     this.recording = file.name;
     this.pinned = null;
-    at("recording-name").textContent = `${file.name}: ${facts.num_steps.toLocaleString("en")} steps, ` +
-      `${facts.requests.length.toLocaleString("en")} requests`;
+    at("recording-name").textContent = `${file.name}: ${counted(facts.num_steps, "step")}, ` +
+      counted(facts.requests.length, "request");
     at("recording-hint").textContent = facts.refusal ? `Nothing can be changed here: ${facts.refusal}.` : MOVE;
     at("changes").disabled = Boolean(facts.refusal);
     at("policy").value = "";
