@@ -157,6 +157,14 @@ def test_a_fork_proposes_drafts_where_the_engine_did(tiny_llama, kind, asynchron
     assert all(met.values()) or asynchronous, met
 
 
+@pytest.mark.parametrize("seed", [0, 9, 17, 27])
+def test_a_draft_model_has_nothing_to_do_for_a_request_that_has_ended(tiny_llama, caplog, seed):
+    """An asynchronous step has rows of it; a failure would take the drafts of all others too."""
+    trace = run_with_drafts(tiny_llama, random.Random(seed), "draft model", async_scheduling=True)
+    assert not [record.message for record in caplog.records if "the proposer failed" in record.message]
+    assert any(chunk.num_accepted for record in trace for chunk in record.chunks)
+
+
 def test_a_fork_without_asynchronous_steps_has_the_drafts_that_were_found(tiny_llama):
     """In asynchronous steps the rows of every request are filled up with placeholders."""
 

@@ -51,7 +51,8 @@ class DraftModelProposer(Proposer):
         drafting = [
             _Drafting(chunk, min(chunk.num_drafts, len(chunk.block_ids) * block_size - chunk.end)) for chunk in chunks
         ]
-        active, segments = drafting, [one.first_segment() for one in drafting]
+        # A request that has ended may have no token for its rows.
+        active, segments = drafting, [each for one in drafting if (each := one.first_segment()).num_tokens]
         while segments:
             logits, _ = self.runner.forward(pack(segments, block_size))
             active = [one for one in active if one.num_drafts > len(one.token_ids)]

@@ -93,7 +93,8 @@ class Speculator:
             block_ids=packed.block_table[index, : packed.table_lengths[index]].tolist(),
             start=int(packed.positions[packed.cu_seqlens_q[index]]),
             end=int(packed.seqused_k[index]) - num_rejected,
-            num_drafts=self._num_wanted(chunk, len(tokens)) if tokens else 0,
+            # An asynchronous step has rows of requests that ended in the step before.
+            num_drafts=self._num_wanted(chunk, len(tokens)) if tokens and chunk.request.status != "finished" else 0,
         )
 
     def _num_wanted(self, chunk: ScheduledChunk, num_tokens: int) -> int:
