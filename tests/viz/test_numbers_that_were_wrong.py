@@ -229,5 +229,5 @@ def test_a_page_is_saved_as_it_is(deno_page, comparing):
     deno_page("view.endCard.save.click()")
     command = deno_page("page.sent.at(-1)")
     assert command["name"] == "save_html"
-    place = {"view": "scheduler", "step": 3, "request": "second"}
+    place = {"view": "scheduler", "step": 3, "request": "second", "card": False}
     assert command["args"] == {"place": place, "comparison": comparing}
