@@ -18,6 +18,7 @@ from workbench.apps.cli.options import (
 )
 from workbench.apps.cli.say import say, say_text
 from workbench.base.field_checks import integer, number
+from workbench.base.outside_files import read_text
 from workbench.base.text import counted
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
     if (options.dataset_name == "random") != (options.dataset_path is None):
         needs = "needs" if options.dataset_path is None else "has no file; leave out"
         raise ValueError(f"--dataset-name {options.dataset_name} {needs} --dataset-path FILE")
+    if options.dataset_path is not None:
+        read_text(options.dataset_path)  # what cannot be read is refused before a model is loaded
     from workbench.engine.distributed.job import run_job
 
     return run_job(options.model, partial(serve_requests, options))
