@@ -225,17 +225,17 @@ def test_nobody_waits_for_the_grammar_of_another(model, monkeypatch, is_read):
 
 
 @pytest.mark.parametrize(
-    "wanted", [SLOW, {"grammar": ambiguous(400, "another").replace('"a"', '"b"')}, {"json": lcm_of(999_983)}], ids=str
+    "wanted", [SLOW, {"grammar": ambiguous(450, "another").replace('"a"', '"b"')}, {"json": lcm_of(999_983)}], ids=str
 )
 def test_a_grammar_that_takes_too_long_is_refused_and_its_process_is_gone(engine, monkeypatch, wanted):
-    monkeypatch.setattr(grammar_texts, "COMPILE_SECONDS", 0.5)
+    monkeypatch.setattr(grammar_texts, "COMPILE_SECONDS", 0.3)
     made = forks(monkeypatch)
     name = add(engine, wanted)
     other = add(engine, {"regex": "ab"})
     outputs = {output.request_id: output for output in engine.run(progress=False)}
     assert outputs[other].text == "ab" and outputs[name].finish_reason == "error"
     (kind,) = wanted
-    expected = f"structured_outputs['{kind}'] takes more than 0.5 s to compile: make it smaller, or less ambiguous"
+    expected = f"structured_outputs['{kind}'] takes more than 0.3 s to compile: make it smaller, or less ambiguous"
     assert outputs[name].error == expected
     wait_until(lambda: not is_running(made[0].number))
     with pytest.raises(ValueError, match="takes more than"):  # it is known now
