@@ -185,7 +185,7 @@ class Dashboard(Place):
             time.sleep(0.2)
         if question == "own_question":
             self.asked = next(self.essays)
-            text = f"Text {self.asked}. {document(self.engine, 500)}"
+            text = f"Text {self.asked}. {document(self.engine, 1800)}"
             self.engine.add_request(text, SamplingParams(max_tokens=4), request_id=f"essay{self.asked}")
             self.engine.start()
 

@@ -309,19 +309,17 @@ def test_commands_of_one_moment_are_all_carried_out_once(open_page, address):
         """(root) => {
           const { workbench: view } = root;
           view.send("class", { what: "questions", allowed: true });
+          view.send("class", { what: "code", link: `http://192.0.2.7/${"x".repeat(370)}` });
           view.send("class", { what: "ask", text: "Who waits?" });
           view.send("class", { what: "lead", view: "story", step: 3, follow: false, request: null });
         }"""
     )
     teacher.wait("view.status.class.class_asks && view.status.class.question?.text === 'Who waits?'")
+    teacher.wait("view.status.class.code.length")
     teacher.root.evaluate("(root) => root.workbench.send('class', { what: 'end' })")
     teacher.wait("!view.status.class.question")
-    assert [what for what, values in taken if what != "lead" or values["step"] == 3] == [
-        "questions",
-        "ask",
-        "lead",
-        "end",
-    ]
+    told = [what for what, values in taken if what != "lead" or values["step"] == 3]
+    assert told == ["questions", "code", "ask", "lead", "end"]
 
 
 def test_a_duel_hides_the_projector_until_it_is_settled(open_page, serve, tiny_llama, monkeypatch):

@@ -45,8 +45,10 @@ const NOT_SIMULATED = "A run without its first steps, or beside another one, is 
 /** Milliseconds after which a command without an answer is explained. */
 const PATIENCE_MS = 1500;
 
-/** Commands that the next one repeats: as many of the last milliseconds, with arguments of so many characters. */
-const MOST_AGAIN = 4, AGAIN_MS = 5000, SHORT = 300;
+/** The commands that the next one repeats: so many of the last milliseconds, and its bytes together with them. */
+const MOST_AGAIN = 4, AGAIN_MS = 5000, AGAIN_BYTES = 8192;
+
+const bytesOf = (args) => new TextEncoder().encode(JSON.stringify(args)).length;
 
 /** Milliseconds without a change after which the panels outside the window are drawn as well. */
 const SETTLED_MS = 300;
@@ -312,10 +314,12 @@ class View {
     if (this.gone) return;
     const id = ++this.commandCount, now = Date.now(), { handled = 0 } = this.status;
     this.sent = this.sent.filter((each) => each.id > handled && now - each.at < AGAIN_MS).slice(-MOST_AGAIN);
-    const before = Object.fromEntries(this.sent.map((each) => [each.id, { name: each.name, args: each.args }]));
+    let bytes = bytesOf(args); // a server takes no message of any size
+    const again = this.sent.filter((each) => (bytes += bytesOf(each.args)) <= AGAIN_BYTES);
+    const before = Object.fromEntries(again.map((each) => [each.id, { name: each.name, args: each.args }]));
     this.model.set("command", { id, name, args, sender: this.sender, before });
     this.model.save_changes();
-    if (JSON.stringify(args).length <= SHORT) this.sent.push({ id, name, args, at: now });
+    this.sent.push({ id, name, args, at: now });
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => {
       if (!this.live || (this.status.handled ?? 0) >= id) return;
