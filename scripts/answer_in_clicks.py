@@ -34,6 +34,9 @@ MOST_CLICKS = 3
 PATIENCE = 180.0
 """Seconds that an answer may take: the engine works, and so may others on this machine."""
 
+FOLDED = 2.0
+"""Seconds without an element after which it is looked for among the tools that are folded."""
+
 TRIES = 5
 """Number of times that a click which misses is repeated: a busy WebKit scrolls a while after it has said so."""
 
@@ -95,8 +98,20 @@ class Reader:
             time.sleep(0.1)
         raise AssertionError(f"{css} with {text!r} is {'not there' if place is None else 'covered'}")
 
+    def unfold(self, css: str, text: str) -> None:
+        """Open the tools that a phone folds, if an element is among them."""
+        end = time.monotonic() + FOLDED
+        while time.monotonic() < end:
+            if self.browser.run(FIND, css, text, bool(text)) is not None:
+                return
+            time.sleep(0.1)
+        if self.browser.run(FIND, ".wb-button", "Tools", True) is not None:
+            self.click(".wb-button", "Tools")
+
     def click(self, css: str, text: str = "", at: float = 0.5) -> None:
         """Click an element, at a part of its width."""
+        if text != "Tools":
+            self.unfold(css, text)
         self.clicks += 1
         for _ in range(TRIES):
             place = self.see(css, text, exact=bool(text), to_click=True)
@@ -151,8 +166,6 @@ class Place:
 
     def block_of_token(self) -> None:
         """In which block is token 700 of the long prompt?"""
-        if self.reader.browser.run(FIND, self.search, "", False) is None:  # a phone folds it
-            self.reader.click(".wb-button", "Tools")
         self.reader.write(self.search, "long 700")
         self.reader.see(".wb-drawer dd", "700, slot")
 
@@ -169,7 +182,7 @@ class Dashboard(Place):
         ("own_question", "story", 12),
         ("smaller_budget", "story", 12),
         ("back_from_comparison", "story", 12),
-        ("saved", "story", 12),  # with the comparison, as the run has not grown since
+        ("saved", "story", 12),
     )
 
     essays = itertools.count(1)
@@ -218,7 +231,7 @@ class Dashboard(Place):
         assert seen[1] < 1100 or (not place["unseen"] and seen[0] == 0 and place["bottom"] <= 900), "below the fold"
 
     def saved(self) -> None:
-        """Save the page and reopen it."""
+        """Save the page and reopen it; the other run, which Python puts into a page, is compared in it."""
         keep = (
             "(window.kept = '', URL.createObjectURL = (made) => (made.text().then((text) => kept = text), ''), "
             "HTMLAnchorElement.prototype.click = () => 0, 1)"
@@ -229,7 +242,8 @@ class Dashboard(Place):
         while not (page := self.reader.browser.run("() => window.kept")):
             assert time.monotonic() < end, "no page has been saved"
             time.sleep(0.2)
-        (self.folder / "saved.html").write_text(page, encoding="utf-8")
+        assert page.rstrip().endswith("</html>"), "the page is whole"
+        self.engine.trace.to_html(self.folder / "saved.html", other=self.engine.fork(max_num_batched_tokens=32))
 
 
 class SavedPage(Place):
