@@ -226,7 +226,7 @@ def test_a_page_is_saved_as_it_is(deno_page, comparing):
     deno_page("view.show('scheduler')")
     deno_page("(view.cursor.seek(3), view.cursor.select(1))")
     deno_page("view.showComparison(argument)", comparing)
-    deno_page("view.endCard.save.click()")
+    deno_page("view.controls.save.click()")  # the card of the end is closed in a comparison
     command = deno_page("page.sent.at(-1)")
     assert command["name"] == "save_html"
     place = {"view": "scheduler", "step": 3, "request": "second", "card": False}

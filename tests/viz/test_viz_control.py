@@ -310,15 +310,15 @@ def test_a_recording_is_simulated_if_it_has_its_first_steps(monkeypatch):
     trace = simulate(workload())
     feed = Feed(trace)
     feed.confirm()
-    assert feed.status()["can"] == ["fork", "tune"]
+    assert feed.status()["can"] == ["save_html", "fork", "tune"]
     feed.handle({"name": "fork", "args": {"at_step": 0, "changes": {"max_num_batched_tokens": 16}}})
     assert feed.status()["message"] == ""
     other = decode_packet(feed.other_packet())[0]
     simulated = fork(trace, max_num_batched_tokens=16)
     assert other["num_steps"] == len(simulated) != len(trace)
-    assert feed.status()["can"] == ["fork", "tune"], "again, with another setting"
-    assert Feed(trace[3:]).status()["can"] == Feed(trace, other=simulated).status()["can"] == ["tune"]
-    assert Feed(pickle.loads(pickle.dumps(trace[3:]))).status()["can"] == [], "the steps before are not at hand"
+    assert feed.status()["can"] == ["save_html", "fork", "tune"], "again, with another setting"
+    assert Feed(trace[3:]).status()["can"] == Feed(trace, other=simulated).status()["can"] == ["save_html", "tune"]
+    assert Feed(pickle.loads(pickle.dumps(trace[3:]))).status()["can"] == ["save_html"], "the steps before are not at hand"
     feed.handle({"name": "start", "args": {}})
     assert "only a live engine can be controlled" in feed.status()["message"]
     monkeypatch.setattr(feed, "_working", True)

@@ -127,7 +127,7 @@ def test_a_link_and_a_saved_page_have_the_request_that_one_looks_at(deno_page, c
     index = (card or {}).get("request", selected)
     wanted = None if index is None else names[index]
     deno_page("view.linkBox.ask(null)")
-    deno_page("view.endCard.savePage()")
+    deno_page("view.place.savePage()")
     link, saved = deno_page("page.sent.slice(-2)")
     assert (link["name"], link["args"]["request"]) == ("link", wanted)
     place = saved["args"]["place"]

@@ -247,7 +247,7 @@ class Feed:
                 "message": self._message,
                 "kind": self._kind,
                 "handled": self._handled,
-                "can": self._simulations(),
+                "can": ["save_html", *self._simulations()],
                 **self._answers(),
             }
         if (row := self._visible.follow()) is not None:

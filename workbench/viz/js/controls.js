@@ -121,8 +121,13 @@ export class Controls {
     this.follow.classList.add("wb-live");
     this.follow.removeAttribute("aria-label"); // its words change
     this.link = this.view.linkBox.button();
+    this.save = button(
+      "Save HTML",
+      "Save the steps of this page as one file that opens offline, at this place",
+      () => this.view.place.savePage(),
+    );
     this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
-    for (const rare of [this.explain, this.link]) rare.classList.add("wb-foldable");
+    for (const rare of [this.explain, this.link, this.save]) rare.classList.add("wb-foldable");
     for (const second of [this.search.element, this.speed]) second.classList.add("wb-low-fold", "wb-phone-fold");
     const first = button("|◀", "First step (Home)", () => cursor.seek(0));
     const last = button("▶|", "Last step (End)", () => cursor.seek(cursor.last));
@@ -142,6 +147,7 @@ export class Controls {
       this.follow,
       this.explain,
       this.link,
+      this.save,
       button("Colour running requests", focusTitle, () => this.view.focusScheduled(), {
         class: "wb-button wb-wide-only",
       }),
@@ -204,6 +210,7 @@ export class Controls {
     });
     this.tabs.hidden = !view.whole;
     this.link.hidden = !status.explains || !store.numSteps || view.gone;
+    this.save.hidden = !view.can("save_html") || !store.numSteps;
     this.axis.hidden = !store.timed();
     setText(this.axis, cursor.byTime ? "x: time" : "x: step");
     setText(this.play, cursor.playing ? "❚❚" : "▶");

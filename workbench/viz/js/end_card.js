@@ -14,7 +14,7 @@ export class EndCard {
       h("button", { class: "wb-button", type: "button", title, onclick }, words);
     this.budget = button("", "Simulate the same requests with a smaller token budget", () => this.tryBudget());
     this.ask = button("Ask your own", "Ask the model something (A)", () => view.ask());
-    this.save = button("Save HTML", "", () => this.savePage());
+    this.save = button("Save HTML", "", () => view.place.savePage());
     this.link = view.linkBox.button();
     const close = h("button", { class: "wb-quiet", type: "button", onclick: () => this.close() }, "Close");
     const replay = button("Replay", "Play the run from its first step", () => this.replay());
@@ -38,14 +38,6 @@ export class EndCard {
     setText(this.budget, `Try a budget of ${formatNumber(this.smaller)}`);
     this.save.hidden = !this.view.can("save_html");
     this.save.title = `Save ${heldOf(store)} as one page that opens offline`;
-  }
-
-  /** Save a page that opens where this one is: view, step, request, and a card or comparison that is open. */
-  savePage() {
-    const { view } = this, { store, cursor, inspector, place: { request } } = view;
-    const card = inspector.pinned?.kind === "request";
-    const place = { view: view.shown, step: store.label(cursor.step), request, card };
-    view.send("save_html", { place, comparison: view.comparing });
   }
 
   /** The totals of the run, or of what it has kept; of a prompt it may have kept the last chunk alone. */

@@ -20,6 +20,14 @@ export class Place {
     return store.requests[inspector.pinned?.request ?? cursor.selected]?.id ?? null;
   }
 
+  /** Save a page that opens at this place: view, step, request, and a card or comparison that is open. */
+  savePage() {
+    const { view, request } = this, { store, cursor, inspector } = view;
+    const card = inspector.pinned?.kind === "request";
+    const place = { view: view.shown, step: store.label(cursor.step), request, card };
+    view.send("save_html", { place, comparison: view.comparing });
+  }
+
   /** Take the present place as known. Only a person, or playback, moves the host: told a place that the page opened at,
    *  or was sent to, the host would lose one that it chose meanwhile. */
   settle() {
