@@ -14,7 +14,7 @@ from feature_workloads import random_workload
 from msgspec.structs import replace
 from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, seconds
 from runs_to_draw import COSTS, dressed, run
-from test_marks_of_steps import near, tokens
+from test_marks_of_steps import event_shape, height_of, near, same_path, tokens
 from viz_traces import requests_in_time, workload
 
 from workbench import simulate
@@ -62,6 +62,8 @@ def pair(name):
         return first, second, Facts(first), Facts(second)
     given = workload(int(seed), num_requests=10, num_blocks=70)
     costs = {"cost_model": COSTS} if kind == "timed" else {}
+    for number, request in enumerate(given["requests"][::3] if kind == "aborts" else ()):
+        request["abort_step"] = request["arrival_step"] + 4 * number
     half = given["config"]["max_num_batched_tokens"] // 2
     change = {"max_num_batched_tokens": half, "max_num_seqs": 2} if costs else {"num_blocks": 50}
     first, second = (simulate({**given, **costs}, config=config, max_steps=400) for config in ({}, change))
@@ -71,7 +73,7 @@ def pair(name):
     return first, second, Facts(first), Facts(second)
 
 
-PAIRS = ("plain 1", "plain 3", "plain 4", "timed 3")
+PAIRS = ("plain 1", "plain 3", "plain 4", "timed 3", "aborts 1")
 
 
 def clock(facts):
@@ -305,6 +307,7 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
         ]
         assert [wait[1] for wait in waits] == [wanted[1] for wanted in expected]
         assert all(close(wait, wanted, 1e-4) for wait, wanted in zip(waits, expected))
+        check_row_events(marks, each, who, middle + (4.5 if run_ else -4.5), lambda step, r=run_: x(r, step, origin))
         again = [rect[1:] for rect in half if rect[0].startswith("pattern")]
         assert len(again) == len(hatched) and all(close(a, b, 1e-4) for a, b in zip(again, hatched))
         lines = [
@@ -316,6 +319,22 @@ def check_compared_row(marks, facts, who, middle, x, align, colours):
             assert crosses(marks, x(run_, step, origin), middle + (4.5 if run_ else -4.5))
         else:
             assert not lines
+
+
+def check_row_events(marks, facts, who, y, x):
+    """The marks of a row are those of the preemptions and the abort that the steps tell."""
+    for kind, found in (("preempt", marks.filled()), ("abort", marks.stroked())):
+        told = [step for step, record in enumerate(facts.records) for name in happened(record, kind) if name == who]
+        shapes = [
+            path for colour, path in found if colour == EVENT_MARKS[kind][1] and height_of(path) == pytest.approx(y)
+        ]
+        expected = [event_shape(kind, x(step) + 3, y, 3) for step in told]
+        assert len(shapes) == len(expected), (who, kind)
+        assert all(any(same_path(path, shape) for path in shapes) for shape in expected), (who, kind)
+
+
+def happened(record, kind):
+    return record.preempted if kind == "preempt" else record.aborted
 
 
 def waits_by_records(facts, who):
@@ -357,6 +376,9 @@ def check_compare_words(page, facts, order, end, timed):
     differs = any(first_difference(*(each[-1].tokens[who] for each in facts)) >= 0 for who in order)
     hint = page("view.panel('compare').hintElement.textContent")
     assert ("marks the first different token" in hint) == differs
+    for kind, words in (("preempt", "triangles: preemptions"), ("abort", "crosses: aborts")):
+        has = any(happened(record, kind) for each in facts for record in each.records)
+        assert (words in hint) == has, kind
 
     def write(value):
         return "–" if value is None else seconds(value) if facts[0].timed else digits(value)
@@ -377,8 +399,13 @@ def check_compare_words(page, facts, order, end, timed):
         assert means == []
     cells = page("view.panel('compare').gainRows.children.map((row) => row.children.map((cell) => cell.textContent))")
     rows = page.table("compare")["rows"]
-    for who, row, gains in zip(order, rows, cells, strict=True):
+    told = {cells_of[0]: cells_of for cells_of in cells}
+    for who, row in zip(order, rows, strict=True):
         (ta, ia, wa), (tb, ib, wb) = (compared(each, who) for each in facts)
+        if who not in told:  # aborted before its first token in both
+            assert (ta, ia, wa, tb, ib, wb) == (None, None, 0, None, None, 0)
+            continue
+        gains = told[who]
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
         assert row[0] == gains[0] == who and row[5:] == [wa, wb, "none" if difference < 0 else difference + 1]
         assert all(near(cell, write(value)) for cell, value in zip(row[1:5], (ta, tb, ia, ib)))
@@ -396,7 +423,11 @@ def check_compare_words(page, facts, order, end, timed):
         for each, letter in zip(facts, "AB"):
             steps = [step for step in range(len(each)) if each[step].chunk(who)]
             n = len(each[-1].tokens[who])
-            ends.append(f"{letter}: {counted(n, 'token')}, last scheduled in step {steps[-1] if steps else '–'}")
+            preempted = sum(who in record.preempted for record in each.records)
+            told = [f"last scheduled in step {steps[-1] if steps else '–'}"]
+            told += [counted(preempted, "preemption")] if preempted else []
+            told += ["aborted"] if any(who in record.aborted for record in each.records) else []
+            ends.append(", ".join([f"{letter}: {counted(n, 'token')}", *told]))
         difference = first_difference(*(each[-1].tokens[who] for each in facts))
         same = "the same tokens" if difference < 0 else f"the first difference is token {difference + 1}"
         assert lines == [who, *ends, same]

@@ -15,7 +15,7 @@ import {
   setText,
   tableHead,
 } from "./dom.js";
-import { fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
+import { eventMark, fitting, hatch, requestLabel, SMALL, text, tickLabel, ticks } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf, waitsOf } from "./request.js";
 import { sharedClock } from "./shared_clock.js";
@@ -25,7 +25,10 @@ import { LEFT, markDifference, RIGHT, tokenAt, TokenLanes } from "./token_lanes.
 import { fillMeasures, forkWords } from "./what_if.js";
 import { heldOf } from "./words.js";
 
-const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24;
+const MIRROR = 96, ROW = 24, HALF = 9, TOP = 22, MAX_ROWS = 24, EVENT_SIZE = 3;
+
+/** The changes of a request's state that have a mark. */
+const EVENTS = { preempted: "preempt", aborted: "abort" };
 
 /** The words for two runs, this one and another. */
 const reading = (a, b) => `Top: ${a} (A). Bottom: ${b} (B)`;
@@ -163,7 +166,7 @@ export class ComparePanel extends CanvasPanel {
     setText(this.summary, this.summaryOf(findings));
     const rows = this.tokens
       ? `bars: ${inSeconds ? "time" : "steps"} since the previous token, up to ${this.write(this.tokens.longest)}`
-      : "cells: chunks, lines: waiting";
+      : `cells: chunks, lines: waiting${this.eventWords()}`;
     const all = findings.rows.length,
       few = all > MAX_ROWS ? `; the ${MAX_ROWS} of ${formatNumber(all)} requests with the largest changes` : "";
     const cross = findings.same_tokens === false ? "; × marks the first different token" : "";
@@ -171,6 +174,13 @@ export class ComparePanel extends CanvasPanel {
     const time = leftOut ? `; one time for both, without ${formatSeconds(leftOut)} in which both were idle` : "";
     setText(this.hintElement, `${this.reading}; ${rows}${few}${cross}${time}`);
     this.fillGains();
+  }
+
+  /** The words for the marks of events that the rows have. */
+  eventWords() {
+    const states = new Set(this.rows.flat().flatMap(({ changes }) => changes.map(({ state }) => state)));
+    const triangles = states.has("preempted") ? ", triangles: preemptions" : "";
+    return states.has("aborted") ? `${triangles}, crosses: aborts` : triangles;
   }
 
   refuse(reason) {
@@ -367,9 +377,13 @@ export class ComparePanel extends CanvasPanel {
         context.fillRect(x, y, wide, high);
         if (chunk.recomputed) hatch(context, x, y, wide, high, colours.background, 3);
       });
+      const y = run ? middle + HALF / 2 : middle - HALF / 2;
+      for (const { step, state, isBefore } of request.changes) {
+        const kind = isBefore ? null : EVENTS[state];
+        if (kind) eventMark(context, theme, kind, this.x(store, step, origin) + EVENT_SIZE, y, EVENT_SIZE);
+      }
       const token = tokenAt(request, difference);
       if (!token) return;
-      const y = run ? middle + HALF / 2 : middle - HALF / 2;
       markDifference(context, this.x(store, token.step, origin), y, HALF / 2, colours.bad);
     });
   }
@@ -398,8 +412,17 @@ export class ComparePanel extends CanvasPanel {
     const token = this.tokens && x >= LEFT ? this.tokens.describe(row, this.tokens.at(x, this.width)) : null;
     if (token) return { hover, request, ...token };
     const difference = this.differenceOf(a.id);
-    const end = ({ tokens, chunkSteps }) =>
-      `${counted(tokens.length, "token")}, last scheduled in step ${chunkSteps.at(-1) ?? "–"}`;
+    const end = ({ tokens, chunkSteps, changes }) => {
+      const [preempted, aborted] = ["preempted", "aborted"].map((state) =>
+        changes.filter((change) => change.state === state && !change.isBefore).length
+      );
+      return [
+        counted(tokens.length, "token"),
+        `last scheduled in step ${chunkSteps.at(-1) ?? "–"}`,
+        ...(preempted ? [counted(preempted, "preemption")] : []),
+        ...(aborted ? ["aborted"] : []),
+      ].join(", ");
+    };
     const lines = [nameOf(a), `A: ${end(a)}`, `B: ${end(b)}`];
     if (difference >= 0) lines.push(`the first difference is token ${difference + 1}`);
     else if (!this.hasTokens) lines.push("no tokens to compare");
