@@ -46,7 +46,9 @@ FIND = """
     [...(each.matches(css) ? [each] : []), ...(each.shadowRoot ? walk(each.shadowRoot) : [])]);
   const said = (each) => (each.textContent || each.getAttribute("aria-label") || "").trim();
   const fits = (each) => exact ? said(each) === text : said(each).includes(text);
-  const shown = (each) => each.getClientRects().length && getComputedStyle(each).visibility === "visible";
+  const folds = "details:not([open]) > :not(summary)";
+  const shown = (each) =>
+    each.getClientRects().length && getComputedStyle(each).visibility === "visible" && !each.closest(folds);
   const found = walk(document).find((each) => shown(each) && fits(each));
   if (!found) return null;
   if (!("sought" in window))
@@ -64,6 +66,10 @@ FIND = """
   return { x, y, left: box.left, width: box.width, bottom: box.bottom, hit, unseen };
 }
 """
+
+FOLD = """(css) => document.querySelector(css)?.closest("details:not([open])")
+  ?.querySelector("summary").textContent.trim()"""
+"""The words that unfold the group of an element, if it has one that is folded."""
 
 ROOT = """((node) => {
   const walk = (node) => [...node.querySelectorAll("*")].reduce((found, each) => found ??
@@ -98,19 +104,21 @@ class Reader:
             time.sleep(0.1)
         raise AssertionError(f"{css} with {text!r} is {'not there' if place is None else 'covered'}")
 
-    def unfold(self, css: str, text: str) -> None:
-        """Open the tools that a phone folds, if an element is among them."""
+    def unfold(self, css: str, text: str = "") -> None:
+        """Open what a phone folds, if an element is in it: a group of settings, or the tools of a view."""
         end = time.monotonic() + FOLDED
         while time.monotonic() < end:
             if self.browser.run(FIND, css, text, bool(text)) is not None:
                 return
             time.sleep(0.1)
-        if self.browser.run(FIND, ".wb-button", "Tools", True) is not None:
+        if summary := self.browser.run(FOLD, css):
+            self.click("summary", summary)
+        elif self.browser.run(FIND, ".wb-button", "Tools", True) is not None:
             self.click(".wb-button", "Tools")
 
     def click(self, css: str, text: str = "", at: float = 0.5) -> None:
         """Click an element, at a part of its width."""
-        if text != "Tools":
+        if css != "summary" and text != "Tools":
             self.unfold(css, text)
         self.clicks += 1
         for _ in range(TRIES):
@@ -346,6 +354,7 @@ class Playground(Place):
         at, steps = self.reader.browser.run(
             "() => { const { steps } = playground.settings.controls[0]; return [steps.indexOf(32), steps.length - 1]; }"
         )
+        self.reader.unfold("#sliders input")
         width = self.reader.see("#sliders input")["width"]
         self.reader.click("#sliders input", at=(8 + (width - 16) * at / steps) / width)
         self.settle()
