@@ -89,7 +89,7 @@ SEVERAL_PARTIAL = Feature(
     "use at most 1",
 )
 SHADOW = Feature("shadow_metal", ("shadow_metal",), lambda c: c.shadow_metal is not None, "leave it out")
-BELADY = Feature("eviction", ("eviction",), lambda c: c.eviction == "belady", 'use "lru" or another word')
+BELADY = Feature('eviction="belady"', ("eviction",), lambda c: c.eviction == "belady", 'use "lru" or another word')
 SECOND_TIER = Feature("second_tier", ("second_tier",), lambda c: c.second_tier is not None, "leave it out")
 # Situations: they have no field.
 ENGINE = Feature("an engine")
