@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote
@@ -51,9 +52,14 @@ def test_the_course_and_its_data_are_copied_and_the_way_to_open_them_is_printed(
     assert (folder / "00_tour.ipynb").exists() and printed.err == ""
 
 
-def test_links_to_the_documentation_lead_there_from_the_copy(tmp_path):
+def test_links_to_the_documentation_lead_there_from_the_copy(tmp_path, monkeypatch, capsys):
+    docs = tmp_path / "checkout" / "docs"
+    shutil.copytree(NOTEBOOKS.parent / "docs", docs, ignore=shutil.ignore_patterns("*.png", "*.svg"))
+    monkeypatch.setattr("workbench.apps.cli.notebooks.DOCS", docs)
     folder = tmp_path / "a (new) place"
     main(["notebooks", str(folder)])
+    _, *arguments = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert arguments[1] == f"--ServerApp.root_dir={tmp_path}", "JupyterLab follows no link out of what it serves"
     targets = list(links(folder))
     assert len(targets) > 10
     for target in targets:
@@ -67,6 +73,13 @@ def test_links_lead_to_the_address_of_the_documentation_of_a_release(tmp_path, m
     main(["notebooks", str(tmp_path)])
     assert "(https://example.org/docs/concepts/step.md)" in (tmp_path / "00_tour.ipynb").read_text()
     assert not [target for target in links(tmp_path) if "docs" in target]
+
+
+def test_links_that_only_the_whole_disk_could_serve_become_the_names_of_their_pages(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("workbench.apps.cli.notebooks.os.path.commonpath", lambda paths: tmp_path.anchor)
+    main(["notebooks", str(tmp_path / "course")])
+    assert "A step (docs/concepts/step.md)" in (tmp_path / "course" / "00_tour.ipynb").read_text()
+    assert "root_dir" not in capsys.readouterr().out
 
 
 def test_without_documentation_a_link_becomes_the_name_of_its_page(tmp_path, monkeypatch):

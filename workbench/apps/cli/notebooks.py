@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
         say(f"kept your version of {', '.join(kept)} (--force replaces it)")
     jupyter = "jupyter" if shutil.which("jupyter") else str(Path(sys.executable).with_name("jupyter"))
     print(f"the course is in {options.folder}; open it with\n")
-    print(f"    {shlex.join([jupyter, 'lab', str(options.folder / FIRST)])}")
+    root = [] if published_docs() or (above := root_of(options.folder)) is None else [f"--ServerApp.root_dir={above}"]
+    print(f"    {shlex.join([jupyter, 'lab', *root, str(options.folder / FIRST)])}")
     return 0
 
 
@@ -87,22 +88,40 @@ def copy_course(folder: Path, *, force: bool = False) -> list[str]:
     return kept
 
 
-def docs_from(folder: Path) -> str:
-    """The documentation as notebooks in a folder can link to it: an address or a relative path, "" for none."""
+def published_docs() -> str:
+    """The address of the documentation of a release, "" for none."""
     try:
         urls = metadata.metadata("inference-workbench").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:
-        urls = []
+        return ""
     for url in urls:
         label, _, address = url.partition(", ")
         if label == "Documentation":
             return str(address).removesuffix("/index.md")
+    return ""
+
+
+def root_of(folder: Path) -> Path | None:
+    """The folder above a copy of the course and the documentation of the checkout, which JupyterLab must serve.
+
+    It follows no link out of the folder that it serves. None if only the whole disk holds both, or without a checkout.
+    """
     if not DOCS.is_dir():
-        return ""
+        return None
     try:
-        return quote(Path(os.path.relpath(DOCS.resolve(), folder.resolve())).as_posix())
+        root = Path(os.path.commonpath([DOCS.resolve(), folder.resolve()]))
     except ValueError:  # another drive
+        return None
+    return None if root == root.parent else root
+
+
+def docs_from(folder: Path) -> str:
+    """The documentation as notebooks in a folder can link to it: an address or a relative path, "" for none."""
+    if address := published_docs():
+        return address
+    if root_of(folder) is None:
         return ""
+    return quote(Path(os.path.relpath(DOCS.resolve(), folder.resolve())).as_posix())
 
 
 def with_links(notebook: bytes, docs: str) -> bytes:
