@@ -318,7 +318,7 @@ def check_marks(drawing, facts, first, numbers, stalls):
             if any(event == kind for _, event, *_ in facts.events(step)):
                 number = facts.records[step].step
                 expected.append(
-                    (x(number), 10 if kind == "finish" else 2, EVENT_MARKS[kind][1], f"{kind} in step {number}")
+                    (x(number), 8 if kind == "finish" else 2, EVENT_MARKS[kind][1], f"{kind} in step {number}")
                 )
     found = []
     for path, classes, colour, title in drawing.paths:

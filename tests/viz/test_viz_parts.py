@@ -151,6 +151,10 @@ def test_figures_hold_the_numbers_of_the_metrics(trace):
     assert (cursor_of(trace).step, cursor_of(trace).follow) == (5, False)
     metrics.figure().children[0].renderers[0].data_source.selected.indices = [7]
     assert cursor_of(trace).step == 7
+    for plot in figure.children:
+        axis = plot.xaxis[0].ticker
+        assert (axis.min_interval, axis.num_minor_ticks) == (1, 0), "steps and requests are whole"
+        assert plot.y_range.start == 0
 
 
 def marked(figure):

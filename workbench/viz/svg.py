@@ -295,7 +295,7 @@ def timeline(records: Sequence[StepRecord], at: int | None = None, stalls: Mappi
     first, last = marks.span
     for step, kind in marks.events:
         x = LEFT + marks.place(step + 0.5) * SPACE
-        parts.append(_event(x, 10 if kind == "finish" else 2, kind, f"{kind} in step {step}"))
+        parts.append(_event(x, 8 if kind == "finish" else 2, kind, f"{kind} in step {step}"))
     for step, words in marks.stalls:
         x = LEFT + marks.place(step + 0.5) * SPACE
         title = f"<title>stall: {escape(words)}</title>"
