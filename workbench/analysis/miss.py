@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workbench.base.on_demand import picture
 from workbench.base.text import counted
 
 NEVER_COMPUTED = "never computed"
@@ -144,6 +144,9 @@ class Miss:
         )
 
 
+MISS_COLUMNS = ("request", "step", "group", "found", "looked up", "tokens", "reason", "why")
+
+
 class Misses(list[Miss]):
     """The misses of a request: one per admission and KV cache group."""
 
@@ -161,23 +164,16 @@ class Misses(list[Miss]):
         group = f"group {shortest.group}: " if len(misses) > 1 else ""
         return f"{group}{shortest.why}"
 
-    def _repr_html_(self) -> str:
-        if not self:
-            return f"<p>{html.escape(repr(self))}</p>"
-        head = "".join(
-            f"<th>{name}</th>" for name in ("request", "step", "group", "found", "looked up", "tokens", "reason", "why")
-        )
-        rows = "".join(f"<tr>{''.join(map(_cell, _columns(miss)))}</tr>" for miss in self)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    @property
+    def cells(self) -> list[tuple[object, ...]]:
+        """The rows of a table, whose columns are `MISS_COLUMNS`."""
+        return [
+            (m.request_id, m.admitted, f"{m.group} ({_KINDS[m.kind]})", m.found, m.looked_up, m.tokens, m.reason, m.why)
+            for m in self
+        ]
 
-
-def _columns(miss: Miss) -> tuple[object, ...]:
-    group = f"{miss.group} ({_KINDS[miss.kind]})"
-    return miss.request_id, miss.admitted, group, miss.found, miss.looked_up, miss.tokens, miss.reason, miss.why
-
-
-def _cell(value: object) -> str:
-    return f"<td>{html.escape(str(value))}</td>"
+    def _repr_html_(self) -> str | None:
+        return picture("Misses", self)
 
 
 def by_admission(misses: Iterable[Miss]) -> Iterator[list[Miss]]:

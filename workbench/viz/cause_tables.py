@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from workbench.analysis.causes import CAUSE_COLUMNS, SMALLER, CauseTable, Explanation
+from workbench.analysis.miss import MISS_COLUMNS, Misses
 from workbench.analysis.misses import MissTable
 from workbench.base.text import printable
 from workbench.trace.readings.metrics import amount
@@ -49,6 +50,11 @@ def misses_html(misses: MissTable) -> str:
     if misses.unknown:
         parts.append(f"<p>What would have saved tokens is unknown: {escape(misses.unknown)}.</p>")
     return fragment(*parts)
+
+
+def missed_html(misses: Misses) -> str:
+    """The misses of a request, each with its reason."""
+    return fragment(table(MISS_COLUMNS, misses.cells) if misses else f"<p>{escape(repr(misses))}</p>")
 
 
 def _unbroken(text: str) -> str:

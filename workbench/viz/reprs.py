@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.text import counted, duration
 from workbench.simulation.costs.stalls import stalls
+from workbench.trace.readings.compare import Comparison
 from workbench.trace.readings.computed_by import computed_by, expanded_words
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.metrics import (
@@ -271,6 +272,12 @@ def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = ""
         table(("latency", *STATISTICS, "count"), rows),
         *(f"<p>{escape(note)}</p>" for note in notes),
     )
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Two runs: what differs, and the latencies of each request."""
+    lines = [f"<p>{escape(line)}</p>" for line in comparison.lines]
+    return fragment(*lines, table(*comparison.table), *(f"<p>{escape(line)}</p>" for line in comparison.more))
 
 
 def engine_html(engine: Any) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from workbench.base.on_demand import picture
 from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, duration, printable, shown
 from workbench.trace.errors import TraceError
@@ -119,7 +119,9 @@ class Comparison:
             return sorted(self.requests, key=lambda each: (-abs(each.lost_first_token), -sizes[each.request_id]))
         return sorted(self.requests, key=lambda each: -sizes[each.request_id])
 
-    def _lines(self) -> list[str]:
+    @property
+    def lines(self) -> list[str]:
+        """The comparison of the runs, a sentence each."""
         parted = str(self.first_divergence) if self.first_divergence else "never"
         return [
             *(
@@ -183,7 +185,8 @@ class Comparison:
         have = "has" if both == 1 else "have"
         return f"mean and P99 TTFT are those of the {counted(both, 'request')} that {have} a first token in both runs"
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
+    @property
+    def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the requests; without latencies that cannot be compared, and counts that are all 0."""
         unit = "" if self.unit == "s" else f" {self.unit}"
         latencies = () if self.counts_only else (f"TTFT{unit}", f"ITL{unit}")
@@ -201,21 +204,18 @@ class Comparison:
         return title, rows
 
     def __repr__(self) -> str:
-        title, rows = self._table()
+        title, rows = self.table
         width = terminal_width()
         table = table_lines([title, *([printable(row[0]), *row[1:]] for row in rows)], left=(0,), width=width)
-        lines = [piece for line in self._lines() for piece in wrapped(printable(line), width)]
-        return "\n".join([*lines, "", *table, *self._more()])
+        lines = [piece for line in self.lines for piece in wrapped(printable(line), width)]
+        return "\n".join([*lines, "", *table, *self.more])
 
-    def _repr_html_(self) -> str:
-        title, rows = self._table()
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in title)
-        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        text = "<br>".join(map(escape, self._lines()))
-        more = "".join(f"<p>{escape(line)}</p>" for line in self._more())
-        return f"<div><p>{text}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
+    def _repr_html_(self) -> str | None:
+        return picture("Comparison", self)
 
-    def _more(self) -> list[str]:
+    @property
+    def more(self) -> list[str]:
+        """How many requests the table leaves out."""
         hidden = len(self.requests) - MAX_ROWS
         return [f"... and {counted(hidden, 'request')} with smaller changes"] if hidden > 0 else []
 
