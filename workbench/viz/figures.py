@@ -212,7 +212,7 @@ def _figure(title: str, x: str, y: str, tooltips: list[tuple[str, str]]) -> Any:
     from bokeh.plotting import figure
 
     labels: dict[str, Any] = {"title": title, "x_axis_label": x, "y_axis_label": y}
-    made = figure(height=230, sizing_mode="stretch_width", tools=TOOLS, tooltips=tooltips, **labels)
+    made: Any = figure(height=230, sizing_mode="stretch_width", tools=TOOLS, tooltips=tooltips, **labels)
     made.xaxis.ticker.update(min_interval=1, num_minor_ticks=0)  # there is no half a step or request
     made.y_range.start = 0
     return made
