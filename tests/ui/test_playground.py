@@ -6,6 +6,7 @@ import json
 import random
 import re
 import threading
+import time
 import zlib
 
 import feature_workloads
@@ -383,9 +384,41 @@ def test_mistakes_are_named_and_can_be_mended_and_a_long_run_cancelled(open_play
     page.page.wait_for_selector("#cancel:not([hidden])", timeout=PATIENCE)
     page.page.click("#cancel")
     page.page.wait_for_function("() => document.getElementById('error').textContent.includes('cancelled')")
+    page.page.wait_for_function("() => document.getElementById('status').textContent === ''", timeout=PATIENCE)
     page.page.select_option("#policy", "")
     page.settle()
     assert page.decodes() == decodes_of(simulate(workload))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_change_takes_the_place_of_a_run_that_does_not_end(open_playground, pinned):
+    page, workload = open_playground(), PRESETS["own-policy"].workload
+    page.page.select_option("#preset", "own-policy")
+    page.page.select_option("#policy", "")
+    page.settle()
+    if pinned:
+        page.page.click("#pin")
+        page.settle()
+    write = """(code) => {
+      const area = document.getElementById("source");
+      area.value = code;
+      area.dispatchEvent(new Event("input"));
+    }"""
+    page.page.select_option("#policy", "own")
+    code = POLICIES["ShortestFirst"].replace("ShortestFirst", "Mine")
+    page.page.evaluate(write, code.replace("return sorted", "while True: pass\n        return sorted"))
+    page.page.wait_for_selector("#cancel:not([hidden])", timeout=PATIENCE)
+    page.page.evaluate(write, code)
+    names = {}
+    exec(f"from workbench.scheduler.policy import SchedulingPolicy\n{code}", names)
+    expected = decodes_of(simulate(workload, policy=names["Mine"]()))
+    end = time.monotonic() + PATIENCE / 1000
+    while page.decodes() != expected and time.monotonic() < end:
+        time.sleep(0.2)
+    page.settle()
+    assert page.decodes() == expected != decodes_of(simulate(workload))
+    assert not pinned or page.decodes("other") == decodes_of(simulate(workload))
+    assert not page.page.is_visible("#error") and page.text("status") != "Loading Python…"
 
 
 def test_a_duel_runs_b_when_the_bet_is_made(open_playground):

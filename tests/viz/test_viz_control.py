@@ -318,7 +318,8 @@ def test_a_recording_is_simulated_if_it_has_its_first_steps(monkeypatch):
     assert other["num_steps"] == len(simulated) != len(trace)
     assert feed.status()["can"] == ["save_html", "fork", "tune"], "again, with another setting"
     assert Feed(trace[3:]).status()["can"] == Feed(trace, other=simulated).status()["can"] == ["save_html", "tune"]
-    assert Feed(pickle.loads(pickle.dumps(trace[3:]))).status()["can"] == ["save_html"], "the steps before are not at hand"
+    alone = pickle.loads(pickle.dumps(trace[3:]))
+    assert Feed(alone).status()["can"] == ["save_html"], "the steps before are not at hand"
     feed.handle({"name": "start", "args": {}})
     assert "only a live engine can be controlled" in feed.status()["message"]
     monkeypatch.setattr(feed, "_working", True)

@@ -233,7 +233,8 @@ class Playground {
 
   /** Run the newest state; changes that come meanwhile are run afterwards, the newest only. */
   async run() {
-    if (this.running) return;
+    // A run that takes so long that it can be cancelled may never end: a change takes its place.
+    if (this.running) return at("cancel").hidden || this.recording ? undefined : this.cancel();
     if (!at("bets").hidden) {
       return this.awaitBet();
     }
@@ -419,9 +420,12 @@ class Playground {
     } else this.listeners.get(`change:${name}`)?.();
   }
 
+  /** Cancel the run; the newest state, if it was changed meanwhile, runs next. */
   async cancel() {
     this.engine.stop();
+    const changed = this.stale;
     this.stale = false;
+    at("error").hidden = at("cancel").hidden = true;
     if (this.recording) {
       this.forgetRecording();
       this.take({});
@@ -434,7 +438,11 @@ class Playground {
       await this.ask({ command: "pin" });
       this.pinned = pinned;
     }
+    this.stale ||= changed;
+    if (this.stale) return this.run();
     this.fail("The run was cancelled. Change something to run again.");
+    await this.engine.ready;
+    if (!this.running) this.say("");
   }
 
   // -- comparing, sharing ----------------------------------------------------------------------------------------
