@@ -1,5 +1,6 @@
 """A duel: the class bets on a run or another configuration of it, then the other is simulated and the score told."""
 
+import base64
 import json
 import math
 import random
@@ -35,6 +36,7 @@ from workbench.viz.duel import (
 )
 from workbench.viz.feed import Feed
 from workbench.viz.fleet_rows import fleet_svgs
+from workbench.viz.layout.comparison import encode_other
 from workbench.viz.router_duel import _sides, offered, settled
 
 COSTS = {"fixed": 0.01, "per_prefill_token": 0.0004, "per_kv_token": 0.00001}
@@ -641,6 +643,7 @@ def test_a_settled_duel_opens_the_comparison_that_is_here_already(deno_page):
     score = {"winner": "A", "sentence": "A wins.", "notes": [], "rows": [], "right": 0, "bets": 0, "mine": None}
     for number, compares, shows in ((1, False, False), (2, True, True), (2, True, False), (3, True, True)):
         told = {"role": "follower", "taught": True, "score": score | {"number": number, "compares": compares}}
+        deno_page("(view.other.comparison.fork = argument, null)", {"duel": number if compares else 0})
         deno_page(
             "(page.values.status = argument, page.listeners['change:status'](), page.frame())",
             status | {"class": told | {"lead": {}, "question": None, "answered": False}},
@@ -649,24 +652,35 @@ def test_a_settled_duel_opens_the_comparison_that_is_here_already(deno_page):
         deno_page("view.showComparison(false)")
 
 
+@pytest.mark.parametrize("order", ["run first", "score first"])
 @pytest.mark.parametrize("after", ["close", "next", "newer"])
-def test_the_comparison_of_a_duel_closes_with_it(deno_page, after):
+def test_the_comparison_of_a_duel_closes_with_it(deno_page, after, order):
     """By *Close* and when the next question opens; a comparison that the teacher has asked for since stays."""
-    a, b = run(3, True), run(3, True, budget=32)
+    a, budgets = run(3, True), {1: 32, 3: 48}
     facts = {"role": "follower", "taught": True, "score": None, "question": None}
-    deno_page.open(a, b, status={"live": True, "class": facts})
-    deno_page("(globalThis.getComputedStyle ??= () => ({ position: 'static' }), view.showComparison(false))")
+    deno_page.open(a, status={"live": True, "class": facts})
+    deno_page("(globalThis.getComputedStyle ??= () => ({ position: 'static' }), 1)")
 
     def tell(score, question=None):
         told = json.dumps({"live": True, "class": facts | {"score": score, "question": question}})
         deno_page(f"(view.status = {told}, view.classroom.compare(view.status.class.score), 1)")
 
-    tell({"number": 1, "compares": True, "sentence": "", "winner": "A"})
-    assert deno_page("view.comparing")
-    if after == "newer":
-        deno_page("view.otherCount++")
-    tell(None, {"number": 2} if after == "next" else None)
-    assert deno_page("view.comparing") == (after == "newer")
+    def bring(budget, number=None):
+        facts_of_fork = {"at_step": 0, "changes": {}} | ({"duel": number} if number else {})
+        packet = encode_other(a, run(3, True, budget=budget), facts_of_fork)
+        told = base64.b64encode(packet).decode()
+        deno_page("(page.values.other = page.bytes(argument), page.listeners['change:other'](), 1)", told)
+
+    for number, budget in budgets.items():
+        score = {"number": number, "compares": True, "winner": "A"}
+        for told in (False, True) if order == "run first" else (True, False):
+            tell(score) if told else bring(budget, number)
+        deno_page("(view.classroom.compare(view.status.class.score), 1)")  # as in the next frame
+        assert deno_page("view.comparing")
+        if after == "newer":
+            bring(24)
+        tell(None, {"number": number + 1} if after == "next" else None)
+        assert deno_page("view.comparing") == (after == "newer"), number
 
 
 @pytest.mark.parametrize("pause", [0.0, 9.0])

@@ -313,8 +313,9 @@ class Classroom:
         """
         if self.duel is None:
             return
-        self.comparison = comparison
         ended = self._end_question()
+        number = {"duel": ended["number"]}  # by which a page knows it from what somebody has asked for since
+        self.comparison = comparison and comparison._replace(facts=comparison.facts | number)
         bets = [person.bet for person in self._followers if person.bet is not None]
         told = {name: value for name, value in score._asdict().items() if name != "pictures"}
         counts = {"compares": comparison is not None, "right": bets.count(score.winner), "bets": len(bets)}

@@ -205,7 +205,7 @@ class Feed:
                     self._other = self._fork_facts = self._unchanged = None
                 self._compared = None
             if (shown := room.comparison) is not None and shown is not self._compared and room.belongs(self):
-                self._compared = shown
+                self._compared, self._other_sent = shown, None
                 self._other, self._fork_facts, self._unchanged, *_ = shown
         if (other := self.other_packet()) is not None:
             view.other = other

@@ -205,15 +205,15 @@ export class Classroom {
     this.view.scrollTo(this.element);
   }
 
-  /** Show the comparison of a duel that was settled, once: it may be here already, and closed. It closes with it. */
+  /** Show the comparison of a duel that was settled, once, when it is here. It closes with the duel. */
   compare(score) {
+    const { duel } = this.view.comparison?.fork ?? {};
     if (this.compared && score?.number !== this.compared) {
+      if (duel === this.compared) this.view.showComparison(false); // else one that was asked for since
       this.compared = 0;
-      if (this.view.otherCount === this.comparison) this.view.showComparison(false); // no newer one is there
     }
-    if (!score?.compares || score.number === this.compared || !this.view.other) return;
+    if (!score?.compares || score.number === this.compared || duel !== score.number) return;
     this.compared = score.number;
-    this.comparison = this.view.otherCount;
     this.view.showComparison(true);
   }
 
