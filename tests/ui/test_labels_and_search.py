@@ -116,6 +116,8 @@ def test_every_search_is_answered(page_of, trace):
     assert not found.first.is_visible() and filtered() == "CHAT"
     [answer] = answers("nobody")
     assert answer.startswith("No request has “nobody” in its name. Search also finds “step 12”") and filtered() == ""
+    box.press("Enter")
+    assert found.first.is_visible(), "words that say why nothing is found stay"
     assert answers("") == [] and filtered() == ""
 
 

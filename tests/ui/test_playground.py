@@ -421,6 +421,24 @@ def test_a_change_takes_the_place_of_a_run_that_does_not_end(open_playground, pi
     assert not page.page.is_visible("#error") and page.text("status") != "Loading Python…"
 
 
+def test_a_refused_setting_says_why_on_a_phone_and_cannot_be_pinned(open_playground):
+    page = open_playground()
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.click("#fold > summary")
+    page.page.select_option("#policy", "own")
+    page.type("source", "class Mine(SchedulingPolicy):\n    def waiting_order(self, view):\n        return 1 +")
+    box = page.page.locator("#error").bounding_box()
+    assert "your policy, line 3" in page.text("error")
+    assert box["y"] >= 0 and box["y"] + box["height"] <= 844, "the place of the numbers is in sight"
+    assert not page.page.is_visible("#numbers"), "they are those of another run"
+    page.page.click("#pin")
+    assert page.text("status") == "There is no run to pin." and page.text("pin") == "Pin this run as A"
+    page.page.select_option("#preset", "fleet")
+    page.settle()
+    assert not page.page.is_visible("#error") and not page.page.is_visible("#own"), "a fleet has no policy of one's own"
+    assert page.page.is_visible("#numbers") and len(page.page.query_selector_all("#rows figure")) == 1
+
+
 def test_a_duel_runs_b_when_the_bet_is_made(open_playground):
     page = open_playground()
     assert page.page.is_hidden("#duel")

@@ -163,6 +163,7 @@ export class SearchBox {
     const known = query ? (view.classroom.hides ? [{ words: HIDDEN }] : answers(view, query)) : [];
     const named = known ? 0 : withInName(view.store, query).length;
     this.found = known || nameAnswers(view, query, named);
+    this.filters = named > 0;
     view.setFilter(named ? query : "");
     this.list.hidden = !this.found.length;
     replace(this.list, this.found.map((answer) => h("li", {}, this.answer(answer))));
@@ -184,7 +185,7 @@ export class SearchBox {
     event.preventDefault();
     const first = this.found?.find((answer) => answer.go);
     if (first) this.take(first.go);
-    else this.close();
+    else if (this.filters) this.close(); // words that say why nothing is found stay
   }
 
   /** Close the list; returns whether it was open. */

@@ -182,6 +182,8 @@ class Playground {
       return this.takeText();
     }
     this.preset = preset;
+    // A fleet has no policy of one's own.
+    if (presets[preset].replicas > 1 && !at("own").hidden) at("policy").value = "";
     at("text").value = JSON.stringify(presets[preset].workload, null, 1);
     this.showFleet(this.usualReplicas, at("router").value);
     this.opens = true;
@@ -449,6 +451,7 @@ class Playground {
 
   async togglePin() {
     if (this.busy) return;
+    if (!this.pinned && document.body.classList.contains("outdated")) return this.say("There is no run to pin.");
     const pinned = this.pinned = this.pinned ? null : this.state;
     this.offerBets(false);
     await this.ask({ command: pinned ? "pin" : "unpin" });
