@@ -82,6 +82,7 @@ BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
 )
 DATA = "tests/viz/test_marks_as_data.py"
 INSIDE, PLAYING = "tests/viz/test_marks_inside_a_step.py", "tests/viz/test_marks_of_the_playground.py"
+PARTS = "tests/viz/test_parts_of_recordings.py"
 PANELS = (
     Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", STEPS, RUNS)),
     Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (f"{STEPS}::test_chunks", STEPS)),
@@ -95,7 +96,7 @@ PANELS = (
     Panel("metrics", (f"{JS}metrics.js",), (f"{STEPS}::test_metrics", STEPS, WORDS)),
     Panel("compare", (f"{JS}compare.js", f"{JS}token_lanes.js"), (RUNS,)),
     Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (RUNS, NUMBERS)),
-    Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (f"{WORDS}::test_phases", WORDS, STEPS)),
+    Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (f"{WORDS}::test_phases", WORDS, STEPS, BATCHES, PARTS)),
     Panel("cards", (f"{JS}inspector.js", f"{JS}way.js", f"{JS}explanation.js"), (WORDS, ANSWERS)),
     Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS)),
     Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (STEPS,)),

@@ -417,6 +417,10 @@ def check_compare_words(page, facts, order, end, timed):
             assert said[2][:1] == sign[:1] and (abs(change or 0) < 1e-4 or near(said[2][1:], sign[1:]))
         assert gains[7:] == [grouped(wa), grouped(wb), f"{'+' if wb > wa else '−'}{grouped(abs(wb - wa))}" if wb != wa
                              else "0"]  # fmt: skip
+    for row, (who, *_) in enumerate(cells):
+        page("(view.cursor.select(null), view.panel('compare').gainRows.children[argument].click(), 1)", row)
+        assert page("view.cursor.selected") == facts[0].order.index(who), "a click selects the request of the row"
+    page("(view.cursor.select(null), 1)")
     for row, who in enumerate(order):
         lines = page.hit("compare", 40, 140 + row * 24 + 10)
         ends = []

@@ -95,6 +95,29 @@ def test_events(drawn, name):
     page("view.setFilter('')")
 
 
+@pytest.mark.parametrize("name", ["plain 1", "timed 3"])
+def test_the_list_of_events_follows_the_cursor(drawn, name):
+    """A step without events marks none, although the list is the same; a click on a row goes to its step."""
+    page, facts, _ = drawn(name)
+    has_events = [bool([e for e in facts.events(step) if e[1] != "arrive"]) for step in range(len(facts))]
+    step = next(step for step in range(len(facts) - 1) if has_events[step] and not has_events[step + 1])
+    for at in (step, step + 1, step):
+        page("(view.cursor.seek(argument), view.panel('events').changed('step'), view.panel('events').frame(), 1)", at)
+        marked = "view.panel('events').rows.children.filter((row) => row.classList.contains('wb-now')).length"
+        assert bool(page(marked)) == (at == step)
+    count = page("view.panel('events').rows.children.length")
+    for place in {0, count // 2, count - 1}:
+        label = int(page("view.panel('events').rows.children[argument].children[0].textContent", place))
+        page("(view.panel('events').rows.children[argument].click(), 1)", place)
+        at = label - facts.records[0].step
+        assert page("view.cursor.step") == at
+        page("(({ rows, onclick }) => (onclick(rows[0]), 1))(view.panel('events').tableData())")
+        newest = max(
+            e[0] for s in range(label - facts.records[0].step + 1) for e in facts.events(s) if e[1] != "arrive"
+        )
+        assert page("view.cursor.step") == newest - facts.records[0].step
+
+
 def waiting_words(facts, record):
     """The number of waiting requests, and each reason with the requests that it holds for, unless these are all."""
     if not record.waiting:
