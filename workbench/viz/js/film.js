@@ -28,9 +28,11 @@ export class Film {
       () => this.record(),
     );
     const close = button("Close", "Close the explanation", () => this.close());
-    this.tabs = SCENES.map(([name, title], at) =>
-      h("button", { class: "wb-tab", type: "button", "data-scene": name, onclick: () => this.goTo(at) }, title)
-    );
+    this.tabs = SCENES.map(([name, title], at) => {
+      const props = { class: "wb-tab", type: "button", title, "aria-label": title, "data-scene": name };
+      const number = h("span", { class: "wb-scene-number" }, at + 1), words = h("span", { class: "wb-scene" }, title);
+      return h("button", { ...props, onclick: () => this.goTo(at) }, number, words);
+    });
     this.title = h("strong", {});
     this.sentence = h("p", { class: "wb-film-sentence", role: "status" });
     this.canvas = h("canvas", {
@@ -42,8 +44,9 @@ export class Film {
     this.take(FILM_FRAME);
     const bar = h("div", { class: "wb-bar" }, this.title, this.play, this.save, close);
     const tabs = h("div", { class: "wb-tabs", role: "group", "aria-label": "Scenes" }, this.tabs);
-    const parts = [bar, tabs, this.canvas, this.sentence];
-    this.element = h("section", { class: "wb-film", hidden: true, "aria-label": "A step explained" }, parts);
+    const stage = h("div", { class: "wb-film-stage" }, this.canvas, this.sentence);
+    const props = { class: "wb-film", hidden: true, "aria-label": "A step explained" };
+    this.element = h("section", props, bar, tabs, stage);
   }
 
   get open() {
