@@ -550,11 +550,18 @@ def test_block_tables(drawn, name, width):
         assert (f"{counted(hidden, 'more sequence')}: see the table" in marks.words()) == (hidden > 0)
         names = [words for x, y, words in marks.texts(x=76) if y > 20]
         assert names == [chunk.request_id for chunk in shown]
+        digits = max(len(str(block)) for *_, table in rows for block in [0, *table])
+        has_ids = 6.1 * digits + 3 <= cell - (2 if cell > 8 else 1)
+        hint = page("view.panel('tables').hintElement.textContent")
+        assert hint.startswith("physical block ids" if has_ids else "physical blocks, whose ids a click tells")
         for i, (chunk, group, table) in enumerate(rows):
-            check_block_row(page, marks, 20 + 18 * i, chunk, facts.groups[group], table, cell, fits, colours, several)
+            ids = [str(block) for block in table[:fits] if block] if has_ids else []
+            check_block_row(
+                page, marks, 20 + 18 * i, chunk, facts.groups[group], table, cell, fits, colours, several, ids
+            )
 
 
-def check_block_row(page, marks, y, chunk, group, table, cell, fits, colours, several):
+def check_block_row(page, marks, y, chunk, group, table, cell, fits, colours, several, ids):
     end, is_state = chunk.start - chunk.ahead + chunk.num_tokens, group.kind == "mamba"
     size = 1 if is_state else group.block_size
     full = [rect for rect in marks.rects(colour=LIGHT.kv) if abs(rect[2] - y - 2) < 1e-6]
@@ -571,13 +578,10 @@ def check_block_row(page, marks, y, chunk, group, table, cell, fits, colours, se
     holes = [frame for frame in marks.frames(LIGHT.muted) if abs(frame[2] - y - 2.5) < 1e-6]
     empty = [logical for logical, block in enumerate(shown) if not block]
     assert [frame[1] for frame in holes] == pytest.approx([LEFT + logical * cell + 0.5 for logical in empty])
-    ids = [(x, words) for x, at, words in marks.texts() if y < at < y + 18 and LEFT < x < LEFT + len(shown) * cell]
-    if cell >= 22:
-        width = cell - 2
-        assert [words for _, words in ids] == [str(block) for _, block in held]
-        assert [x for x, _ in ids] == pytest.approx([LEFT + logical * cell + width / 2 for logical, _ in held])
-    else:
-        assert ids == []
+    told = [(x, words) for x, at, words in marks.texts() if y < at < y + 18 and LEFT < x < LEFT + len(shown) * cell]
+    assert [words for _, words in told] == ids
+    middle = (cell - (2 if cell > 8 else 1)) / 2
+    assert [x for x, _ in told] == pytest.approx([LEFT + logical * cell + middle for logical, _ in held[: len(ids)]])
     end_label = [words for x, at, words in marks.texts(x=LEFT + len(shown) * cell + 4) if at == y + 9]
     words = f"… {len(table)}: " if len(table) > len(shown) else ""
     used = max(0, min(size, end - (len(table) - 1) * size)) if table and table[-1] else 0

@@ -1,13 +1,20 @@
 // Block tables: the logical blocks of each scheduled request in order, with their physical ids.
 
-import { counted, formatRange } from "./dom.js";
+import { counted, formatRange, replace } from "./dom.js";
 import { MONO, requestLabel, SMALL, text } from "./drawing.js";
 import { CanvasPanel } from "./panel.js";
 import { nameOf } from "./request.js";
+import { withTerms } from "./terms.js";
 import { inkOn } from "./theme.js";
 import { groupOf } from "./words.js";
 
 const LEFT = 84, ROW = 18, TOP = 20, MAX_ROWS = 16;
+
+/** Pixels of a digit of an id, and those around it. */
+const DIGIT = 6.1, AROUND = 3;
+
+const IDS = "physical block ids", NO_IDS = "physical blocks, whose ids a click tells";
+const FILLED = "each filled as far as it is used; at the end, used slots of the last one";
 
 /**
  * The block tables of a request at a step, one for each KV cache group: its places in logical order, each with the
@@ -28,10 +35,11 @@ export class BlockTablesPanel extends CanvasPanel {
     super(view, {
       id: "tables",
       title: "Block tables",
-      hint: "physical block ids, each filled as far as it is used; at the end, used slots of the last one",
+      hint: `${IDS}, ${FILLED}`,
       height: 120,
     });
     this.rows = [];
+    this.numbered = true; // whether the ids fit into the blocks
   }
 
   /** The chunks to show; when there are too many, those of requests in focus come first. */
@@ -50,6 +58,14 @@ export class BlockTablesPanel extends CanvasPanel {
     const space = this.width - LEFT - (longest * 4 > this.width - LEFT - 54 ? 84 : 54) - (numGroups > 1 ? 80 : 0);
     this.cell = Math.max(4, Math.min(30, space / longest));
     this.fits = Math.max(1, Math.floor(space / this.cell + 1e-6));
+    const digits = String(Math.max(0, ...this.rows.flatMap((row) => row.blocks))).length;
+    const numbered = digits * DIGIT + AROUND <= this.blockWidth;
+    if (numbered !== this.numbered) replace(this.hintElement, withTerms(`${numbered ? IDS : NO_IDS}, ${FILLED}`));
+    this.numbered = numbered;
+  }
+
+  get blockWidth() {
+    return this.cell - (this.cell > 8 ? 2 : 1);
   }
 
   draw(context) {
@@ -70,7 +86,7 @@ export class BlockTablesPanel extends CanvasPanel {
     const { theme, cell } = this, { colours } = theme, { chunk, places, group, name } = row;
     if (row.index === 0) requestLabel(context, theme, chunk.request, LEFT - 8, y + ROW / 2);
     const hue = theme.hue(chunk.request.index) || colours.owned;
-    const width = cell - (cell > 8 ? 2 : 1), height = ROW - 5, shown = places.slice(0, this.fits);
+    const width = this.blockWidth, height = ROW - 5, shown = places.slice(0, this.fits);
     shown.forEach(({ logical, block, filled, slots }) => {
       const x = LEFT + logical * cell, share = filled / slots;
       if (!block) { // a place that is not held: a hole
@@ -84,7 +100,7 @@ export class BlockTablesPanel extends CanvasPanel {
       context.fillRect(x, y + 2, width, height);
       context.fillStyle = hue;
       context.fillRect(x, y + 2 + height * (1 - share), width, height * share);
-      if (cell < 22) return;
+      if (!this.numbered) return;
       const ink = share > 0.6 ? inkOn(hue) : colours.text;
       text(context, String(block), x + width / 2, y + 2 + height / 2 + 0.5, ink, MONO, "center");
     });
