@@ -480,12 +480,13 @@ def test_a_step_in_a_notebook(name):
             assert facts_line.endswith(f"{counted(len(record.kernel.work_items), 'work item')}.")
         else:
             assert facts_line == ". ".join(said) + "."
-        expected = []
+        expected, window, several = [], facts.window_of(record), len(facts.groups) > 1
+        reads = f"the {window:,} positions up to its own" if window else "positions 0 to its own"
         if record.chunks:
             expected.append([
                 [shorten(chunk.request_id, 40), WORDS[chunk.arm], span(q0, q1),
                  f"{chunk.start} → {chunk.start + q1 - q0}",
-                 f"positions 0 to its own, {span(chunk.start - chunk.ahead, chunk.start - chunk.ahead + q1 - q0)}"]
+                 f"{reads}, {span(chunk.start - chunk.ahead, chunk.start - chunk.ahead + q1 - q0)}"]
                 for chunk, q0, q1, *_ in placed(record)[:32]
             ])  # fmt: skip
         if events := facts.events(step):
@@ -499,9 +500,11 @@ def test_a_step_in_a_notebook(name):
         for rows, wanted in zip(tables, expected):
             assert [row[:2] for row in rows] == [row[:2] for row in wanted] or len(wanted[0]) == 2
             assert rows == wanted or "does not say" in wanted[0][1]
-        headings = [
-            word for word in found.words if word in ("Packed batch", "Attention mask", "Block tables", "Events")
-        ]
+        kind = f"window {window:,}" if window else "full attention"
+        whose = f" of group {facts.shown_group} ({kind}) of {len(facts.groups)} KV cache groups"
+        assert (f"Attention mask{whose}" in found.words) == bool(several and record.chunks)
+        headings = [word.removesuffix(whose) for word in found.words]
+        headings = [word for word in headings if word in ("Packed batch", "Attention mask", "Block tables", "Events")]
         drawn_ = ["Packed batch", "Attention mask", "Block tables"] if record.chunks else []
         assert headings == drawn_ + (["Events"] if events else [])
         assert ("Not scheduled" in found.words) == bool(record.waiting)

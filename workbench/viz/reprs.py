@@ -91,7 +91,7 @@ def step_html(record: StepRecord) -> str:
     parts = [f"<h4>Step {record.step}</h4>", f"<p>{escape('. '.join(facts))}.</p>"]
     if record.chunks:
         parts.append(f"<h5>Packed batch</h5>{image(svg.packed_batch(record, focus))}{_chunks_table(record)}")
-        parts.append(f"<h5>Attention mask</h5>{image(svg.mask(record, focus))}")
+        parts.append(f"<h5>Attention mask{_group_words(record)}</h5>{image(svg.mask(record, focus))}")
         if record.has_block_tables:
             parts.append(f"<h5>Block tables</h5>{image(svg.block_tables(record, focus))}")
     if record.events:
@@ -102,9 +102,18 @@ def step_html(record: StepRecord) -> str:
     return fragment(*parts)
 
 
+def _group_words(record: StepRecord) -> str:
+    """The KV cache group that a step is drawn with, if there are several."""
+    if record.num_groups == 1 or (layout := record.layout).group is None:
+        return ""
+    kind = f"window {record.window:,}" if record.window else "full attention"
+    return f" of group {layout.group} ({kind}) of {record.num_groups} KV cache groups"
+
+
 def _chunks_table(record: StepRecord) -> str:
     """The numbers of the packed batch and of the mask as text, which can be selected and read aloud."""
-    rows = []
+    rows, window = [], record.window
+    reads = f"the {window:,} positions up to its own" if window else "positions 0 to its own"
     for row, chunk in list(zip(packed_rows(record), record.chunks))[: svg.MAX_ROWS]:
         rows.append(
             (
@@ -112,7 +121,7 @@ def _chunks_table(record: StepRecord) -> str:
                 role_of(row.arm),
                 _span(row.q_start, row.q_end),
                 f"{chunk.start} → {chunk.end}",
-                f"positions 0 to its own, {_span(chunk.first_position, chunk.num_kv)}",
+                f"{reads}, {_span(chunk.first_position, chunk.num_kv)}",
             )
         )
     return table(("request", "role", "rows", "num_kv_computed", "mask: a row reads"), rows)
