@@ -13,7 +13,7 @@ from viz_traces import random_trace
 from workbench import simulate, simulate_fleet
 from workbench.analysis.explain import explain
 from workbench.apps.playground.presets import POLICIES, PRESETS
-from workbench.apps.playground.session import OTHER_WORKLOAD, Session, python_cell, read_policy
+from workbench.apps.playground.session import OTHER_WORKLOAD, Session, Side, python_cell, read_policy
 from workbench.apps.playground.site import package_archive
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
@@ -291,7 +291,7 @@ def test_a_recording_is_not_served_by_a_fleet(tmp_path):
 
 def test_the_cell_of_a_fleet_makes_the_fleet_of_the_page():
     names = {}
-    exec(python_cell(PRESETS["fleet"].workload, {"max_num_seqs": 4}, "", 3, "prefix"), names)
+    exec(python_cell(PRESETS["fleet"].workload, Side({"max_num_seqs": 4}, "", 3, "prefix")), names)
     facts, _ = run_fleet(Session(), "prefix", replicas=3, config={"max_num_seqs": 4})
     assert [len(trace.requests) for trace in names["run"].traces] == facts["replicas"]
 
@@ -513,7 +513,7 @@ def test_a_policy_of_the_page_decides_differently(name):
 @pytest.mark.parametrize("policy", ["", "DecodeFirst", POLICIES["Aging"]], ids=["none", "named", "source"])
 def test_the_cell_does_what_the_page_does(policy):
     config = {"max_num_batched_tokens": 96}
-    source = python_cell(PRESETS["bursts"].workload, config, policy)
+    source = python_cell(PRESETS["bursts"].workload, Side(config, policy))
     names = {}
     exec(source.replace("trace.watch()", ""), names)
     facts, answer = run(Session(), "bursts", config, policy)
@@ -522,6 +522,32 @@ def test_the_cell_does_what_the_page_does(policy):
     header, columns = decode_packet(answer.packet)
     ids = [request["id"] for request in header["requests"]]
     assert Counter(ids[index] for index in columns["chunk.request"].tolist()) == chunks
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_cell_has_the_pinned_run_too(replicas):
+    """Both runs of the page, under the policies that each had, although both have one name."""
+    settings = [{"config": {"max_num_seqs": 3}, "replicas": replicas}, {"replicas": replicas, "router": "least_loaded"}]
+    if replicas == 1:
+        last = POLICIES["ShortestFirst"].replace("key=view.num_left", "key=lambda each: -view.num_left(each)")
+        assert last != POLICIES["ShortestFirst"]
+        settings[0]["policy"], settings[1]["policy"] = POLICIES["ShortestFirst"], last
+    session, workload = Session(), json.dumps(PRESETS["own-policy"].workload)
+    message = {"command": "python", "workload": workload, **settings[1], "pinned": settings[0]}
+    source, names, printed = json.loads(session.handle(json.dumps(message)).facts)["text"], {}, []
+    exec(source.replace("b.watch(other=a)", "b"), names | {"print": printed.append}, names)
+    for name, side in zip("ab", settings):
+        session.handle(json.dumps({"command": "run", "workload": workload, **side}))
+        there = [digest(trace) for trace in session._newest.traces]
+        here = [names[name]] if replicas == 1 else names[name].traces
+        assert [digest(trace) for trace in here] == there
+    assert [digest(t) for t in ([names["a"]] if replicas == 1 else names["a"].traces)] != there, "the control"
+    assert ("compare(a, b)" in source) == (replicas == 1) and len(printed) == 1
+
+
+def digest(trace):
+    """The chunks of all steps."""
+    return [[(chunk.request_id, chunk.start, chunk.num_tokens) for chunk in record.chunks] for record in trace]
 
 
 def test_the_archive_of_the_page_needs_msgspec_alone(tmp_path):

@@ -244,11 +244,23 @@ class Session:
         model = self._cost_model if self._recording is None else None
         return Answer(json.dumps({"text": repr(explain(self._newest.of(request), request, model))}))
 
-    def _do_python(self, workload: str, config: Mapping[str, Any] | None = None, **others: Any) -> Answer:
-        """The cell of a notebook that does what the page does; ``others`` are the other settings of a run."""
-        check_fleet(**others)
-        changes = json_object("config", {} if config is None else config)
-        return Answer(json.dumps({"text": python_cell(read_workload_text(workload), changes, **others)}))
+    def _do_python(
+        self,
+        workload: str,
+        config: Mapping[str, Any] | None = None,
+        pinned: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> Answer:
+        """The cell of a notebook that does what the page does.
+
+        Args:
+            workload: The workload as text.
+            config: Changes of its configuration.
+            pinned: The settings of the pinned run, if it is of this workload.
+            others: The other settings of the newest run, see `Side`.
+        """
+        sides = [read_side(config, **others), *([read_side(**json_object("pinned", pinned))] if pinned else [])]
+        return Answer(json.dumps({"text": python_cell(read_workload_text(workload), *sides)}))
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -426,35 +438,68 @@ def read_policy(source: str) -> SchedulingPolicy:
         raise ValueError(f"{POLICY_FILE}{where}: {kind}{problem}") from None
 
 
-def python_cell(
-    workload: Mapping[str, Any],
-    config: Mapping[str, Any],
-    policy: str = "",
-    replicas: int = 1,
-    router: str = "round_robin",
-) -> str:
-    """The cell of a notebook that runs a workload under a configuration and a policy, or by a fleet, and shows it."""
-    policy = policy.strip()
-    if replicas > 1:
-        lines = ["from workbench import simulate_fleet"]
-    elif policy.isidentifier():
-        lines = [f"from workbench import {policy}, simulate"]
-    elif policy:
-        lines = ["from workbench import SchedulingPolicy, simulate", "", "", policy, ""]
+class Side(NamedTuple):
+    """The settings of a run of the page, beside its workload."""
+
+    config: Mapping[str, Any] = {}
+    policy: str = ""
+    replicas: int = 1
+    router: str = "round_robin"
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the policy is Python, not the name of one of Workbench's."""
+        return bool(self.policy) and not self.policy.isidentifier()
+
+    @property
+    def imports(self) -> list[str]:
+        """What its lines need of Workbench."""
+        if self.replicas > 1:
+            return ["simulate_fleet"]
+        return ["simulate", *([self.policy or "simulate"] if not self.has_source else ["SchedulingPolicy"])]
+
+    def call(self, config: Mapping[str, Any]) -> str:
+        """The call that makes the run, with changes of the workload's configuration."""
+        changes = f", config={dict(config)!r}" if config else ""
+        if self.replicas > 1:
+            return f"simulate_fleet(workload{changes}, replicas={self.replicas}, router={self.router!r})"
+        if not self.policy:
+            return f"simulate(workload{changes})"
+        classes = [node.name for node in ast.parse(self.policy).body if isinstance(node, ast.ClassDef)]
+        name = classes[-1] if classes else self.policy if not self.has_source else "SchedulingPolicy"
+        return f"simulate(workload{changes}, policy={name}())"
+
+
+def read_side(config: Mapping[str, Any] | None = None, **others: Any) -> Side:
+    """The settings of a run from a message.
+
+    Raises:
+        ValueError: One of them is not allowed.
+    """
+    check_fleet(**others)
+    return Side(json_object("config", {} if config is None else config), **others)
+
+
+def python_cell(workload: Mapping[str, Any], newest: Side, pinned: Side | None = None) -> str:
+    """The cell of a notebook that makes the run of the page and shows it, beside a pinned run if there is one."""
+    sides = [side._replace(policy=side.policy.strip()) for side in (pinned, newest) if side is not None]
+    names = ("a", "b") if pinned else ("run" if newest.replicas > 1 else "trace",)
+    are_traces = all(side.replicas == 1 for side in sides)
+    imports = {name for side in sides for name in side.imports} | ({"compare"} if pinned and are_traces else set())
+    lines, sources = [f"from workbench import {', '.join(sorted(imports))}"], set()
+    for number, (name, side) in enumerate(zip(names, sides)):
+        if side.has_source and side.policy not in sources:
+            sources.add(side.policy)
+            lines += ["", "", side.policy, ""]
+        if number == 0:
+            merged = {**workload, "config": {**(workload.get("config") or {}), **({} if pinned else side.config)}}
+            lines += ["", f"workload = {pformat(merged, width=110, sort_dicts=False)}"]
+        lines.append(f"{name} = {side.call(side.config if pinned else {})}")
+    if pinned:
+        lines += ["print(compare(a, b))", "b.watch(other=a)"] if are_traces else ["print(a)", "b"]
     else:
-        lines = ["from workbench import simulate"]
-    merged = {**workload, "config": {**(workload.get("config") or {}), **config}}
-    lines += ["", f"workload = {pformat(merged, width=110, sort_dicts=False)}"]
-    if replicas > 1:
-        lines += [f"run = simulate_fleet(workload, replicas={replicas}, router={router!r})", "run", ""]
-        return "\n".join(lines)
-    if policy:
-        classes = [node.name for node in ast.parse(policy).body if isinstance(node, ast.ClassDef)]
-        name = policy if policy.isidentifier() else classes[-1] if classes else "SchedulingPolicy"
-        lines.append(f"trace = simulate(workload, policy={name}())")
-    else:
-        lines.append("trace = simulate(workload)")
-    return "\n".join([*lines, "trace.watch()", ""])
+        lines.append("trace.watch()" if are_traces else "run")
+    return "\n".join([*lines, ""])
 
 
 def _is_policy(kind: Any) -> bool:

@@ -592,7 +592,10 @@ class Playground {
   }
 
   async openPython() {
-    const facts = await this.ask({ ...this.command(this.state), command: "python" });
+    const { workload, ...newest } = this.command(this.state), a = this.pinned && this.command(this.pinned);
+    const { config, policy, replicas, router } = a ?? {}, isCompared = a?.workload === workload;
+    const pinned = isCompared ? { config, policy, replicas, router } : null;
+    const facts = await this.ask({ ...newest, workload, pinned, command: "python" });
     if (!facts) return;
     at("cell-text").textContent = facts.text;
     at("cell").showModal();
