@@ -82,7 +82,7 @@ BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
 )
 DATA = "tests/viz/test_marks_as_data.py"
 INSIDE, PLAYING = "tests/viz/test_marks_inside_a_step.py", "tests/viz/test_marks_of_the_playground.py"
-PARTS = "tests/viz/test_parts_of_recordings.py"
+PARTS, CLOCK = "tests/viz/test_parts_of_recordings.py", "tests/viz/test_one_clock_of_a_run.py"
 PANELS = (
     Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", STEPS, RUNS)),
     Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (f"{STEPS}::test_chunks", STEPS)),
@@ -95,7 +95,7 @@ PANELS = (
     Panel("events", (f"{JS}events.js",), (f"{WORDS}::test_events", WORDS)),
     Panel("metrics", (f"{JS}metrics.js",), (f"{STEPS}::test_metrics", STEPS, WORDS)),
     Panel("compare", (f"{JS}compare.js", f"{JS}token_lanes.js"), (RUNS,)),
-    Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (RUNS, NUMBERS)),
+    Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (RUNS, NUMBERS, PARTS, CLOCK)),
     Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (f"{WORDS}::test_phases", WORDS, STEPS, BATCHES, PARTS)),
     Panel("cards", (f"{JS}inspector.js", f"{JS}way.js", f"{JS}explanation.js"), (WORDS, ANSWERS)),
     Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS)),
