@@ -442,6 +442,59 @@ def test_a_held_seat_has_its_holder_its_time_and_the_flag(seats):
     assert f"--max-num-seqs {seats + 1}" in repr(answer)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_next_seat_is_that_of_the_request_which_the_run_ends_first(seed):
+    """Also while some of the holders have no token yet, and so no pace."""
+    rng = random.Random(f"seats {seed}")
+    requests = [
+        {"id": f"r{n}", "prompt": {"len": 9}, "max_tokens": rng.randint(1, 60), "arrival_time": rng.uniform(0, 0.3)}
+        for n in range(20)
+    ]
+    cost_model = CostModel(fixed=0.01) if seed % 2 else None
+    whole = simulate({"config": {"max_num_seqs": 3}, "requests": requests}, cost_model=cost_model)
+    mixed = 0
+    for cut in range(2, len(whole)):
+        if not (answer := whole[:cut].why()).holders:
+            continue
+        ends = next(record.finished for record in whole[cut:] if record.finished)
+        assert answer.holders[0].request_id in ends, cut
+        mixed += len({holder.seconds is None for holder in answer.holders}) == 2
+        assert f"next seat: that of {answer.holders[0].request_id}, " in repr(answer)
+    assert mixed > 3 or not seed % 2
+
+
+def test_one_seat_more_is_offered_if_the_next_step_then_admits_the_head_of_the_queue():
+    config = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 2, "enable_prefix_caching": False}
+    rng, seen = random.Random("one seat more"), []
+    for _ in range(4):
+        requests = [
+            {"id": f"r{n}", "prompt": {"len": rng.randint(5, 30)}, "max_tokens": rng.randint(4, 30)} for n in range(12)
+        ]
+        whole = simulate({"config": config, "requests": requests})
+        for cut in range(1, len(whole)):
+            record = whole[cut - 1]
+            if not record.waiting or record.not_scheduled[record.waiting[0]].kind != "seats" or record.finished:
+                continue
+            answer, step = whole[:cut].why(), whole.fork(at_step=cut, max_num_seqs=3)[cut]
+            is_in = record.waiting[0] in (*step.admitted, *step.resumed)
+            assert (answer.next_seat == ("max_num_seqs", 2, 3)) == is_in, cut
+            assert ("--max-num-seqs 3" in repr(answer)) == is_in
+            if not is_in:
+                assert answer.seat_obstacle == step.not_scheduled[record.waiting[0]]
+                assert f"one seat more does not let the next one in: {answer.seat_obstacle}" in repr(answer)
+            seen.append(is_in)
+    assert min(seen.count(True), seen.count(False)) > 10
+
+
+def test_no_seat_is_waited_for_after_a_step_that_frees_one():
+    requests = [{"id": f"r{n}", "prompt": {"len": 9}, "max_tokens": 3 + 5 * n} for n in range(3)]
+    whole = simulate({"config": {"max_num_seqs": 2}, "requests": requests})
+    (freed,) = [record.step for record in whole if "r0" in record.finished]
+    assert whole[:freed].why().holders[0].request_id == "r0" and "r2" in whole[freed + 1].admitted
+    answer = whole[: freed + 1].why()
+    assert answer.holders == () and answer.next_seat is None and "next seat" not in repr(answer)
+
+
 def test_a_probe_fails_for_what_a_log_or_metrics_say(tmp_path):
     path = tmp_path / "metrics.prom"
     for later, stuck_now in (({}, 1), ({"tokens": 90}, 0)):

@@ -19,6 +19,7 @@ from workbench.analysis.why_answer import Change, Holder, Verdict, Waiter, Why
 from workbench.analysis.why_signs import circling_requests, still_steps, usual_step
 from workbench.config import EngineConfig
 from workbench.scheduler.admission import most_blocks
+from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import Trace, TraceError
 from workbench.trace.clock import time_of_day
 from workbench.trace.kv_groups import KVCacheGroup
@@ -101,7 +102,8 @@ class _Asker:
         waiters = tuple(self.waiters(closed))
         if verdict in ("runs", "early") and (gone := self.gone()):
             verdict, left, changes, drops = gone, tuple(state.waiting), (), ()
-        holders = self.holders(waiters) if verdict in ("runs", "early", "silent") else ()
+        is_served = verdict in ("runs", "early", "silent")
+        holders, next_seat, seat_obstacle = self.seats(waiters) if is_served else ((), None, None)
         last = trace[-1] if len(trace) else None
         return Why(
             verdict=verdict,
@@ -122,7 +124,8 @@ class _Asker:
             first_step=trace.whole[0].step if len(trace.whole) else 0,
             missing=tuple(self.missing(verdict)),
             holders=holders,
-            next_seat=self.next_seat(waiters) if holders else None,
+            next_seat=next_seat,
+            seat_obstacle=seat_obstacle,
             silent=self.silent,
             usual=self.usual,
             clock=time_of_day(trace.meta.created, last.end, date=True) if last is not None and last.end else "",
@@ -136,33 +139,48 @@ class _Asker:
             return ""
         return "silent" if self.silent > max(SILENT, 20 * self.usual, 3 * self.longest) else ""
 
-    def holders(self, waiters: Sequence[Waiter]) -> tuple[Holder, ...]:
-        """The requests that hold the seats, if the first request in the queue waits for nothing else."""
-        if self.next_seat(waiters) is None:
-            return ()
-        requests, unit = metrics(self.trace).requests, metrics(self.trace).summary.unit
-        found, before = [], outputs_before(self.trace)
+    def seats(self, waiters: Sequence[Waiter]) -> tuple[tuple[Holder, ...], Change | None, Reason | None]:
+        """If the head of the queue waits for a seat: the holders, and one seat more or why it does not help."""
+        head = next((waiter for waiter in waiters if waiter.status == "waiting"), None)
+        if head is None or head.reason is None or head.reason.kind != "seats" or not isinstance(head.reason.value, int):
+            return (), None, None
+        now = self.scheduler(self.state.config)
+        if now.num_running < now.max_running:  # the last step has freed one
+            return (), None, None
+        change = Change(head.reason.limit, head.reason.value, head.reason.value + 1)
+        try:
+            batch = self.scheduler(self.state.config.replace(**{change.field: change.after})).schedule()
+        except (ValueError, RuntimeError):  # it contradicts another field, or the engine dies
+            return self.holders(), None, None
+        if any(chunk.request_id == head.request_id for chunk in batch.chunks):
+            return self.holders(), change, None
+        return self.holders(), None, batch.to_record().not_scheduled.get(head.request_id)
+
+    def holders(self) -> tuple[Holder, ...]:
+        """The requests that hold the seats, in the order in which they leave; one without a pace has that of others."""
+        requests, has_clock = metrics(self.trace).requests, metrics(self.trace).summary.unit == "s"
+        before, left, paces = outputs_before(self.trace), {}, {}
         for request_id in self.state.running:
             of_request = requests[request_id]
             num_output_tokens = (before.get(request_id) or 0) + of_request.num_output_tokens
-            left = max(0, self.trace.requests[request_id].max_tokens - num_output_tokens)
-            gaps = of_request.gaps("s")[-PACE_TOKENS:] if unit == "s" else []
-            found.append(Holder(request_id, left, left * fmean(gaps) if gaps else None))
-        return tuple(sorted(found, key=lambda holder: (holder.seconds or 0.0, holder.tokens_left)))
+            left[request_id] = max(0, self.trace.requests[request_id].max_tokens - num_output_tokens)
+            if has_clock and (gaps := of_request.gaps("s")[-PACE_TOKENS:]):
+                paces[request_id] = fmean(gaps)
+        common = fmean(paces.values()) if paces else 1.0
+        names = sorted(left, key=lambda name: (left[name] * paces.get(name, common), left[name]))
+        return tuple([Holder(name, left[name], left[name] * paces[name] if name in paces else None) for name in names])
 
-    def next_seat(self, waiters: Sequence[Waiter]) -> Change | None:
-        """One seat more, if the first waiting request waits for a seat alone."""
-        reason = next((waiter.reason for waiter in waiters if waiter.status == "waiting"), None)
-        if reason is None or reason.kind != "seats" or not isinstance(reason.value, int):
-            return None
-        return Change(reason.limit, reason.value, reason.value + 1)
-
-    def run(self, config: EngineConfig, *, released: bool = False, ends_early: bool = True, **options: Any) -> Outcome:
-        """Run on from the last state; ``released`` with all that is held outside of the scheduler given back."""
+    def scheduler(self, config: EngineConfig, *, released: bool = False, **options: Any) -> Scheduler:
+        """One in the last state; ``released`` with all that is held outside of the scheduler given back."""
         without = (*(() if released else self.parked), *options.pop("without", ()))
         scheduler = self.state.scheduler(config, without=without, frees_lost=released, as_vllm=self.as_vllm, **options)
         if not released and self.seats_are_taken:
             scheduler.max_running = max(0, scheduler.max_running - len(self.parked))
+        return scheduler
+
+    def run(self, config: EngineConfig, *, ends_early: bool = True, **options: Any) -> Outcome:
+        """Run on from the last state; the options are those of `scheduler`."""
+        scheduler = self.scheduler(config, **options)
         seconds = max(0.0, self.deadline - time.thread_time())
         return run_on(scheduler, ends_early=ends_early, seconds=seconds if ends_early else seconds / 3)
 
@@ -205,9 +223,7 @@ class _Asker:
 
     def waiters(self, closed: Outcome) -> Iterator[Waiter]:
         """The requests that are not served now, with the reasons that are known best."""
-        first = self.state.scheduler(without=self.parked, as_vllm=self.as_vllm)
-        if self.seats_are_taken:
-            first.max_running = max(0, first.max_running - len(self.parked))
+        first = self.scheduler(self.state.config)
         scheduled, ruled = set(), dict(closed.reasons or {})
         try:
             batch = first.schedule()

@@ -88,8 +88,10 @@ class Why:
             before it; None without a clock.
         source: The recorded engine.
         missing: Facts that the record lacks and the answer would need.
-        holders: If requests wait for a seat alone, those that hold the seats, the one that leaves first at the front.
-        next_seat: The change that lets the next of them in at once; None if no request waits for a seat alone.
+        holders: If the first waiting request waits for a seat, those that hold the seats, the one that leaves first at
+            the front.
+        next_seat: The change that lets it in at once; None if none does, or it does not wait for a seat.
+        seat_obstacle: Why one seat more does not let it in; None if it does, or it does not wait for a seat.
         silent: Seconds since the recording was last written; None if it has ended, or is not read from a file.
         usual: Usual duration of a step in seconds; None without a clock.
         clock: The time of day of the last step; "" if the trace does not say it.
@@ -114,6 +116,7 @@ class Why:
     missing: tuple[str, ...]
     holders: tuple[Holder, ...] = ()
     next_seat: Change | None = None
+    seat_obstacle: Reason | None = None
     silent: float | None = None
     usual: float | None = None
     clock: str = ""
@@ -164,17 +167,21 @@ def _lines(answer: Why) -> Iterator[str]:
 
 
 def _holder_lines(answer: Why) -> Iterator[str]:
-    """The seats that others wait for: until when the first of them is held, and the flag for one more."""
-    if answer.next_seat is None or not answer.holders:
+    """The seats that others wait for: until when the first of them is held, and the flag for one more if it helps."""
+    if not answer.holders:
         return
-    first, change = answer.holders[0], answer.next_seat
+    first = answer.holders[0]
     left = f"at most {counted(first.tokens_left, 'token')} left"
     if first.seconds is not None:
         left += f", {amount(first.seconds, 's')} at its pace"
-    others = f"; {len(answer.holders) - 1} more hold a seat" if len(answer.holders) > 1 else ""
-    yield f"  next seat: that of {first.request_id}, {left}{others}"
-    flag = answer.server.flags({change.field: change.after})
-    yield f"  one seat more lets the next one in: {change.field} {change.before} -> {change.after}  {flag}".rstrip()
+    others = len(answer.holders) - 1
+    more = f"; {others} more {'holds' if others == 1 else 'hold'} a seat" if others else ""
+    yield f"  next seat: that of {first.request_id}, {left}{more}"
+    if (change := answer.next_seat) is not None:
+        flag = answer.server.flags({change.field: change.after})
+        yield f"  one seat more lets the next one in: {change.field} {change.before} -> {change.after}  {flag}".rstrip()
+    elif answer.seat_obstacle is not None:
+        yield f"  one seat more does not let the next one in: {answer.seat_obstacle}"
 
 
 def _waiter_lines(waiters: Sequence[Waiter]) -> Iterator[str]:
