@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import fields
 
 import numpy as np
@@ -14,6 +16,7 @@ from workbench.apps.cli import main
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceMeta
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.readings.metrics import Distribution, StepMetrics
+from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.readings.speculation_metrics import SpeculationCounter, SpeculationMetrics
 
 
@@ -202,6 +205,36 @@ def test_the_pool_is_replayed_only_for_its_columns(monkeypatch):
     assert set(early.columns) == {field.name for field in fields(StepMetrics)} - {"block_size"}
     for name in ("cached_blocks", "unused_slots"):
         np.testing.assert_array_equal(getattr(early.steps, name), getattr(whole.metrics().steps, name)[:9])
+
+
+def test_no_reader_changes_what_the_next_one_reads():
+    """Metrics and the state of the pool are kept with the trace, and everybody gets the same ones."""
+    trace, same = one_trace(), one_trace()
+    requests, (name, *_) = trace.metrics().requests, same.requests
+    for change in (
+        lambda: requests.pop(name),
+        lambda: requests.update({name: requests[name]}),
+        lambda: requests.clear(),
+        lambda: trace.pool_state(3).block_tables.clear(),
+        lambda: trace.pool_state(3).other_tables.setdefault(name, ()),
+    ):
+        with pytest.raises(TypeError, match=r"never changes: copy this with dict\(...\)"):
+            change()
+    arrays = [getattr(trace.pool_state(3), field.name) for field in fields(PoolState)]
+    arrays += [getattr(trace.metrics().steps, field.name) for field in fields(StepMetrics)]
+    for array in filter(lambda each: isinstance(each, np.ndarray), arrays):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    for column in trace.metrics().columns:
+        trace.metrics().columns[column][0] = 77
+    assert dict(trace.metrics().requests) == dict(same.metrics().requests)
+    for column, expected in same.metrics().columns.items():
+        assert trace.metrics().columns[column] == expected, column
+    mine = dict(requests)
+    mine.pop(name)
+    assert name in requests and type(copy.copy(requests)) is type(pickle.loads(pickle.dumps(requests))) is type(
+        requests
+    )
 
 
 def test_of_a_part_of_a_run():

@@ -6,9 +6,12 @@ decoded: building a record in Python checks nothing.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from workbench.base.on_demand import np
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -43,7 +46,7 @@ class FrozenDict(dict[K, V]):
     __slots__ = ()
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("the mappings of a record never change: copy this one with dict(...) and change the copy")
+        raise TypeError("what is read from a record never changes: copy this with dict(...) and change the copy")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
@@ -54,3 +57,9 @@ class FrozenDict(dict[K, V]):
 
 EMPTY: FrozenDict[Any, Any] = FrozenDict()
 """The empty mapping, shared by all records."""
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The same array, which refuses every change from now on."""
+    array.flags.writeable = False
+    return array

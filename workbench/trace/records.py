@@ -32,6 +32,7 @@ from workbench.trace.fields import (
     TokenId,
     Tokens,
     Window,
+    read_only,
 )
 from workbench.trace.pool_change import NO_CHANGE, PoolChange
 from workbench.trace.reasons import UNKNOWN, Reason
@@ -544,7 +545,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     def positions(self) -> np.ndarray:
         """Position of every packed row in its own sequence, int32 [T], read-only."""
         parts = [np.arange(chunk.first_position, chunk.num_kv, dtype=np.int32) for chunk in self.chunks]
-        return _read_only(np.concatenate(parts) if parts else np.zeros(0, np.int32))
+        return read_only(np.concatenate(parts) if parts else np.zeros(0, np.int32))
 
     @cached_property
     def slot_mapping(self) -> np.ndarray:
@@ -554,13 +555,13 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
         """
         group, size, _ = self.layout
         if group is None:
-            return _read_only(np.zeros(0, np.int64))
+            return read_only(np.zeros(0, np.int64))
         parts = []
         for index, chunk in enumerate(self.chunks):
             positions = np.arange(chunk.first_position, chunk.num_kv, dtype=np.int64)
             table = np.asarray(self.block_table(index, group), dtype=np.int64)
             parts.append(table[positions // size] * size + positions % size)
-        return _read_only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
+        return read_only(np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
     @property
     def window(self) -> int:
@@ -653,8 +654,3 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 
 
 _mappings_of = attrgetter(*StepRecord._mappings)
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array

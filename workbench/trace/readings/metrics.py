@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.on_demand import np, picture, with_attached_methods
 from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, duration, printable, significant
+from workbench.trace.fields import read_only
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.narrate import end_words
 from workbench.trace.readings.ordered import Ordered
@@ -358,7 +359,7 @@ class TraceMetrics:
     @cached_property
     def steps(self) -> StepMetrics:
         """Columns with one entry per step."""
-        columns = {name: np.array(column) for name, column in self.columns.items()}
+        columns = {name: read_only(np.array(column)) for name, column in self.columns.items()}
         return StepMetrics(**columns, block_size=self.block_size)
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.on_demand import extra_for, picture
 from workbench.base.tables import table_lines, terminal_width
 from workbench.base.text import printable
+from workbench.trace.fields import FrozenDict
 from workbench.trace.find_request import ByRequest
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.metrics import AT_LEAST, RequestMetrics, amount
@@ -29,8 +30,10 @@ _OF_TOKENS = ("token_steps", "token_times")
 _LATENCIES = ("queue", "prefill", "ttft", "decode", "e2e", "age")
 
 
-class MetricsByRequest(ByRequest[RequestMetrics]):
+class MetricsByRequest(FrozenDict[str, RequestMetrics], ByRequest[RequestMetrics]):
     """Metrics of requests by id, in order of arrival. A notebook and ``print`` show a row for each.
+
+    They are kept with the trace, and refuse changes: ``dict(requests)`` is a copy that takes them.
 
     Example:
         >>> from workbench import simulate
@@ -40,6 +43,9 @@ class MetricsByRequest(ByRequest[RequestMetrics]):
         a        1 step    1 step            0             20              3  hit max_tokens
         b        1 step    1 step            0             20              3  hit max_tokens
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
 
     @property
     def rows(self) -> Iterator[tuple[str, ...]]:

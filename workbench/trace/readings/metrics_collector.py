@@ -69,7 +69,7 @@ class _PoolColumns:
 
 
 class _StepColumns(Mapping[str, "array[Any]"]):
-    """The columns of StepMetrics by name; those of the pool are made at the first use."""
+    """The columns of StepMetrics by name, copies at every use; those of the pool are made at their first one."""
 
     def __init__(self, known: dict[str, array[Any]], pool: _PoolColumns) -> None:
         self._known = known
@@ -78,7 +78,7 @@ class _StepColumns(Mapping[str, "array[Any]"]):
     def __getitem__(self, name: str) -> array[Any]:
         if name in _OF_POOL and name not in self._known:
             self._known |= self._pool.up_to(len(self._known["step"]))
-        return self._known[name]
+        return self._known[name][:]
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._known, *_OF_POOL)))

@@ -13,6 +13,7 @@ import msgspec
 
 from workbench.base.on_demand import np, picture
 from workbench.trace.errors import TraceError
+from workbench.trace.fields import FrozenDict, read_only
 from workbench.trace.lines import Keyframe
 from workbench.trace.readings.block_replay import BlockReplay
 from workbench.trace.records import StepRecord
@@ -59,7 +60,7 @@ class PoolState:
     ref_count: np.ndarray
     cached: np.ndarray
     free_queue: np.ndarray
-    block_tables: dict[str, tuple[int, ...]]
+    block_tables: Mapping[str, tuple[int, ...]]
     request_ids: Sequence[str]
     consistent: bool
     other_tables: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class PoolHistory:
         self._trace = trace
         self._num_blocks = trace.num_blocks or 0
         self._interval = max(KEYFRAME_STEPS, self._num_blocks // KEYFRAME_STEPS)
-        self._request_ids: list[str] = []
+        self._request_ids: tuple[str, ...] = ()
         self._request_index: dict[str, int] = {}
         self._lock = threading.Lock()
         self._replay = BlockReplay.at_start_of(trace, progress=False)
@@ -197,7 +198,7 @@ class PoolHistory:
         if len(self._request_ids) < len(requests):
             new = tuple(requests)[len(self._request_ids) :]
             self._request_index.update((rid, len(self._request_ids) + i) for i, rid in enumerate(new))
-            self._request_ids.extend(new)
+            self._request_ids += new
         replay = self._replay
         free = np.fromiter(replay.free, np.int32, len(replay.free))
         cached = np.zeros(self._num_blocks, bool)
@@ -213,18 +214,19 @@ class PoolHistory:
         state[free] = np.where(cached[free], CACHED, FREE)
         state[0] = RESERVED
         expected = record.free_blocks if moment == "scheduled" else record.free_blocks_end
+        others = {name: tuple([tuple(table) for table in held]) for name, held in replay.other_tables.items()}
         return PoolState(
             step=record.step,
             moment=moment,
-            state=state,
-            owner=owner,
-            ref_count=np.bincount(blocks, minlength=self._num_blocks).astype(np.int32),
-            cached=cached,
-            free_queue=free,
-            block_tables=tables,
+            state=read_only(state),
+            owner=read_only(owner),
+            ref_count=read_only(np.bincount(blocks, minlength=self._num_blocks).astype(np.int32)),
+            cached=read_only(cached),
+            free_queue=read_only(free),
+            block_tables=FrozenDict(tables),
             request_ids=self._request_ids,
             consistent=len(free) == expected,
-            other_tables={name: tuple([tuple(table) for table in held]) for name, held in replay.other_tables.items()},
+            other_tables=FrozenDict(others),
         )
 
 
