@@ -69,6 +69,26 @@ def test_the_work(chunks, words):
     assert narrate(StepRecord(0, chunks=chunks)) == f"Step 0: {words}."
 
 
+def test_those_that_are_resumed_or_have_hits_are_named_beside_others():
+    a, b = chunk("a", 16, 9, "new_final", num_cached_tokens=16), chunk("b", 32, 8, "new_final", num_cached_tokens=32)
+    back = chunk("r1", 0, 25, "new_final", num_recomputed_tokens=20)
+    reply = chunk("r0", 9, 1, "decode")
+    for chunks, resumed, words in (
+        ((reply, back), ("r1",), "25 tokens and 1 reply share one pass, 20 of them again; r1 is resumed"),
+        (
+            (back, a),
+            ("r1",),
+            "34 tokens of r1 and a share one pass, 20 of them again; r1 is resumed; the prefix cache has 16 tokens "
+            "of a",
+        ),
+        ((a, b), (), "17 prompt tokens of a and b share one pass; the prefix cache has 48 tokens of a and b"),
+        ((reply, a), (), "9 prompt tokens and 1 reply share one pass; the prefix cache has 16 tokens of a"),
+        ((a,), (), "9 prompt tokens of a (the prefix cache has 16 tokens) take one pass"),
+        ((back,), ("r1",), "all 25 tokens of r1 take one pass, 20 of them again; r1 is resumed"),
+    ):
+        assert narrate(StepRecord(4, chunks=chunks, resumed=resumed)) == f"Step 4: {words}."
+
+
 def test_every_request_that_ends_or_waits_is_told_or_counted():
     names = tuple(f"r{i}" for i in range(9))
     step = StepRecord(

@@ -89,6 +89,11 @@ def because(reason):
 
 def sentence(record):
     parts = [work(record)]
+    if record.resumed:
+        parts.append(f"{several(record.resumed)} {'is' if len(record.resumed) == 1 else 'are'} resumed")
+    found = {chunk.request_id: chunk.num_cached_tokens for chunk in record.chunks if chunk.num_cached_tokens}
+    if found and len(record.chunks) > 1:
+        parts.append(f"the prefix cache has {plural(sum(found.values()), 'token')} of {several([*found])}")
     if record.preempted:
         verb = "loses" if len(record.preempted) == 1 else "lose"
         parts.append(

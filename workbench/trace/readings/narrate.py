@@ -40,7 +40,7 @@ def end_words(finish_reason: str | None, error: str = "") -> str:
 
 
 def narrate(step: StepRecord) -> str:
-    """One sentence about a step: its work, the requests that ended or lost their blocks, and those that wait and why.
+    """One sentence about a step: its work, the requests that start, end or lose their blocks, and those that wait.
 
     Args:
         step: The record; nothing else is read.
@@ -79,7 +79,7 @@ def in_one_line(step: StepRecord) -> str:
 
 def narrate_briefly(step: StepRecord) -> str:
     """The sentence without the number of the step and without its full stop."""
-    return "; ".join([_work(step), *_endings(step), *_waiting(step)])
+    return "; ".join([_work(step), *_starts(step), *_endings(step), *_waiting(step)])
 
 
 def _work(step: StepRecord) -> str:
@@ -128,6 +128,18 @@ def _part_of_prompt(chunk: Chunk, kind: str) -> str:
     if chunk.start == 0:
         return f"all {number} {noun} of {name}" if last else f"the first {number} {noun} of {name}"
     return f"the last {number} {noun} of {name}" if last else f"{number} more {noun} of {name}"
+
+
+def _starts(step: StepRecord) -> list[str]:
+    """The requests that come back after a preemption, and the hits of those that share a pass."""
+    parts = []
+    if step.resumed:
+        parts.append(f"{_names(step.resumed)} {'is' if len(step.resumed) == 1 else 'are'} resumed")
+    hits = [chunk for chunk in step.chunks if chunk.num_cached_tokens] if len(step.chunks) > 1 else []
+    if hits:
+        num_cached = counted(sum(chunk.num_cached_tokens for chunk in hits), "token")
+        parts.append(f"the prefix cache has {num_cached} of {_names(chunk.request_id for chunk in hits)}")
+    return parts
 
 
 def _endings(step: StepRecord) -> list[str]:
