@@ -16,6 +16,7 @@ from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import TraceError, TraceWriter
 from workbench.trace.readings.fleet import Fleet, find_recordings
 from workbench.trace.recorders.trace_files import TraceFiles
+from workbench.trace.run_zero import clock_starts
 from workbench.trace.storage import lines_of
 from workbench.viz.fleet_page import fleet_html
 
@@ -73,6 +74,28 @@ def test_all_ranks_and_their_metrics_together(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "3 recordings in" in said and "rank 2" in said and "together" in said
     assert f"{merged.summary.num_finished} of {merged.summary.num_requests} requests ended" in said
+
+
+def test_a_simulation_beside_recordings_counts_from_its_own_zero(tmp_path):
+    """It has no wall clock: that of 1970 would make the run of the folder last for decades."""
+    runs = [run_of(rank) for rank in range(3)]
+    for rank, (run, created) in enumerate(zip(runs, (NOW, NOW + 2, 0.0))):
+        save(tmp_path, run, rank, created=created, written=NOW)
+    fleet, late = Fleet(tmp_path), (0, 2, 0)
+    assert list(fleet.traces) == ["rank 0", "rank 1", "rank 2"]
+    ends = [seconds + run[-1].end for seconds, run in zip(late, runs)]
+    begins = [seconds + run[0].time for seconds, run in zip(late, runs)]
+    assert fleet.metrics().summary.duration == pytest.approx(max(ends) - min(begins))
+    assert clock_starts(fleet.traces) == {
+        f"rank {rank}": pytest.approx(at - min(begins)) for rank, at in enumerate(late)
+    }
+    changes = [(seconds + r.time, 1, rank, len(r.running)) for rank, seconds in enumerate(late) for r in runs[rank]]
+    changes += [(end, 0, rank, 0) for rank, end in enumerate(ends)]
+    now, most = [0] * 3, 0
+    for _, _, rank, running in sorted(changes):
+        now[rank] = running
+        most = max(most, sum(now))
+    assert f"0 ({most})" in fleet_html(fleet)
 
 
 def test_drafts_are_added_up(tmp_path):

@@ -327,7 +327,7 @@ def test_runs_one_after_another_do_not_add_up():
     from workbench.viz.fleet_rows import fleet_svg
 
     traces = []
-    for created in (0.0, 100.0):
+    for created in (1000.0, 1100.0):
         trace, other = run("timed 2")[0], None
         other = Trace(replace(trace.meta, created=created))
         for info in trace.requests.values():

@@ -23,6 +23,7 @@ from workbench.base.text import counted, printable
 from workbench.trace.readings.contents import Contents, Numbers, kind_of
 from workbench.trace.readings.metrics import RequestMetrics
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.run_zero import seconds_late
 from workbench.trace.trace import Trace
 
 DEPTHS = (0, 256, 1024, 4096, 16384, 65536, 262144)
@@ -161,7 +162,7 @@ def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -
         The rates; their ``str()`` has a line for each.
     """
     found, numbers, traces = HitRates(), Numbers(), list(traces)
-    start = min((trace.meta.created for trace in traces), default=0.0)
+    late = seconds_late(dict(enumerate(traces)))
     rows: list[_Row] = []
     hashed: list[list[Turn]] = []
     unknown = ""
@@ -171,12 +172,12 @@ def hit_rates(traces: Iterable[Trace], after: Mapping[str, str] | None = None) -
         if kind == "hits":
             unknown = "the recording has neither token ids nor hashes of blocks, which would tell them"
         elif kind == "hashes":
-            turns = turns_of(trace, Contents(trace, numbers), trace.meta.created - start)
+            turns = turns_of(trace, Contents(trace, numbers), late[recording])
             hashed.append([turn._replace(request_id=str(_Key(recording, turn.request_id))) for turn in turns])
         for name, request in metrics(trace).requests.items():
             if request.first_scheduled_step is not None:
                 info = trace.requests[name]
-                arrival = trace.meta.created + info.arrival_time if info.arrival_time else float(info.arrival_step)
+                arrival = late[recording] + info.arrival_time if info.arrival_time else float(info.arrival_step)
                 row = _Row(_Key(recording, name), arrival, request, info.adapter)
                 if kind == "tokens":
                     tokens = (*info.prompt_token_ids, *outputs.get(name, ()))

@@ -47,6 +47,19 @@ def with_zero(keyframe: Keyframe, trace: Trace) -> Keyframe:
     return msgspec.structs.replace(keyframe, zero=run_zero(trace)) if len(trace) and trace[-1].end > 0 else keyframe
 
 
+def seconds_late(traces: Mapping[Name, Trace]) -> dict[Name, float]:
+    """How long after the first of several engines the clock of each began, by their wall clocks.
+
+    A trace without a wall clock, such as a simulation, counts from its own beginning.
+
+    Args:
+        traces: The traces by name.
+    """
+    created = {name: trace.meta.created for name, trace in traces.items()}
+    first = min(filter(None, created.values()), default=0.0)
+    return {name: seconds - first if seconds else 0.0 for name, seconds in created.items()}
+
+
 def clock_starts(traces: Mapping[Name, Trace]) -> dict[Name, float]:
     """When the clock of each of several engines began, in seconds since the zero that they share.
 
@@ -55,7 +68,6 @@ def clock_starts(traces: Mapping[Name, Trace]) -> dict[Name, float]:
     Args:
         traces: The traces by name.
     """
-    first = min((trace.meta.created for trace in traces.values()), default=0.0)
-    late = {name: trace.meta.created - first for name, trace in traces.items()}
+    late = seconds_late(traces)
     zero = min((late[name] + run_zero(trace) for name, trace in traces.items() if len(trace)), default=0.0)
     return {name: seconds - zero for name, seconds in late.items()}

@@ -13,6 +13,7 @@ from workbench.analysis.hit_rates import hit_rates
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import Summary, number, percent
 from workbench.trace.readings.metrics_collector import metrics
+from workbench.trace.run_zero import seconds_late
 from workbench.trace.trace import Trace
 from workbench.viz.app import TracePage, fit_phones, keep_fresh, tell_lost_server
 from workbench.viz.cursor import Cursor
@@ -206,11 +207,11 @@ def _now(traces: list[Trace]) -> tuple[str, str, str]:
 
 def _most(traces: list[Trace], name: str) -> int:
     """The largest sum of a column of the metrics over traces, each with the value of its last step so far."""
-    changes = []
+    changes, starts = [], seconds_late(dict(enumerate(traces)))
     for rank, trace in enumerate(traces):
         if not trace[-1].end:
             return sum(max(0, *metrics(each).columns[name]) for each in traces)
-        columns, start = metrics(trace).columns, trace.meta.created
+        columns, start = metrics(trace).columns, starts[rank]
         changes += [(start + time, 1, rank, value) for time, value in zip(columns["time"], columns[name])]
         changes.append((start + trace[-1].end, 0, rank, 0))
     now, most = [0] * len(traces), 0

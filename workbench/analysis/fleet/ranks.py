@@ -30,6 +30,7 @@ from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.metrics import RequestMetrics, TraceMetrics
 from workbench.trace.readings.metrics_collector import merge_metrics
 from workbench.trace.readings.metrics_collector import metrics as metrics_of
+from workbench.trace.run_zero import seconds_late
 
 RANKS = "data_parallel_size"
 """vLLM's field for the number of ranks."""
@@ -75,30 +76,26 @@ class RanksPredictor(Predictor):
             if problem := why_not_simulated(trace, name):
                 raise ValueError(problem)
         numbers = Numbers()
-        start = min(trace.meta.created for trace in self.traces.values())
+        self._late = seconds_late(self.traces)
         contents = {name: Contents(trace, numbers) for name, trace in self.traces.items()}
         self._loops = find_loops(
-            turn
-            for name, trace in self.traces.items()
-            for turn in turns_of(trace, contents[name], trace.meta.created - start)
+            turn for name, trace in self.traces.items() for turn in turns_of(trace, contents[name], self._late[name])
         )
         self._pasts = {
             name: Past(trace, contents[name], open_loop=open_loop, loops=self._loops)
             for name, trace in self.traces.items()
         }
-        self._arrivals = [
-            arrival for name, trace in self.traces.items() for arrival in self._arrivals_of(name, trace, start)
-        ]
+        self._arrivals = [arrival for name in self.traces for arrival in self._arrivals_of(name)]
         self._tokens = {
             request_id: tokens for past in self._pasts.values() for request_id, tokens in past.tokens.items()
         }
         if len({arrival.request_id for arrival in self._arrivals}) < len(self._arrivals):
             raise ValueError("two ranks have a request with the same id: the folder holds more than one run")
 
-    def _arrivals_of(self, name: str, trace: Trace, start: float) -> Iterator[Arrival]:
+    def _arrivals_of(self, name: str) -> Iterator[Arrival]:
         """A rank's requests, at their times on the clock of the rank that started first."""
-        late = trace.meta.created - start
-        for info in trace.requests.values():
+        late = self._late[name]
+        for info in self.traces[name].requests.values():
             arrival = self._pasts[name].timed_arrival(info, 0)
             seen, at = (arrival.arrives_at or 0.0) + late, info.arrival_time + late
             yield dataclasses.replace(arrival, arrives_at=seen, arrival_time=at, arrival_step=0)
@@ -111,8 +108,7 @@ class RanksPredictor(Predictor):
     @cached_property
     def recorded(self) -> dict[str, float]:
         """The values of all ranks together."""
-        start = min(trace.meta.created for trace in self.traces.values())
-        together = {name: (metrics_of(its), its.meta.created - start) for name, its in self.traces.items()}
+        together = {name: (metrics_of(its), self._late[name]) for name, its in self.traces.items()}
         return latency_values(merge_metrics(together), self._counted)
 
     def simulate_ranks(self, changes: Mapping[str, Any], draw: int | None = None) -> FleetRun:
@@ -211,8 +207,7 @@ class RanksPredictor(Predictor):
         """The end of the last rank's recording, if requests had not ended then."""
         if not self._unended:
             return None
-        start = min(trace.meta.created for trace in self.traces.values())
-        ends = [trace[-1].end + trace.meta.created - start for trace in self.traces.values() if len(trace)]
+        ends = [trace[-1].end + self._late[name] for name, trace in self.traces.items() if len(trace)]
         return max([*ends, *(arrival.arrives_at or 0.0 for arrival in self._arrivals)])
 
 

@@ -18,6 +18,7 @@ from workbench.trace.errors import TraceError
 from workbench.trace.follower import POLL_SECONDS, TraceFollower, trace_files_in
 from workbench.trace.readings.metrics import TraceMetrics, number, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
+from workbench.trace.run_zero import seconds_late
 from workbench.trace.trace import Trace
 
 log = logging.getLogger("workbench")
@@ -170,6 +171,8 @@ class Fleet:
     def _is_of_earlier_run(self, files: RecordingFiles, recordings: Sequence[RecordingFiles]) -> bool:
         """Whether another recording began after this one had ended; ranks of one server start a little apart."""
         trace = self._followers[files.prefix].trace
+        if not trace.meta.created:
+            return False
         ended = trace.meta.created + (trace[-1].end if len(trace) else 0.0)  # a copy of a file has another time
         for other in recordings:
             is_same = (other.host, other.rank) == (files.host, files.rank)
@@ -204,10 +207,8 @@ class Fleet:
         Throughputs are sums, latencies those of all requests, and mean uses are means over the steps of all ranks.
         Requests are named ``rank 0/id``.
         """
-        start = min(trace.meta.created for trace in self.traces.values())
-        return merge_metrics(
-            {name: (metrics(trace), trace.meta.created - start) for name, trace in self.traces.items()}
-        )
+        late = seconds_late(self.traces)
+        return merge_metrics({name: (metrics(trace), late[name]) for name, trace in self.traces.items()})
 
     def __repr__(self) -> str:
         rows = {name: metrics(trace).summary for name, trace in self.traces.items()}
