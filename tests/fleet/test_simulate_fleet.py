@@ -139,6 +139,20 @@ def test_a_run_is_the_same_again_and_another_seed_differs():
         assert first.assignments == again.assignments != other.assignments
 
 
+@CLOCKS
+def test_aborted_requests_are_counted_apart_from_those_that_got_an_answer(timed):
+    seen = 0
+    for _, workload, _ in servable(timed, 6):
+        run = simulate_fleet(workload, replicas=2)
+        aborted = sum(len(step.aborted) for trace in run.traces for step in trace)
+        ended = aborted + sum(len(step.finished) for trace in run.traces for step in trace)
+        requests = "request" if len(run.choices) == 1 else "requests"
+        said = f": {ended} of {len(run.choices)} {requests} ended{f' ({aborted} aborted)' if aborted else ''} in "
+        assert said in str(run).splitlines()[0]
+        seen += aborted > 0
+    assert seen
+
+
 def test_metrics_are_those_of_all_replicas():
     _, workload, _ = next(iter(servable(True, 1)))
     run = simulate_fleet(workload, replicas=3, router="sticky")

@@ -74,6 +74,8 @@ def test_the_summary_is_that_of_the_full_trace(arrivals):
     assert any(record.aborted for record in full) == (arrivals is with_aborts)
     assert summary.end == full.end == "done"
     assert summary.num_steps == expected.num_steps and summary.num_requests == summary.num_finished == 300
+    assert summary.num_aborted == expected.num_aborted == sum(len(record.aborted) for record in full)
+    assert str(summary).splitlines()[0] == str(full.metrics()).splitlines()[0]
     assert summary.num_tokens == expected.num_scheduled_tokens
     assert summary.num_scheduled == sum(len(record.chunks) for record in full)
     assert summary.num_output_tokens == expected.num_output_tokens

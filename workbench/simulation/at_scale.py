@@ -26,7 +26,7 @@ from workbench.simulation.costs.cost_model import CostModel
 from workbench.simulation.run import SimulatedRun
 from workbench.trace import RequestInfo, Trace, TraceMeta
 from workbench.trace.readings.latency import LatencyAccumulator
-from workbench.trace.readings.metrics import Distribution, latency_lines, number, run_length
+from workbench.trace.readings.metrics import Distribution, ended_words, latency_lines, number, run_length
 from workbench.trace.readings.run_clock import GrowingClock, idle_words
 
 MAX_WINDOWS = 512
@@ -152,6 +152,7 @@ class SimulationSummary:
         num_steps: Number of steps.
         num_requests: Requests that arrived.
         num_finished: Requests that ended, aborted ones included.
+        num_aborted: Requests that were aborted.
         num_scheduled: Scheduled requests (chunks) of all steps.
         num_tokens: Tokens of all steps.
         num_output_tokens: Tokens sampled.
@@ -173,6 +174,7 @@ class SimulationSummary:
     num_steps: int = 0
     num_requests: int = 0
     num_finished: int = 0
+    num_aborted: int = 0
     num_scheduled: int = 0
     num_tokens: int = 0
     num_output_tokens: int = 0
@@ -217,7 +219,7 @@ class SimulationSummary:
         without = " without idle time" if self.idle else ""
         width = terminal_width()
         heading = [
-            f"{self.num_finished:,} of {counted(self.num_requests, 'request')} ended in "
+            f"{ended_words(self.num_finished, self.num_requests, self.num_aborted)} in "
             f"{counted(self.num_steps, 'step')}, {run_length(self.duration)}{idle_words(self.idle)}",
             *([] if self.end == "done" else [f"ended: {self.end}"]),
             f"tokens: {self.num_tokens:,} scheduled, {self.num_output_tokens:,} sampled, {self.num_cached_tokens:,} "
@@ -375,6 +377,7 @@ class SummedRun:
         summary.num_scheduled += len(chunks)
         summary.num_tokens += num_tokens
         summary.num_finished += len(times.ended)
+        summary.num_aborted += len(batch.aborted)
         summary.num_preemptions += len(batch.preempted)
         summary.time_line.add(batch.time, num_tokens, len(chunks), len(batch.waiting), batch.free_blocks)
 

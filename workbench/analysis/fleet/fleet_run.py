@@ -17,7 +17,7 @@ from workbench.base.on_demand import find
 from workbench.base.tables import table_lines, terminal_width, wrapped
 from workbench.base.text import counted, shown, significant
 from workbench.trace import Trace
-from workbench.trace.readings.metrics import TraceMetrics, amount, percent
+from workbench.trace.readings.metrics import TraceMetrics, amount, ended_words, percent
 from workbench.trace.readings.metrics_collector import merge_metrics, metrics
 from workbench.trace.readings.run_clock import idle_words
 
@@ -167,10 +167,10 @@ class FleetRun:
 
     def __str__(self) -> str:
         whole = self.metrics().summary
+        ended = ended_words(whole.num_finished, len(self.choices), whole.num_aborted, whole.num_failed)
         heading = (
-            f"{self.router}, {counted(len(self.traces), 'replica')}: {whole.num_finished:,} of "
-            f"{counted(len(self.choices), 'request')} finished in {amount(whole.duration, whole.unit)}"
-            f"{idle_words(whole.clock.idle)}"
+            f"{self.router}, {counted(len(self.traces), 'replica')}: {ended} in "
+            f"{amount(whole.duration, whole.unit)}{idle_words(whole.clock.idle)}"
         )
         rows = [list(_COLUMNS)]
         names = [*map(str, range(len(self.traces))), "all"]

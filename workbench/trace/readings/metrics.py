@@ -421,15 +421,20 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 """Statistics of a latency in tables."""
 
 
+def ended_words(num_ended: int, num_requests: int, num_aborted: int = 0, num_failed: int = 0) -> str:
+    """How many requests of a run ended, and how many of them otherwise than with an answer."""
+    unusual = {"abort": num_aborted, "error": num_failed}
+    ends = ", ".join(f"{count:,} {end_words(reason)}" for reason, count in unusual.items() if count)
+    return f"{num_ended:,} of {counted(num_requests, 'request')} ended{f' ({ends})' if ends else ''}"
+
+
 def heading_lines(summary: Summary, speculation: SpeculationMetrics) -> list[str]:
     """The lines above the latencies of a run: its size, tokens, throughput, use, and drafts if there are any."""
     unit, rates = summary.unit, summary.rates
-    unusual = {"abort": summary.num_aborted, "error": summary.num_failed}
-    ends = ", ".join(f"{count:,} {end_words(reason)}" for reason, count in unusual.items() if count)
+    ended = ended_words(summary.num_finished, summary.num_requests, summary.num_aborted, summary.num_failed)
     after_preemptions = " (after preemptions too)" if summary.num_preemptions and summary.num_cached_tokens else ""
     return [
-        f"{summary.num_finished:,} of {counted(summary.num_requests, 'request')} ended "
-        f"{f'({ends}) ' if ends else ''}in {counted(summary.num_steps, 'step')}"
+        f"{ended} in {counted(summary.num_steps, 'step')}"
         + (_clock_words(summary.clock) if unit == "s" else "")
         + (f" (from step {summary.first_step} on: earlier steps are not in this trace)" if summary.first_step else ""),
         f"tokens: {summary.num_scheduled_tokens:,} scheduled, {summary.num_output_tokens:,} sampled, "
