@@ -1,5 +1,6 @@
 """`workbench.analysis.apart` names what was planted in the slowest requests, and nothing else."""
 
+import re
 from random import Random
 
 import pytest
@@ -46,10 +47,28 @@ def test_nothing_is_named_where_requests_are_alike():
 def test_the_command_says_it(tmp_path, capsys):
     path = tmp_path / "run.jsonl.gz"
     run(Random(1), long=range(0, 120, 20)).save(path)
-    assert main(["trace", "explain", str(path), "--slowest", "3"]) == 0
+    assert main(["trace", "explain", str(path), "--slowest", "6"]) == 0
     out = capsys.readouterr().out
-    assert "5 of the 5 slowest have more than" in out
+    assert "6 of the 6 slowest have more than" in out
     assert "own computation" in out  # a long prompt alone in the engine
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("count", [2, 4, 6, 9, 14])
+def test_the_command_says_it_of_the_requests_in_its_table(count, folder, tmp_path, capsys):
+    for rank in range(1 + folder):
+        run(Random(rank), long=range(rank, 120, 20)).save(tmp_path / f"run{rank}.jsonl.gz")
+    source = tmp_path if folder else tmp_path / "run0.jsonl.gz"
+    assert main(["trace", "explain", str(source), "--slowest", str(count)]) == 0
+    table, said = [], []
+    for line in capsys.readouterr().out.splitlines()[1:]:
+        (said if " slowest " in line else table).append(line)
+    assert len(table) == count
+    for line in said:
+        rank, num_shown = re.match(r"(?:(run\d): )?\d+ of the (\d+) slowest ", line).groups()
+        assert int(num_shown) == sum(row.startswith(f"{rank}: ") for row in table) if rank else int(num_shown) == count
+    ranks = [row[:5] if folder else "" for row in table]
+    assert bool(said) == (max(map(ranks.count, ranks)) >= 5)
 
 
 def test_an_incident_finds_the_causes_of_the_slowest_without_copies_of_the_run(monkeypatch):

@@ -3,6 +3,7 @@
 import collections
 import os
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from workbench.analysis.causes import (
 )
 from workbench.analysis.explain import Explainer, explainer_of, slowest
 from workbench.apps.cli import main
+from workbench.base.text import duration
 from workbench.scheduler.policies import DecodeFirst
 from workbench.scheduler.policy import SchedulingPolicy
 from workbench.simulation.costs import cost_model, slow_steps
@@ -242,6 +244,37 @@ def test_without_a_clock_amounts_are_steps():
     assert explanation.biggest_avoidable.cause == BUDGET and explanation.biggest_avoidable.steps == tuple(range(9))
     assert explanation.confirmation.change.endswith("without long")
     assert (explanation.confirmation.before, explanation.confirmation.after) == (10, 1)
+
+
+def test_a_change_that_makes_nothing_shorter_is_not_offered_as_a_help():
+    rng, seen = random.Random(5), []
+    cost = CostModel(fixed=0.001, per_prefill_token=1e-4, per_sequence=1e-4)
+    config = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+    for _ in range(8):
+        requests = [
+            {
+                "id": f"r{n}",
+                "prompt": {"len": rng.randint(4, 40)},
+                "max_tokens": rng.randint(1, 12),
+                "arrival_time": rng.uniform(0, 0.02),
+            }
+            for n in range(8)
+        ]
+        trace = simulate({"config": config, "requests": requests}, cost_model=cost)
+        for request_id in trace.requests:
+            explanation = trace.explain(request_id, cost)
+            if (said := explanation.confirmation) is None or not said.holds:
+                continue
+            latency, kind, change = re.match(r"(.*) (with|without) (\S+)$", said.change).groups()
+            name = {"time to first token": "ttft", "end to end": "e2e"}[latency]
+            field, _, value = change.partition("=")
+            changes = {field: int(value)} if kind == "with" else {"without": [change]}
+            runs = trace, trace.fork(cost_model=cost, **changes)
+            before, after = (getattr(run.metrics().requests[request_id], name).seconds for run in runs)
+            words = f"{said.change} is not shorter: " if after >= before else f"{said.change}: "
+            assert f"{words}{duration(after)} instead of {duration(before)}" in repr(explanation)
+            seen.append(after >= before)
+    assert min(seen.count(True), seen.count(False)) > 5
 
 
 def recordings():

@@ -14,7 +14,7 @@ SLOWEST = 0.01
 """Share of the requests that are the slowest."""
 
 MIN_SLOWEST = 5
-"""Minimum number of the slowest; fewer show no pattern."""
+"""Minimum number of the slowest: fewer show no pattern."""
 
 MIN_OTHERS = 20
 """Minimum number of other requests to compare with."""
@@ -52,12 +52,14 @@ class Difference:
         return f"{self.num_slowest} of the {self.of_slowest} slowest {self.property}, {share:.0%} of the others do"
 
 
-def apart(trace: Trace, by: str = "ttft") -> tuple[Difference, ...]:
-    """Properties that set the slowest 1% of the requests apart, the most telling first.
+def apart(trace: Trace, by: str = "ttft", num_slowest: int | None = None) -> tuple[Difference, ...]:
+    """Properties that set the slowest requests apart, the most telling first.
 
     Args:
         trace: A trace; one of few requests shows nothing.
         by: "ttft" or "e2e".
+        num_slowest: Number of the slowest, fewer than `MIN_SLOWEST` show nothing; None for 1% of the requests, at least
+            `MIN_SLOWEST`.
 
     Example:
         >>> from workbench import simulate
@@ -73,9 +75,10 @@ def apart(trace: Trace, by: str = "ttft") -> tuple[Difference, ...]:
         if (latency := request.at_least(by)) is not None
     ]
     known.sort(key=lambda pair: -float(pair[0] or 0))
-    num_slowest = max(MIN_SLOWEST, round(SLOWEST * len(known)))
+    if num_slowest is None:
+        num_slowest = max(MIN_SLOWEST, round(SLOWEST * len(known)))
     slowest, others = ([request for _, request in part] for part in (known[:num_slowest], known[num_slowest:]))
-    if len(others) < MIN_OTHERS:
+    if num_slowest < MIN_SLOWEST or len(others) < MIN_OTHERS:
         return ()
     found = [
         difference

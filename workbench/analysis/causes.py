@@ -271,7 +271,7 @@ class Confirmation:
         return abs(self.before - self.recorded) <= MAX_ERROR * self.recorded
 
     def sentence(self, unit: str) -> str:
-        """Both latencies, and where they come from."""
+        """Both latencies, where they come from, and whether the change does not help."""
         before, recorded = amount(self.before, unit), amount(self.recorded, unit)
         if not self.holds:
             why = ""
@@ -280,7 +280,9 @@ class Confirmation:
             gives = f"the simulation of the run as it was gives {before}, not {recorded}{why}"
             return f"{self.change}: not confirmed, {gives}; rely on the measured parts"
         which = "simulated and recorded" if self.is_recorded else f"both simulated, recorded {recorded}"
-        return f"{self.change}: {amount(self.after, unit)} instead of {before} ({which})"
+        after = amount(self.after, unit)
+        helps = self.after < self.before and after != before
+        return f"{self.change}{'' if helps else ' is not shorter'}: {after} instead of {before} ({which})"
 
 
 @dataclass(frozen=True, eq=False)

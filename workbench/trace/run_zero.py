@@ -48,7 +48,7 @@ def with_zero(keyframe: Keyframe, trace: Trace) -> Keyframe:
 
 
 def seconds_late(traces: Mapping[Name, Trace]) -> dict[Name, float]:
-    """How long after the first of several engines the clock of each began, by their wall clocks.
+    """Seconds from the beginning of the first of several engines' clocks to that of each, by their wall clocks.
 
     A trace without a wall clock, such as a simulation, counts from its own beginning.
 

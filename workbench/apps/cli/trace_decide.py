@@ -153,7 +153,8 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     print("\n".join(table_lines(_slowest_table(found, options.by), width=width, left=(0, 3, 4))))
     for name, trace in traces.items():
-        for difference in apart(trace, options.by):
+        num_shown = sum(other == name for other, _ in found)
+        for difference in apart(trace, options.by, num_shown):
             say(f"{name}: {difference}" if name else str(difference))
     return 0
 

@@ -422,7 +422,7 @@ STATISTICS = ("mean", "p50", "p95", "p99", "max")
 
 
 def ended_words(num_ended: int, num_requests: int, num_aborted: int = 0, num_failed: int = 0) -> str:
-    """How many requests of a run ended, and how many of them otherwise than with an answer."""
+    """The number of requests of a run that ended, and of those among them that were aborted or failed."""
     unusual = {"abort": num_aborted, "error": num_failed}
     ends = ", ".join(f"{count:,} {end_words(reason)}" for reason, count in unusual.items() if count)
     return f"{num_ended:,} of {counted(num_requests, 'request')} ended{f' ({ends})' if ends else ''}"
