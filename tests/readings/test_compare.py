@@ -63,6 +63,24 @@ def test_a_trace_with_itself():
         assert request.divergence is None
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_runs_whose_requests_are_alike_have_a_sentence_in_place_of_a_table(timed):
+    """Whether the schedules are equal or not: one row for each request would be as many rows of zeros."""
+    requests = [{"id": f"r{n}", "prompt": {"len": 40}, "max_tokens": 6, "arrival_step": 2 * n} for n in range(30)]
+    costs = {"cost_model": CostModel(fixed=0.01)} if timed else {}
+    run, same, slower = (
+        simulate({"config": {"num_blocks": num_blocks}, "requests": requests}, **costs) for num_blocks in (99, 98, 8)
+    )
+    latencies = [[(each.ttft, each.token_steps) for each in one.metrics().requests.values()] for one in (run, same)]
+    assert latencies[0] == latencies[1]
+    for other, alike in ((run, True), (same, True), (slower, False)):
+        found = compare(run, other)
+        for shown in (repr(found), found._repr_html_()):
+            assert ("each of the 30 requests has the same latencies and recomputed tokens in both" in shown) == alike
+            assert ("TTFT" in shown and "Δ" in shown and "r11" in shown) != alike
+    assert "each of" not in repr(compare(run[:0], run[:0]))
+
+
 def test_the_first_divergence_and_its_reason():
     a = simulate(WORKLOAD)
     b = simulate(WORKLOAD, config={"long_prefill_token_threshold": 16})
@@ -186,7 +204,9 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
         "steps of two token budgets, numbers of seats or chunk caps do not last equally long"
     )
     for said in (repr(found), found._repr_html_()):
-        assert "recomputed A" in said and "TTFT" not in said and "ITL" not in said
+        alike = "each of the 7 requests has the same recomputed tokens in both" in said
+        assert ("recomputed A" in said) != alike and alike == all(each.waste_delta == 0 for each in found.requests)
+        assert "TTFT" not in said and "ITL" not in said
     waste = [abs(each.waste_delta) for each in found.requests]
     assert waste == sorted(waste, reverse=True)
     facts = comparison_facts(a, b)
@@ -412,7 +432,7 @@ def test_a_narrow_terminal_has_no_line_that_is_cut(monkeypatch):
 
 def test_repr_of_many_requests():
     workload = {**WORKLOAD, "requests": [{"id": f"r{n}", "prompt": {"len": 3}, "max_tokens": 1} for n in range(60)]}
-    result = compare(simulate(workload), simulate(workload))
+    result = compare(*(simulate(workload, cost_model=CostModel(fixed=seconds)) for seconds in (0.01, 0.02)))
     assert "... and 40 requests with smaller changes" in repr(result)
     assert "... and 40 requests" in result._repr_html_()
 

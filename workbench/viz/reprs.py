@@ -286,6 +286,8 @@ def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = ""
 def comparison_html(comparison: Comparison) -> str:
     """Two runs: what differs, and the latencies of each request."""
     lines = [f"<p>{escape(line)}</p>" for line in comparison.lines]
+    if comparison.alike:
+        return fragment(*lines, f"<p>{escape(comparison.alike)}</p>")
     return fragment(*lines, table(*comparison.table), *(f"<p>{escape(line)}</p>" for line in comparison.more))
 
 

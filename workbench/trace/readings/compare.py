@@ -186,6 +186,18 @@ class Comparison:
         return f"mean and P99 TTFT are those of the {counted(both, 'request')} that {have} a first token in both runs"
 
     @property
+    def alike(self) -> str:
+        """The sentence that stands for a table without any change; "" if a request has one."""
+        sides = [
+            ((each.ttft_a, each.itl_a), (each.ttft_b, each.itl_b))
+            for each in (() if self.counts_only else self.requests)
+        ]
+        if not self.requests or any(each.waste_delta for each in self.requests) or any(a != b for a, b in sides):
+            return ""
+        latencies = "" if self.counts_only else "latencies and "
+        return f"each of the {counted(len(self.requests), 'request')} has the same {latencies}recomputed tokens in both"
+
+    @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of the requests; without latencies that cannot be compared, and counts that are all 0."""
         unit = "" if self.unit == "s" else f" {self.unit}"
@@ -206,8 +218,10 @@ class Comparison:
     def __repr__(self) -> str:
         title, rows = self.table
         width = terminal_width()
-        table = table_lines([title, *([printable(row[0]), *row[1:]] for row in rows)], left=(0,), width=width)
         lines = [piece for line in self.lines for piece in wrapped(printable(line), width)]
+        if self.alike:
+            return "\n".join([*lines, *wrapped(self.alike, width)])
+        table = table_lines([title, *([printable(row[0]), *row[1:]] for row in rows)], left=(0,), width=width)
         return "\n".join([*lines, "", *table, *self.more])
 
     def _repr_html_(self) -> str | None:
