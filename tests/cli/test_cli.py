@@ -403,4 +403,4 @@ def test_one_replica_is_no_plural(tmp_path, monkeypatch, capsys):
     assert "\n1 replica with round_robin meets ttft_p99 <= 2 s\n" in said and "\n1 replica still meets it at " in said
     assert "\n< the smallest fleet that meets the target\n" in said and "ttft_p99: 10 ms to 10 ms over 2 runs\n" in said
     assert main(["fleet", "run", "work.json", "--replicas", "1"]) == 0
-    assert "round_robin, 1 replica: 4 of 4 requests finished" in capsys.readouterr().out
+    assert "round_robin, 1 replica: 4 of 4 requests ended in " in capsys.readouterr().out

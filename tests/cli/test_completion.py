@@ -14,6 +14,7 @@ from workbench.analysis.fleet.routers import ROUTERS
 from workbench.apps.cli import COMMANDS, build_parser, main
 from workbench.apps.cli.completion import SHELLS, _actions, _completer
 from workbench.apps.cli.settings import config_fields, vllm_fields
+from workbench.trace.laws import LAWS
 
 pexpect = pytest.importorskip("pexpect", reason="no pseudoterminals on this system")
 
@@ -127,6 +128,13 @@ def test_routers_are_offered_and_named_in_the_help(folder):
         assert asked(f"workbench fleet {command} a-run.jsonl.gz --router ", folder) == list(ROUTERS)
     asked_last = asked("workbench fleet compare a-run.jsonl.gz --routers sticky,cache", folder)
     assert [word.strip() for word in asked_last] == ["sticky,cache_aware"]
+    for command, word, others in (
+        ("fleet compare a-run.jsonl.gz --routers", "round_robin", ROUTERS),
+        ("hunt --only", LAWS[0].name, [law.name for law in LAWS]),
+        ("simulate w.json --sweep", "policy=fcfs", ("policy=fcfs", "policy=priority")),
+    ):
+        left = [each.partition("=")[2] or each for each in others if each != word]
+        assert [each.strip() for each in asked(f"workbench {command} {word},", folder)] == [f"{word},{x}" for x in left]
     told = [action.help for action in _actions(build_parser("fleet")) if action.dest in ("router", "routers")]
     assert len(told) == 3 and all(", ".join(ROUTERS) in help for help in told)
 

@@ -22,7 +22,7 @@ from workbench.apps.cli.options import (
     writing,
 )
 from workbench.apps.cli.say import say, say_text
-from workbench.apps.cli.settings import add_settings_option, add_slo_option, completed_by
+from workbench.apps.cli.settings import add_settings_option, add_slo_option, complete_list, completed_by
 from workbench.base.field_checks import integer, number
 from workbench.base.keyword_fields import RouterName
 from workbench.base.tables import terminal_width
@@ -111,9 +111,8 @@ def add_parser(commands: Commands) -> None:
     for one in (run, size, compare):
         help = "keep the recorded arrival times of requests that contain the answer to another one"
         one.add_argument("--open-loop", action="store_true", help=help)
-        one.add_argument(
-            "--load", default="1x", metavar="2x", help="multiple of the load (default 1x); of size also several"
-        )
+        several = "; several are sized one by one, such as 1x,2x,4x" if one is size else ""
+        one.add_argument("--load", default="1x", metavar="2x", help=f"multiple of the load (default 1x){several}")
         one.add_argument(
             "--load-how",
             default="repeated",
@@ -124,8 +123,7 @@ def add_parser(commands: Commands) -> None:
 
 def _complete_routers(prefix: str, **_: object) -> list[str]:
     """Completions of a list of routers."""
-    before = prefix[: prefix.rfind(",") + 1]
-    return [before + name for name in ROUTER_NAMES]
+    return complete_list(prefix, ROUTER_NAMES)
 
 
 def _add_router_option(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from workbench.apps.cli.options import Commands, add_command, add_out_option, check_folder
 from workbench.apps.cli.say import say
-from workbench.apps.cli.settings import completed_by
+from workbench.apps.cli.settings import complete_list, completed_by
 from workbench.base.field_checks import integer
 from workbench.base.progress import StatusLine
 from workbench.base.text import counted, printable
@@ -74,8 +74,7 @@ def add_parser(commands: Commands) -> None:
 def _complete_laws(prefix: str, **_: object) -> list[str]:
     from workbench.trace.laws import LAWS
 
-    before = prefix[: prefix.rfind(",") + 1]
-    return [f"{before}{law.name}" for law in LAWS if law.name not in before.split(",")]
+    return complete_list(prefix, [law.name for law in LAWS])
 
 
 def _add_replay(commands: Commands, schedulers: str) -> None:

@@ -78,13 +78,23 @@ def complete_setting(begun: str, fields: Mapping[str, Sequence[str]]) -> list[st
         >>> complete_setting("pol", {"policy": ("fcfs", "priority"), "seed": ()})
         ['policy=', 'seed=']
         >>> complete_setting("policy=fcfs,", {"policy": ("fcfs", "priority"), "seed": ()})
-        ['policy=fcfs,fcfs', 'policy=fcfs,priority']
+        ['policy=fcfs,priority']
     """
-    name, is_named, _ = begun.partition("=")
+    name, is_named, values = begun.partition("=")
     if not is_named:
         return [f"{field}=" for field in fields]
-    before = begun[: max(begun.rfind(","), begun.index("=")) + 1]
-    return [f"{before}{word}" for word in fields.get(name, ())]
+    return [f"{name}={each}" for each in complete_list(values, fields.get(name, ()))]
+
+
+def complete_list(begun: str, words: Iterable[str]) -> list[str]:
+    """Completions of words between commas: those that are not among them yet.
+
+    Example:
+        >>> complete_list("sticky,r", ("random", "round_robin", "sticky"))
+        ['sticky,random', 'sticky,round_robin']
+    """
+    before = begun[: begun.rfind(",") + 1]
+    return [f"{before}{word}" for word in words if word not in before.split(",")]
 
 
 def completed_by(action: argparse.Action, completer: Completer) -> None:
