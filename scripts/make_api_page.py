@@ -1,7 +1,7 @@
 """Write docs/api.md and docs/api/ from the docstrings: ``python scripts/make_api_page.py``. ``--check`` compares.
 
-A public name is one that ``workbench`` or one of its public modules lists in ``__all__``; of ``workbench.panes`` the
-components are shown. `GROUPS` says which page has which names.
+A public name is one that ``workbench`` or one of its public modules lists in ``__all__``. `GROUPS` says which page has
+which names.
 """
 
 from __future__ import annotations
@@ -118,11 +118,8 @@ def _is_large_record(of: Any) -> bool:
 
 
 def names(package: Any) -> list[str]:
-    """Public names of a package; a package of components without ``__all__`` shows the classes that it defines."""
-    listed = getattr(package, "__all__", None)
-    if listed is not None:
-        return sorted(listed, key=str.lower)
-    return [name for name, it in vars(package).items() if inspect.isclass(it) and it.__module__ == package.__name__]
+    """Public names of a package."""
+    return sorted(package.__all__, key=str.lower)
 
 
 def annotation(of: Any) -> str:

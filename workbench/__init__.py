@@ -301,7 +301,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return imported(_HOMES[name], name)
     if name in _MODULES:
-        return imported(_MODULES[name])
+        module = imported(_MODULES[name])
+        vars(module).setdefault("__dir__", lambda: sorted(module.__all__))  # for tab completion
+        return module
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")
 
 

@@ -1,5 +1,6 @@
 """Everything that a person imports comes from a few public places; rooms are internals and may move."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -62,6 +63,19 @@ def test_every_public_name_is_there():
         assert callable(getattr(viz, name))
     with pytest.raises(AttributeError, match="no attribute 'Enginge'"):
         _ = workbench.Enginge
+
+
+@pytest.mark.parametrize("name", workbench._MODULES)
+def test_a_public_module_completes_its_public_names_alone(name):
+    module = getattr(workbench, name)
+    assert dir(module) == sorted(module.__all__) and all(hasattr(module, each) for each in dir(module))
+    assert not {"Any", "annotations", "os", "threading"} & {*dir(module)}
+
+
+def test_the_panes_are_the_panels_that_are_components():
+    found = {each.__name__ for each in vars(workbench.panes).values() if inspect.isclass(each)}
+    panes = {each for each in found if issubclass(getattr(workbench.panes, each), workbench.panes.Pane)}
+    assert panes == {*workbench.panes.__all__}
 
 
 def test_a_type_checker_sees_the_same_names():

@@ -20,9 +20,23 @@ from workbench.viz.cursor import Cursor, cursor_of
 from workbench.viz.feed import Feed
 from workbench.viz.pace import Pace
 
+__all__ = [
+    "AttentionMask",
+    "BlockTables",
+    "Chunks",
+    "Events",
+    "Metrics",
+    "PackedBatch",
+    "Pane",
+    "Pool",
+    "Texts",
+    "Timeline",
+    "WorkList",
+]
+
 
 class Pane(pn.viewable.Viewer):
-    """One panel of the dashboard; the classes below name the panels.
+    """One panel of the dashboard; each of the other classes names one.
 
     Args:
         source: A Trace, or a controller such as an Engine.
