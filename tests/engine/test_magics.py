@@ -7,6 +7,7 @@ from workbench.base.ipython import complete_in, members_after, texts_for
 from workbench.config import EVICTIONS, field_names
 
 WORKLOAD = {"requests": [{"id": "first", "prompt": {"len": 9}, "max_tokens": 3}]}
+ONE_SEAT = {"max_num_seqs": 1}
 
 
 @pytest.fixture
@@ -220,6 +221,10 @@ def test_members_of_a_result_are_completed_and_nothing_is_called(shell, engine, 
         ("Engine(device='", {"auto", "cpu"}),
         ('engine.outputs["', {"asked"}),
         ('trace.requests["f', {"first"}),
+        ('step.block_tables["', {"first"}),
+        ("step.block_tables_by_group['f", {"first"}),
+        ('step.num_kv_computed["f', {"first"}),
+        ('step.not_scheduled["', {"second"}),
     ],
 )
 def test_texts_of_an_argument_are_completed(shell, engine, jedi, text, found):
@@ -228,7 +233,8 @@ def test_texts_of_an_argument_are_completed(shell, engine, jedi, text, found):
     trace = simulate({"requests": [*WORKLOAD["requests"], {"id": "second", "prompt": {"len": 3}}]})
     engine.add_request([5, 6], request_id="asked", max_tokens=1)
     engine.step()
-    shell.user_ns |= {"trace": trace, "engine": engine, "Engine": Engine, "EngineConfig": EngineConfig}
+    step = simulate({"requests": [{"id": n, "prompt": {"len": 3}} for n in ("first", "second")]}, config=ONE_SEAT)[0]
+    shell.user_ns |= {"trace": trace, "step": step, "engine": engine, "Engine": Engine, "EngineConfig": EngineConfig}
     shell.Completer.use_jedi = jedi
     complete_in(shell, field_names)
     with provisionalcompleter():

@@ -39,6 +39,20 @@ def test_explain_and_why_missed_take_a_beginning():
             ask("y")
 
 
+def test_a_mapping_of_a_step_says_which_requests_it_has():
+    record = simulate({"config": {"max_num_seqs": 2}, "requests": REQUESTS})[0]
+    for name, ids in (
+        ("block_tables", record.running),
+        ("block_tables_by_group", record.running),
+        ("num_kv_computed", record.running),
+        ("not_scheduled", record.waiting),
+    ):
+        found = getattr(record, name)
+        assert tuple(found) == ids and type(found.get(ids[0])) is type(found[ids[0]])
+        with pytest.raises(KeyError, match=f"^{name} of step 0 has no request 'y'; it has {', '.join(ids)}$"):
+            found["y"]
+
+
 def test_the_command_line_takes_a_beginning(tmp_path, capsys):
     simulate({"requests": REQUESTS[:2]}).save(tmp_path / "a.jsonl")
     simulate({"requests": REQUESTS[2:]}).save(tmp_path / "b.jsonl")

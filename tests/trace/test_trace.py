@@ -9,6 +9,7 @@ import threading
 import pytest
 from trace_helpers import one_trace
 
+from workbench import simulate
 from workbench.trace import Chunk, RequestInfo, StepRecord, Trace, TraceError, TraceMeta
 
 
@@ -168,6 +169,14 @@ def test_events_and_reprs(trace):
         == f"Trace(engine: 25 steps, 5 requests, {sum(r.num_tokens for r in trace):,} tokens scheduled, done)"
     )
     assert "r0" in repr(trace.requests)
+    heading, *rows = repr(trace.events).splitlines()
+    assert heading.split() == ["step", "event", "request", "reason"]
+    for row, event in zip(rows, trace.events, strict=True):
+        assert row.split(maxsplit=3) == [str(event.step), event.kind, event.request_id, *filter(None, [event.reason])]
+    assert repr(trace[:0].events) == "no event" and len(repr(trace[:1].events).splitlines()) == 1 + len(trace[0].events)
+    many = simulate({"requests": [{"id": f"r{n}", "prompt": {"len": 1}, "max_tokens": 1} for n in range(4000)]})
+    assert repr(many.requests) == "requests(r0, r1, r2, r3, r4 and 3,995 more)"
+    assert len(repr(many.events)) < 900 and repr(many.events).endswith(f"\n... and {len(many.events) - 20:,} more")
     assert "nobody" not in trace.requests
     with pytest.raises(KeyError):
         trace.requests["nobody"]

@@ -26,7 +26,10 @@ _IN_TEXT = re.compile(
 """A name and a method, or a function; perhaps an argument's name; and the beginning of a text:
 ``trace.watch(panels=["chunks", "kv_``."""
 
-_BY_ID = re.compile(r"""(\w+)(\.trace)?\.(outputs|requests)\[['"]([^'"]*)$""")
+_BY_ID = re.compile(
+    r"""(\w+)(\.trace)?\.(outputs|requests|block_tables|block_tables_by_group|num_kv_computed|not_scheduled)"""
+    r"""\[['"]([^'"]*)$"""
+)
 """A name, and the beginning of an id in a dict by request id: ``engine.outputs["as``."""
 
 _OPEN_TEXT = re.compile(r"""^(?:[^'"]|'[^'\n]*'|"[^"\n]*")*['"][^'"]*$""")

@@ -12,6 +12,9 @@ from workbench.trace.errors import TraceError
 
 V = TypeVar("V")
 
+TRACE = "the trace"
+"""The place of the requests that `find_request` finds."""
+
 MAX_NAMED = 5
 """Maximum number of ids in a message."""
 
@@ -27,10 +30,16 @@ class UnknownRequest(TraceError, KeyError):
 
 
 class ByRequest(dict[str, V]):
-    """A dict by request id, which says what it has when it is asked for an id that it has not."""
+    """A dict by request id, which says what it has when it is asked for an id that it has not.
+
+    Attributes:
+        place: Its place, for that message.
+    """
+
+    place = TRACE
 
     def __missing__(self, request_id: str) -> NoReturn:
-        raise UnknownRequest(_unknown(self, request_id))
+        raise UnknownRequest(_unknown(self, request_id, self.place))
 
 
 def find_request(request_ids: Collection[str], name: str) -> str:
@@ -54,19 +63,20 @@ def find_request(request_ids: Collection[str], name: str) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        ids = _listed(matches)
+        ids = listed(matches)
         raise TraceError(f"request {name!r} is the beginning of {len(matches)} ids: {ids}; give more of the id")
     raise UnknownRequest(_unknown(request_ids, name))
 
 
-def _listed(request_ids: Collection[str]) -> str:
-    more = f" and {len(request_ids) - MAX_NAMED} more" if len(request_ids) > MAX_NAMED else ""
+def listed(request_ids: Collection[str]) -> str:
+    """The first of some ids, and the number of the others."""
+    more = f" and {len(request_ids) - MAX_NAMED:,} more" if len(request_ids) > MAX_NAMED else ""
     return (", ".join(map(printable, islice(request_ids, MAX_NAMED))) or "none") + more
 
 
-def _unknown(request_ids: Collection[str], name: object) -> str:
+def _unknown(request_ids: Collection[str], name: object, place: str = TRACE) -> str:
     likely = suggestion(name, islice(request_ids, MAX_COMPARED))
     every = ""
-    if len(request_ids) > MAX_NAMED:
+    if place == TRACE and len(request_ids) > MAX_NAMED:
         every = f"; list(trace.requests) or 'workbench trace explain FILE --slowest {len(request_ids)}' lists all"
-    return f"the trace has no request {name!r}{likely}; it has {_listed(request_ids)}{every}"
+    return f"{place} has no request {name!r}{likely}; it has {listed(request_ids)}{every}"

@@ -31,6 +31,7 @@ from workbench.trace.fields import (
     Seconds,
     TokenId,
     Tokens,
+    V,
     Window,
     read_only,
 )
@@ -465,16 +466,24 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     @property
     def block_tables(self) -> dict[str, list[int]]:
         """Full block table after scheduling, for each scheduled request; with several KV cache groups the first's."""
-        return {chunk.request_id: self.block_table(i) for i, chunk in enumerate(self.chunks)}
+        return self._by_request("block_tables", {c.request_id: self.block_table(i) for i, c in enumerate(self.chunks)})
 
     @property
     def block_tables_by_group(self) -> dict[str, tuple[list[int], ...]]:
         """Full block tables after scheduling, one per KV cache group, for each scheduled request."""
         groups = range(self.num_groups)
-        return {
+        tables = {
             chunk.request_id: tuple([self.block_table(i, group) for group in groups])
             for i, chunk in enumerate(self.chunks)
         }
+        return self._by_request("block_tables_by_group", tables)
+
+    def _by_request(self, name: str, values: dict[str, V]) -> dict[str, V]:
+        from workbench.trace.find_request import ByRequest  # not to be loaded with the scheduler
+
+        found = ByRequest(values)
+        found.place = f"{name} of step {self.step}"
+        return found
 
     # -- times -----------------------------------------------------------------------------------------------
 
@@ -520,13 +529,13 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
     @property
     def num_kv_computed(self) -> dict[str, int]:
         """KV progress after this step, for each scheduled request (vLLM's ``num_computed_tokens``)."""
-        return {chunk.request_id: chunk.end for chunk in self.chunks}
+        return self._by_request("num_kv_computed", {chunk.request_id: chunk.end for chunk in self.chunks})
 
     @property
     def not_scheduled(self) -> dict[str, Reason]:
         """The reason for every waiting request that was left out, in queue order."""
         others = self.waiting_reason or UNKNOWN
-        return {rid: self.passed_over.get(rid, others) for rid in self.waiting}
+        return self._by_request("not_scheduled", {rid: self.passed_over.get(rid, others) for rid in self.waiting})
 
     @property
     def cu_seqlens_q(self) -> list[int]:

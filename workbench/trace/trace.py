@@ -14,8 +14,9 @@ from workbench.base.text import counted, printable, shown
 from workbench.trace import storage
 from workbench.trace.checks import TraceChecker, block_size_of, groups_of, num_blocks_of
 from workbench.trace.errors import TraceError
+from workbench.trace.events import Events
 from workbench.trace.file import TraceWriter
-from workbench.trace.find_request import ByRequest
+from workbench.trace.find_request import ByRequest, listed
 from workbench.trace.lines import (
     DISTURBED,
     Keyframe,
@@ -25,7 +26,7 @@ from workbench.trace.lines import (
     TraceLine,
     TraceMeta,
 )
-from workbench.trace.records import Event, StepRecord
+from workbench.trace.records import StepRecord
 
 T = TypeVar("T")
 
@@ -362,9 +363,9 @@ class Trace:
         return bool(self._steps) and self._steps[0].step <= step <= self._steps[-1].step
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> Events:
         """Everything that happened to requests, with reasons, in order."""
-        return [event for record in self for event in record.events]
+        return Events(event for record in self for event in record.events)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
@@ -528,7 +529,7 @@ class Requests(Mapping[str, RequestInfo]):
         return len(self._arrivals)
 
     def __repr__(self) -> str:
-        return f"requests({', '.join(map(repr, self))})"
+        return f"requests({listed(self)})"
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self)
