@@ -435,7 +435,7 @@ def test_a_refused_setting_says_why_on_a_phone_and_cannot_be_pinned(open_playgro
     assert page.text("status") == "There is no run to pin." and page.text("pin") == "Pin this run as A"
     page.page.select_option("#preset", "fleet")
     page.settle()
-    assert not page.page.is_visible("#error") and not page.page.is_visible("#own"), "a fleet has no policy of one's own"
+    assert not page.page.is_visible("#error") and not page.page.is_visible("#own"), "a fleet has vLLM's rules alone"
     assert page.page.is_visible("#numbers") and len(page.page.query_selector_all("#rows figure")) == 1
 
 

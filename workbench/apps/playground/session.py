@@ -453,7 +453,7 @@ class Side(NamedTuple):
 
     @property
     def imports(self) -> list[str]:
-        """What its lines need of Workbench."""
+        """The names of Workbench that its lines need."""
         if self.replicas > 1:
             return ["simulate_fleet"]
         return ["simulate", *([self.policy or "simulate"] if not self.has_source else ["SchedulingPolicy"])]

@@ -182,7 +182,7 @@ class Playground {
       return this.takeText();
     }
     this.preset = preset;
-    // A fleet has no policy of one's own.
+    // A fleet has vLLM's rules alone.
     if (presets[preset].replicas > 1 && !at("own").hidden) at("policy").value = "";
     at("text").value = JSON.stringify(presets[preset].workload, null, 1);
     this.showFleet(this.usualReplicas, at("router").value);
