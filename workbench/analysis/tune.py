@@ -7,16 +7,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
-from workbench.analysis.check import MAX_COMPARED_ERROR, Check
+from workbench.analysis.check import MAX_COMPARED_ERROR, ROUGH_DIFFERENCE, Check
 from workbench.analysis.flags import Server
 from workbench.analysis.fork import recorded_config
 from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
 from workbench.analysis.predict import Predictor
 from workbench.analysis.sweep import refuse_impossible_values
-from workbench.analysis.tuning import Candidate, Tuning, mark_front, read_slo, score
+from workbench.analysis.tuning import MINIMA, Candidate, Tuning, mark_front, read_slo, score
 from workbench.base.progress import progress_bar
 from workbench.base.text import counted, settings_text
 from workbench.simulation.costs.cost_model import CostModel
@@ -72,8 +73,8 @@ def tune(
 
     Every setting of the grid is simulated once, the best ones again with noise and intervals. Settings are compared
     draw by draw, so that an error that they share does not count. A setting with more requests than now that have no
-    first token, or are aborted, is not advised. Of the settings that cannot be told from the best one
-    the answer is the one with the fewest changes, so one that cannot be told from the recorded one does not replace it.
+    first token, or are aborted, is not advised. Of the settings that no other one surely beats the
+    answer is the one with the fewest changes, so one that cannot be told from the recorded one does not replace it.
 
     Args:
         trace: A recorded run.
@@ -161,13 +162,14 @@ def tune(
             chosen.setdefault(points, changes)
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
     finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
+    surely_better = partial(_surely_better, slo=limits, least=ROUGH_DIFFERENCE if predictor.check.caution else 0.0)
     # A setting that meets the target is not given up for one that may miss it, or that may be no better.
     allowed = [
         c
         for c in finalists
         if c is current
         or current_verdict != "meets"
-        or (_verdict(c.prediction, limits, predictor.check, {}) == "meets" and _surely_better(c, current, limits))
+        or (_verdict(c.prediction, limits, predictor.check, {}) == "meets" and surely_better(c, current))
     ]
     peak = current.values.get("peak_kv_use", 0.0)
     if peak >= FULL and "num_blocks" not in grid and min(each.score for each in finalists) > 1:
@@ -175,12 +177,11 @@ def tune(
             f"the KV pool was full at times ({percent(peak)} of {recorded_config(trace).num_blocks:,} blocks), and no "
             "other size was tried: see what more num_blocks change"
         )
-    first = min(allowed, key=lambda candidate: candidate.score)
     # Few changes do not justify a setting that is further from the target than the recorded one.
-    equals = [c for c in allowed if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
-    best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
+    unbeaten = [c for c in allowed if not any(surely_better(other, c) for other in allowed) and c.score <= current.score]
+    best = min(unbeaten, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
-    runners_up = tuple(replace(c, same_as_best=_cannot_be_told(best, c, limits)) for c in others_left)
+    runners_up = tuple(replace(c, same_as_best=not (surely_better(best, c) or surely_better(c, best))) for c in others_left)
     return Tuning(
         slo=limits,
         best=best,
@@ -203,8 +204,17 @@ def _candidate(
     return Candidate(changes, score(values, slo), prediction, server=server)
 
 
-def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
-    """Whether one setting scores better than another in nearly every draw."""
+def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float], least: float) -> bool:
+    """Whether one setting scores better than another, and does so in nearly every draw.
+
+    Args:
+        one: The setting.
+        other: The other one.
+        slo: The limits.
+        least: The relative difference of two scores up to which not even its direction counts.
+    """
+    if one.score >= other.score * (1 - least):
+        return False
     wins = []
     for k in range(len(next(iter(one.prediction.draws.values())))):
         of_one, of_other = (
@@ -212,12 +222,7 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -
             for draws in (one.prediction.draws, other.prediction.draws)
         )
         wins.append(of_one < of_other)
-    return fmean(wins) >= 0.85 if wins else one.score < other.score
-
-
-def _cannot_be_told(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
-    """Whether neither of two settings is surely better than the other."""
-    return not (_surely_better(one, other, slo) or _surely_better(other, one, slo))
+    return not wins or fmean(wins) >= 0.85
 
 
 def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, recorded: Mapping[str, float]) -> str:
@@ -240,8 +245,7 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, rec
 
     def ratio(name: str, end: str) -> float:
         interval = prediction.intervals.get(name, Interval(math.nan, math.nan, math.nan))
-        is_maximum = name != "output_throughput"
-        value = getattr(interval, end if is_maximum else {"low": "high", "high": "low"}[end])
+        value = getattr(interval, {"low": "high", "high": "low"}[end] if name in MINIMA else end)
         return score({name: value}, {name: slo[name]})
 
     if any(ratio(name, "low") > 1 + MAX_COMPARED_ERROR * (name in rough) for name in slo):
