@@ -449,9 +449,9 @@ def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, sl
 class Told(Predictor):
     """Predicts what a table says: by changed fields the value and its draws, in units of the recorded setting's."""
 
-    def __init__(self, trace, told, **options):
+    def __init__(self, trace, told):
         self.told = told
-        super().__init__(trace, CostModel(fixed=0.02, per_row=1e-4), num_draws=3, **options)
+        super().__init__(trace, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
 
     def predict_all(self, settings, **options):
         return [self._told(each) for each in super().predict_all(settings, **options)]
@@ -564,7 +564,7 @@ def test_the_recorded_setting_that_met_the_target_is_kept_unless_another_surely_
                 prediction, intervals=intervals, draws=dict(prediction.draws) | {"ttft_p99": [interval.value] * 3}
             )
 
-    predictor = Better(recording, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
+    predictor = Better(recording, {})
     options = {"grid": {"max_num_seqs": [8, 7]}, "predictor": predictor, "cost_model": predictor.model}
     tuning = recording.tune({"ttft_p99": now * 1.1}, **options)
     said, recorded = " ".join(repr(tuning).split()), f"recorded {shown('ttft_p99', now)}"

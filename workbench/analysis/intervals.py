@@ -53,6 +53,8 @@ class Prediction:
         draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
         notes: Sentences that limit its use, such as a note on an extrapolation.
         seen: The values up to the end of a recording in which requests had not ended; empty if all had.
+        obstacle: Why nobody can use the setting, which is the first of the notes: it would hang, or the server refuses
+            it; "" for nothing.
     """
 
     changes: Mapping[str, Any]
@@ -62,6 +64,7 @@ class Prediction:
     notes: tuple[str, ...]
     _simulate: Callable[..., Trace]
     seen: Mapping[str, float] = field(default_factory=dict)
+    obstacle: str = ""
 
     def __getitem__(self, name: str) -> Interval:
         return self.intervals[name]

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Unpack
 
 from workbench.analysis.check import COUNTS, Check
-from workbench.analysis.flags import BY_VLLM_RULES
+from workbench.analysis.flags import BY_VLLM_RULES, Server
 from workbench.analysis.fork import Past, fork, recorded_config, why_not_simulated
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
 from workbench.analysis.log_run import SOURCE
@@ -391,7 +391,8 @@ class Predictor:
             else interval_of(value, draws[name], errors.get(name, 0.0))
             for name, value in outcome.values.items()
         }
-        notes = self._notes(outcome, changes)
+        obstacle = outcome.hang or Server.of(self.trace).refusal(changes)
+        notes = (*filter(None, [obstacle]), *self._notes(outcome, changes))
         if shared is not None:
             intervals = widened(intervals, shared.values)
             notes += (unknown_sharing(self._past.why_unknown),)
@@ -399,7 +400,7 @@ class Predictor:
             intervals = widened(intervals, worst.values)
             notes += (LONGER_STEPS,)
         seen = {name: value for name, value in outcome.seen.items() if name not in COUNTS}
-        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
+        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen, obstacle)
 
     def _sharing_most(self, settings: Sequence[Mapping[str, Any]]) -> dict[int, Outcome]:
         """If it is not known what prompts share, the run of each change, by place, if they share the most possible."""
@@ -429,7 +430,6 @@ class Predictor:
         notes = list(self.report.notes) if self.report is not None and not changes else []
         notes += [f"a recording of SGLang: {BY_VLLM_RULES}"] if self.trace.meta.is_of_sglang else []
         notes += [str(self.loops)] if self.loops.follow_ups and not self.is_open_loop else []
-        notes += [outcome.hang] if outcome.hang else []
         if not changes and (num_open := sum(each.waited is not None for each in self._unended)):
             notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:

@@ -407,8 +407,8 @@ class Tuning:
     def __repr__(self) -> str:
         width = terminal_width()
         chosen = f"{self.words_of_best}: {settings_text(self.best.changes) or 'the recorded setting'}"
-        said = [self.verdict_sentence, self.costs_sentence, self.losers_sentence]
-        answer = [f"target: {limits_text(self.slo)}", self.errors_sentence, chosen, *(f"  {each}" for each in said if each)]
+        said = [f"  {each}" for each in (self.verdict_sentence, self.costs_sentence, self.losers_sentence) if each]
+        answer = [f"target: {limits_text(self.slo)}", self.errors_sentence, chosen, *said]
         command = f"  {self.best.server.command(self.best.changes)}".rstrip() if self.best.changes else ""
         notes = [*self.notes, *self.notes_of_candidates]
         notes += [OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else []

@@ -306,15 +306,17 @@ def _whatif(options: argparse.Namespace) -> int:
     names = [name for name in names if name in prediction.intervals and is_told(name, *runs)]
     num_steps = counted(round(prediction.outcome.values["num_steps"]), "predicted step")
     with writing((options.out, lambda path: prediction.trace.save(path), num_steps)):  # simulated for a file
+        if prediction.obstacle:
+            say(f"! {prediction.obstacle}")
         say(*_whatif_table(names, prediction, predictor.unchanged, check))
         if not gives_seconds:
             say(f"{check.refusal}; --force prints them")
         elif check.caution:
             say(f"! {check.caution}")
-        for note in (*prediction.notes, *check.notes):
+        for note in (*prediction.notes[bool(prediction.obstacle) :], *check.notes):
             say(f"note: {note}")
         differs = prediction.outcome.values != predictor.unchanged.outcome.values
-        if differs and (command := Server.of(predictor.trace).command(changes)):
+        if differs and not prediction.obstacle and (command := Server.of(predictor.trace).command(changes)):
             print(*folded_command(command, terminal_width()), sep="\n")
     return 0
 
