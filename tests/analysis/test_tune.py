@@ -39,6 +39,8 @@ class Machine:
         return (0.003 + 6e-5 * sequences + joined) * self.rng.gauss(1, 0.05)
 
 
+COST = CostModel(fixed=0.02, per_row=1e-4)
+
 CONFIG = {"max_num_batched_tokens": 512, "max_num_seqs": 8, "num_blocks": 4000, "enable_prefix_caching": False}
 
 
@@ -415,6 +417,35 @@ def test_an_asynchronous_recording_is_fitted_as_it_was():
     assert again["ttft_mean"] == pytest.approx(values_of(trace)["ttft_mean"], rel=0.1)
 
 
+GROUPS = {
+    "alike": [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 64}],
+    "of its own": [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 64, "block_size": 16}],
+    "states": [{"kind": "full_attention"}, {"kind": "mamba"}],
+}
+
+
+@pytest.mark.parametrize("groups", [None, *GROUPS])
+def test_blocks_of_another_size_take_the_memory_of_the_recorded_pool(groups):
+    config = CONFIG | {"num_blocks": 400, "max_model_len": 4096, "kv_cache_groups": GROUPS.get(groups)}
+    requests = [{"id": f"r{n}", "prompt": {"len": 90}, "max_tokens": 9, "arrival_time": n / 9} for n in range(30)]
+    predictor = Predictor(simulate({"config": config, "requests": requests}, cost_model=COST), COST, num_draws=0)
+    for size in (8, 48):
+        prediction = predictor.predict(block_size=size)
+        num_blocks = prediction.trace.num_blocks
+        if groups in (None, "alike"):
+            assert num_blocks == 400 * 16 // size
+            assert f"block_size={size} in the same KV memory: num_blocks={num_blocks}, recorded are 400" in (
+                prediction.notes
+            )
+        else:
+            assert num_blocks == 400 and any("whose memory may be another one" in each for each in prediction.notes)
+        again = simulate({"config": config | {"num_blocks": num_blocks}, "requests": requests}, cost_model=COST,
+                         config={"block_size": size})  # fmt: skip
+        assert prediction["peak_kv_use"].value == pytest.approx(values_of(again)["peak_kv_use"])
+    both = predictor.predict(block_size=8, num_blocks=400)
+    assert both.trace.num_blocks == 400 and not any("memory" in each for each in both.notes)
+
+
 def test_a_search_that_is_ended_answers_with_the_best_so_far(recording):
     told = []
 
@@ -451,7 +482,7 @@ class Told(Predictor):
 
     def __init__(self, trace, told):
         self.told = told
-        super().__init__(trace, CostModel(fixed=0.02, per_row=1e-4), num_draws=3)
+        super().__init__(trace, COST, num_draws=3)
 
     def predict_all(self, settings, **options):
         return [self._told(each) for each in super().predict_all(settings, **options)]

@@ -67,6 +67,12 @@ def test_another_number_of_ranks_can_be_asked(recorded, ranks):
     assert predicted["hit_rate"].value == pytest.approx(truth["hit_rate"], abs=0.02)
 
 
+def test_blocks_of_another_size_take_the_memory_of_each_rank(recorded):
+    config = next(iter(recorded.values())).config
+    run = RanksPredictor(recorded, num_draws=0).simulate_ranks({"block_size": 2 * config["block_size"]})
+    assert [trace.num_blocks for trace in run.traces] == [config["num_blocks"] // 2] * 2
+
+
 def started_late(trace, wait):
     """The trace of a rank that took its first step so late, when its first request had been waiting for it."""
     late = Trace(trace.meta)

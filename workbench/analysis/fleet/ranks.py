@@ -146,12 +146,15 @@ class RanksPredictor(Predictor):
                 f"the recording of {rank} has neither token ids nor block hashes, and {why}: the prefixes that other "
                 "settings would find are unknown"
             )
-        fields = dict(changes)
-        count = integer(RANKS, fields.pop(RANKS, len(self.traces)), 1, MAX_RANKS)
+        count = integer(RANKS, changes.get(RANKS, len(self.traces)), 1, MAX_RANKS)
+        fields = self._fields(changes)
         recorded = recorded_config(self.trace)
         # Each rank refuses what it cannot answer.
         configs = [past.changed(recorded, fields) for past in self._pasts.values()]
         return count, configs[0]
+
+    def _fields(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return super()._fields({name: value for name, value in changes.items() if name != RANKS})
 
     def refuse_impossible(self, changes: Mapping[str, Any]) -> None:
         """See `Predictor.refuse_impossible`."""
