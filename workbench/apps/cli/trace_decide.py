@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.apps.cli.options import (
     TRACE_OR_RANKS,
@@ -193,31 +193,33 @@ def _misses(options: argparse.Namespace) -> int:
     return 0
 
 
-def _predictor(options: argparse.Namespace) -> Predictor:
-    """The run to predict, of one scheduler or of all ranks in a folder."""
-    from workbench.analysis.fleet.ranks import RanksPredictor
+def _predictor(options: argparse.Namespace, changes: Collection[str] = ()) -> Predictor:
+    """The run to predict: of one scheduler, or of all ranks, those in a folder or another number of them.
+
+    Args:
+        options: The options of `_add_sources`.
+        changes: The fields that change.
+    """
+    from workbench.analysis.fleet.ranks import RANKS, RanksPredictor
     from workbench.analysis.predict import Predictor
 
     ranks = load_ranks(options.trace) if options.trace.is_dir() else {}
     if len(ranks) > 1:
         others = [load_trace(path) for path in options.also]
-        costs = [load_trace(options.cost_from)] if options.cost_from else []
-        counted = _counted(ranks, options)
-        _print_when(ranks)
-        chosen = {"counted": counted, "open_loop": options.open_loop, "rough": True}
-        return RanksPredictor(ranks, others=others, fit_from=costs, **chosen)
-    trace, others, fit_from = _sources(options, next(iter(ranks.values()), None))
-    _print_when({"": trace})
-    counted = _counted({"": trace}, options)
-    return Predictor(
-        trace,
-        others=others,
-        fit_from=fit_from,
-        counted=counted,
-        open_loop=options.open_loop,
-        measured=_measured(options.trace, options.ignore_columns),
-        rough=True,
-    )
+        fit_from = [load_trace(options.cost_from)] if options.cost_from else []
+    else:
+        trace, others, fit_from = _sources(options, next(iter(ranks.values()), None))
+        ranks = {"": trace}
+    _print_when(ranks)
+    chosen: dict[str, Any] = {
+        "others": others,
+        "fit_from": fit_from,
+        "counted": _counted(ranks, options),
+        "open_loop": options.open_loop,
+        "measured": _measured(options.trace, options.ignore_columns),
+        "rough": True,
+    }
+    return RanksPredictor(ranks, **chosen) if len(ranks) > 1 or RANKS in changes else Predictor(ranks[""], **chosen)
 
 
 def _print_when(traces: Mapping[str, Trace]) -> None:
@@ -296,7 +298,7 @@ def _whatif(options: argparse.Namespace) -> int:
 
     check_suffix("--out", options.out, *TRACE_SUFFIXES)
     changes = read_settings(options.set, VLLM_FIELDS)
-    predictor = _predictor(options)
+    predictor = _predictor(options, changes)
     predictions = predictor.predict_all([changes] if changes else [], progress=True)
     prediction = predictions[0] if changes else predictor.unchanged
     check = predictor.check
