@@ -186,7 +186,7 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
         "steps of two token budgets, numbers of seats or chunk caps do not last equally long"
     )
     for said in (repr(found), found._repr_html_()):
-        assert "recomputed A" in said and "TTFT" not in said and "ITL" not in said
+        assert "recomputed A" not in said and "TTFT" not in said and "ITL" not in said
     waste = [abs(each.waste_delta) for each in found.requests]
     assert waste == sorted(waste, reverse=True)
     facts = comparison_facts(a, b)
@@ -205,6 +205,19 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
     other = {**work, "config": {"num_blocks": 40}}
     timed = comparison_facts(*(simulate(each, cost_model=COST) for each in (work, other)))
     assert timed["measures"][0][0] == "mean TTFT", "times are those of a clock"
+
+
+@pytest.mark.parametrize("num_blocks", [60, 14, 10])
+def test_without_latencies_the_table_has_the_requests_with_recomputed_tokens(num_blocks):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20 + 9 * n}, "max_tokens": 30} for n in range(7)]
+    work = {"config": {"max_num_batched_tokens": 96, "num_blocks": num_blocks}, "requests": requests}
+    a, b = simulate(work), simulate(work, config={"max_num_batched_tokens": 16})
+    found = compare(a, b)
+    again = {c.request_id for run in (a, b) for step in run for c in step.chunks if c.num_recomputed_tokens}
+    assert found.counts_only and bool(again) == (num_blocks < 60) and len(again) < 7
+    assert {row[0] for row in found.table[1]} == again
+    for said in (repr(found), found._repr_html_()):
+        assert ("recomputed A" in said) == bool(again)
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,9 @@ def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = ""
 def comparison_html(comparison: Comparison) -> str:
     """Two runs: what differs, and the latencies of each request."""
     lines = [f"<p>{escape(line)}</p>" for line in comparison.lines]
-    return fragment(*lines, table(*comparison.table), *(f"<p>{escape(line)}</p>" for line in comparison.more))
+    headings, rows = comparison.table
+    rest = [f"<p>{escape(line)}</p>" for line in comparison.more]
+    return fragment(*lines, table(headings, rows) if rows else "", *rest)
 
 
 def engine_html(engine: Any) -> str:
