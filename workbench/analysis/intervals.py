@@ -23,6 +23,9 @@ MIN_SPREAD = 0.02
 """Smallest relative half-width of an interval: two runs of one server differ by that much."""
 
 
+AGREE = 0.85
+"""Share of repeated simulations that have the direction of a change of which it is certain."""
+
 FIRST = ("ttft_mean", "ttft_p99", "itl_mean", "output_throughput")
 """Values in the repr of a prediction."""
 
@@ -122,3 +125,20 @@ def widened(intervals: Mapping[str, Interval], others: Mapping[str, float]) -> d
 def range_of(value: float, draws: Sequence[float]) -> Interval:
     """A value that is not a time, and its range in the draws."""
     return Interval(value, min(value, *draws), max(value, *draws)) if draws else Interval(value, value, value)
+
+
+def is_certain(pairs: Sequence[tuple[float, float]], least: float = 0.0) -> bool:
+    """Whether the direction of a change from one setting to another is certain.
+
+    Args:
+        pairs: The value under both settings, without noise and then in each of the repeated simulations.
+        least: Relative change up to which not even its direction counts.
+
+    Example:
+        >>> is_certain([(10.0, 8.0), (11.0, 8.5), (9.0, 8.8)]), is_certain([(10.0, 8.0), (9.0, 9.1)])
+        (True, False)
+    """
+    first, *draws = (after / before - 1 if before else math.inf * after if after else 0.0 for before, after in pairs)
+    return abs(first) > least and (
+        not draws or fmean(math.copysign(one, one * first) > least for one in draws) >= AGREE
+    )

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from workbench.analysis.check import MAX_COMPARED_ERROR, ROUGH_DIFFERENCE, Check
 from workbench.analysis.flags import Server
 from workbench.analysis.fork import recorded_config
-from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
+from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, is_certain
 from workbench.analysis.predict import Predictor
 from workbench.analysis.rerun import Outcome
 from workbench.analysis.sweep import refuse_impossible_values
@@ -218,16 +217,14 @@ def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float], l
         slo: The limits.
         least: The relative difference of two scores up to which not even its direction counts.
     """
-    if one.score >= other.score * (1 - least):
-        return False
-    wins = []
+    pairs = [(other.score, one.score)]
     for k in range(len(next(iter(one.prediction.draws.values())))):
-        of_one, of_other = (
+        of_other, of_one = (
             score({name: draws[name][k] for name in slo if name in draws}, slo)
-            for draws in (one.prediction.draws, other.prediction.draws)
+            for draws in (other.prediction.draws, one.prediction.draws)
         )
-        wins.append(of_one < of_other)
-    return not wins or fmean(wins) >= 0.85
+        pairs.append((of_other, of_one))
+    return one.score < other.score and is_certain(pairs, least)
 
 
 def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, recorded: Mapping[str, float]) -> str:
