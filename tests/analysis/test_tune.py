@@ -6,7 +6,9 @@ import operator
 import random
 import re
 from dataclasses import replace
+from html import escape
 
+import msgspec
 import pytest
 
 from workbench import Trace, simulate
@@ -270,6 +272,25 @@ def test_a_change_is_that_of_two_predictions(recording, tmp_path, capsys, monkey
     assert main(["trace", "tune", str(path), "--slo", "ttft_p99=1s", "--sweep", "max_num_seqs=8,32"]) == 0
     said = capsys.readouterr().out
     assert said.count("the prediction of the recorded setting is off by: ttft_p99 ") == said.count("off by: ") == 1
+
+
+@pytest.mark.parametrize("change", ["max_num_seqs=4", "num_blocks=20"])
+def test_the_answer_of_the_command_is_one_of_python_too(recording, tmp_path, capsys, change):
+    recording.save(path := tmp_path / "run.jsonl")
+    of_vllm = Trace.load(path)
+    of_vllm.meta = msgspec.structs.replace(of_vllm.meta, source="vllm 0.33.0")
+    of_vllm.save(path)
+    assert main(["trace", "whatif", str(path), "--set", change]) == 0
+    said = capsys.readouterr().out
+    name, _, value = change.partition("=")
+    trace = Trace.load(path)
+    answer = Predictor(trace, rough=True).whatif(**{name: int(value)})
+    assert said.endswith(f"{answer!r}\n")
+    html = answer._repr_html_()
+    assert all(cell in html for row in answer.table for cell in row)
+    assert html.count("<tr>") == len(answer.table) and all(escape(remark) in html for remark in answer.remarks)
+    hangs = trace.whatif(**{name: int(value)}, force=True).end != "done"
+    assert hangs == (change == "num_blocks=20") == ("would hang" in html) == (answer.command == "")
 
 
 def table_of(said):

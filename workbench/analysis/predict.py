@@ -26,6 +26,7 @@ from workbench.analysis.pauses import without_pauses
 from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
+from workbench.analysis.whatif import WhatIf
 from workbench.base.keyword_fields import ConfigChanges
 from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
@@ -215,6 +216,21 @@ class Predictor:
             ValueError: A field is unknown, or a value is outside its range.
         """
         return self.predict_all([changes])[0]
+
+    def whatif(self, *, force: bool = False, progress: bool = False, **changes: Unpack[ConfigChanges]) -> WhatIf:
+        """A changed configuration beside the recorded one, as ``workbench trace whatif`` prints it.
+
+        Args:
+            force: Give seconds even if the prediction of the recorded setting is far from what was measured.
+            progress: Show a progress bar of simulations.
+            **changes: EngineConfig fields to change; none for the recorded setting alone.
+
+        Raises:
+            ValueError: A field is unknown, or a value is outside its range.
+        """
+        predictions = self.predict_all([changes] if changes else [], progress=progress)
+        prediction = predictions[0] if changes else self.unchanged
+        return WhatIf(prediction, self.unchanged, self.check, Server.of(self.trace), force)
 
     def step_cost(self) -> Replayed:
         """The duration of each step of one simulated engine, without noise."""
@@ -535,7 +551,8 @@ def whatif(
             take the same memory: ``num_blocks`` follows unless it is given too.
 
     Returns:
-        The simulated trace, whose ``timings["forward"]`` is the duration of each step.
+        The simulated trace, whose ``timings["forward"]`` is the duration of each step. The table of the command, with
+        both settings, intervals and the error of the prediction, is ``Predictor(trace).whatif(max_num_seqs=16)``.
 
     Raises:
         ValueError: The fit or the check of the recorded setting does not hold, a field is unknown, a value is outside

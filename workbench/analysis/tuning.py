@@ -227,11 +227,7 @@ class Tuning:
         """The values of the chosen setting that miss their limits, each with its distance as a share of the limit."""
         values = self._judged
         ratios = {name: _ratio(name, values.get(name, math.nan), limit) for name, limit in self.slo.items()}
-        return {
-            name: 1 - 1 / ratio if name in MINIMA else ratio - 1
-            for name, ratio in ratios.items()
-            if ratio > 1
-        }
+        return {name: 1 - 1 / ratio if name in MINIMA else ratio - 1 for name, ratio in ratios.items() if ratio > 1}
 
     @property
     def _misses_words(self) -> str:

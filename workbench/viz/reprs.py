@@ -37,6 +37,7 @@ from workbench.viz.style import STYLE
 from workbench.viz.words import role_of
 
 if TYPE_CHECKING:
+    from workbench.analysis.whatif import WhatIf
     from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
@@ -280,6 +281,18 @@ def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = ""
         *(f"<p>{escape(line)}</p>" for line in others),
         table(("latency", *STATISTICS, "count"), rows),
         *(f"<p>{escape(note)}</p>" for note in notes),
+    )
+
+
+def whatif_html(answer: WhatIf) -> str:
+    """A changed setting beside the recorded one: what stands in its way, the table, the notes and the command."""
+    obstacle = answer.prediction.obstacle
+    headings, *rows = answer.table
+    return fragment(
+        f"<h4>{escape(obstacle)}</h4>" if obstacle else "",
+        table(headings, rows),
+        *(f"<p>{escape(remark)}</p>" for remark in answer.remarks),
+        f"<p><code>{escape(answer.command)}</code></p>" if answer.command else "",
     )
 
 
