@@ -440,7 +440,7 @@ def test_an_asynchronous_recording_is_fitted_as_it_was():
 
 GROUPS = {
     "alike": [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 64}],
-    "of its own": [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 64, "block_size": 16}],
+    "another size": [{"kind": "full_attention"}, {"kind": "sliding_window", "sliding_window": 64, "block_size": 16}],
     "states": [{"kind": "full_attention"}, {"kind": "mamba"}],
 }
 
@@ -540,7 +540,7 @@ ALIKE = [0.8] * 3
         # The lowest value varies, and another one is surely below that of now.
         ({(): (1.0, [1.0] * 3), (SEATS,): (0.95, ALIKE), (BLOCKS,): (1.5, [9.0] * 3),
           (SEATS, BLOCKS): (0.5, [0.5, 0.8, 2.0])}, Told, {SEATS: 7}, {(SEATS, BLOCKS)}),
-        # Up to 10% with a caution are no difference.
+        # With a caution, a difference of up to 10% says nothing.
         ({(): (1.0, [1.0] * 3), (SEATS,): (0.95, ALIKE), (BLOCKS,): (1.5, [9.0] * 3),
           (SEATS, BLOCKS): (0.92, ALIKE)}, Rough, {}, {(SEATS,), (SEATS, BLOCKS)}),
         ({(): (1.0, [1.0] * 3), (SEATS,): (0.85, ALIKE), (BLOCKS,): (1.5, [9.0] * 3),
