@@ -223,7 +223,7 @@ class Comparison:
 
     @property
     def more(self) -> list[str]:
-        """How many requests the table leaves out."""
+        """The number of requests that the table leaves out, as a line."""
         hidden = len(self._told) - MAX_ROWS
         return [f"... and {counted(hidden, 'request')} with smaller changes"] if hidden > 0 else []
 
