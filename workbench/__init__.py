@@ -195,6 +195,7 @@ ASKED_FOR.update(
         "Finding.page": "workbench.viz.finding_page:page",
         "FleetRun.to_svg": "workbench.viz.fleet_rows:fleet_svg",
         "KernelRun._repr_html_": "workbench.viz.kernel_run:run_html",
+        "WhatIf._repr_html_": "workbench.viz.reprs:whatif_html",
         "Misses._repr_html_": "workbench.viz.cause_tables:missed_html",
         "MissTable._repr_html_": "workbench.viz.cause_tables:misses_html",
         "KernelRun.of_step": "workbench.engine.kernel_run:of_step",

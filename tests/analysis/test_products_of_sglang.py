@@ -42,10 +42,10 @@ def recordings(tmp_path_factory):
     ],
 )
 def test_changes_are_options_of_the_recorded_server(changes, flags):
-    server = Server(is_sglang=True, block_size=4)
+    server = Server(is_sglang=True, config={"block_size": 4})
     assert server.flags(changes) == flags
     assert server.command(changes) == (f"python -m sglang.launch_server --model-path MODEL {flags}" if flags else "")
-    assert "sglang" not in Server(is_sglang=False, block_size=4).command({"num_blocks": 81})
+    assert "sglang" not in Server(config={"block_size": 4}).command({"num_blocks": 81})
 
 
 def test_predictions_name_the_command_and_whose_rules_they_follow(recordings, capsys):

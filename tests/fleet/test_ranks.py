@@ -1,6 +1,7 @@
 """Recordings of all data-parallel ranks are predicted together, behind vLLM's choice between them."""
 
 import random
+import re
 from statistics import fmean
 
 import pytest
@@ -8,7 +9,9 @@ from msgspec.structs import replace
 from private_traces import without_tokens
 
 from workbench import simulate_fleet
+from workbench.analysis.check import shown
 from workbench.analysis.fleet.ranks import RanksPredictor
+from workbench.analysis.predict import Predictor
 from workbench.analysis.values import latency_values
 from workbench.apps.cli import main
 from workbench.simulation.costs.cost_model import CostModel
@@ -65,6 +68,12 @@ def test_another_number_of_ranks_can_be_asked(recorded, ranks):
     for name in ("ttft_mean", "ttft_p99", "e2e_mean", "output_throughput"):
         assert predicted[name].value == pytest.approx(truth[name], rel=0.1), name
     assert predicted["hit_rate"].value == pytest.approx(truth["hit_rate"], abs=0.02)
+
+
+def test_blocks_of_another_size_take_the_memory_of_each_rank(recorded):
+    config = next(iter(recorded.values())).config
+    run = RanksPredictor(recorded, num_draws=0).simulate_ranks({"block_size": 2 * config["block_size"]})
+    assert [trace.num_blocks for trace in run.traces] == [config["num_blocks"] // 2] * 2
 
 
 def started_late(trace, wait):
@@ -144,6 +153,22 @@ def test_commands_take_a_folder_of_ranks(recorded, tmp_path, capsys):
     assert "rank " in capsys.readouterr().out
     assert main(["why", str(tmp_path)]) == 0
     assert "rank 1: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_one_recording_is_that_of_a_server_of_one_rank(in_folder, tmp_path, capsys):
+    single = as_recorded(simulate_fleet(workload(1), replicas=1, router="vllm", cost_model=COST))["rank 0"]
+    single.save(file := tmp_path / "vllm-20260101-120000-host-rank0-7-0-00000.jsonl.gz")
+    assert main(["trace", "whatif", str(tmp_path if in_folder else file), "--set", "data_parallel_size=2"]) == 0
+    said = capsys.readouterr().out
+    rows = {cells[0]: cells[1:] for line in said.splitlines() if len(cells := re.split(r"\s{2,}", line)) > 4}
+    truth = latency_values(simulate_fleet(workload(1), replicas=2, router="vllm", cost_model=COST).metrics())
+    now = Predictor(single).unchanged
+    for name in ("ttft_mean", "e2e_mean"):
+        assert rows[name][0] == shown(name, now[name].value)
+        seconds = float(rows[name][1].split()[0]) * {"s": 1.0, "ms": 1e-3}[rows[name][1].split()[1]]
+        assert seconds == pytest.approx(truth[name], rel=0.1)
+    assert "vllm serve MODEL --data-parallel-size 2" in said
 
 
 def test_a_part_of_all_ranks_is_of_one_clock(recorded, tmp_path, capsys):

@@ -61,6 +61,12 @@ def test_what_no_fleet_can_reach_says_what_comes_closest():
     assert "no layout meets" in repr(table)
 
 
+def test_throughput_is_a_minimum():
+    table = size(Demand.read(WORKLOAD), "ttft_p99=900s,output_throughput=1")
+    assert table.best is not None and table.best.values["output_throughput"] >= 1
+    assert "meets ttft_p99 <= 900 s, output_throughput >= 1 tokens/s" in repr(table)
+
+
 def test_a_recording_is_served_again_by_several_replicas(tmp_path):
     trace = simulate(WORKLOAD | {"generate": GENERATED | {"num_requests": 60}})
     trace.save(tmp_path / "run.jsonl")

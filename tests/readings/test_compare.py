@@ -227,6 +227,19 @@ def test_steps_of_two_budgets_are_counted_and_no_latency_is_told_in_them(seed):
     assert timed["measures"][0][0] == "mean TTFT", "times are those of a clock"
 
 
+@pytest.mark.parametrize("num_blocks", [60, 14, 10])
+def test_without_latencies_the_table_has_the_requests_with_recomputed_tokens(num_blocks):
+    requests = [{"id": f"r{n}", "prompt": {"len": 20 + 9 * n}, "max_tokens": 30} for n in range(7)]
+    work = {"config": {"max_num_batched_tokens": 96, "num_blocks": num_blocks}, "requests": requests}
+    a, b = simulate(work), simulate(work, config={"max_num_batched_tokens": 16})
+    found = compare(a, b)
+    again = {c.request_id for run in (a, b) for step in run for c in step.chunks if c.num_recomputed_tokens}
+    assert found.counts_only and bool(again) == (num_blocks < 60) and len(again) < 7
+    assert {row[0] for row in found.table[1]} == again
+    for said in (repr(found), found._repr_html_()):
+        assert ("recomputed A" in said) == bool(again)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "unit", "words"),
     [

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +13,7 @@ from workbench import CostModel, simulate
 from workbench.analysis.check import Check
 from workbench.analysis.intervals import Interval, Prediction
 from workbench.analysis.rerun import Outcome
-from workbench.analysis.tuning import Candidate, Tuning
+from workbench.analysis.tuning import Candidate, Tuning, read_slo
 from workbench.viz.drawing import GRID
 from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.pareto import pareto_marks, tuning_marks
@@ -254,3 +255,31 @@ def test_the_picture_of_an_answer_has_the_axes_of_its_front_and_says_what_filled
         assert row["words"] == word + " (cannot tell from the first)" * one.same_as_best
     assert all(RING not in picture for picture in facts["pictures"]), "all points would have one, which says nothing"
     assert "Filled: no other setting here" in facts["key"] and len(facts["pictures"]) == len(panels)
+
+
+NEAR = ("ttft_mean=0.5", "ttft_mean=3", "ttft_mean=0.5,output_throughput=9")
+
+
+@pytest.mark.parametrize("slo", [*NEAR, "ttft_mean=40", "ttft_mean=0.001", "output_throughput=1"])
+def test_a_target_near_the_settings_is_a_line(slo):
+    def candidate(changes, ttft, rate):
+        values = {"ttft_mean": ttft, "output_throughput": rate}
+        intervals = {name: Interval(value, value, value) for name, value in values.items()}
+        return Candidate(changes, 1.0, Prediction(changes, Outcome(values, "done"), intervals, {}, (), None))
+
+    limits, best, now = read_slo(slo), candidate({"max_num_seqs": 2}, 0.6, 8.0), candidate({}, 1.4, 12.0)
+    tuning = Tuning(slo=limits, best=best, current=now, runners_up=(), verdict="cannot tell", current_verdict="misses",
+                    losers=(), rows=(), check=Check(None))  # fmt: skip
+    facts = tuning_facts(tuning)
+    root = ET.fromstring(facts["pictures"][0])
+    drawn = [each.get("d") for each in root.iter() if each.get("stroke-dasharray")]
+    assert len(drawn) == len(limits) * (slo in NEAR) and bool(drawn) == ("Dashed: the target." in facts["key"])
+    circles = sorted((float(c.get("cx")), float(c.get("cy"))) for c in root.iter() if c.tag.endswith("circle"))
+    (x0, y0), (x1, y1) = circles
+    for line in drawn:
+        if "V" in line:
+            place = x0 + (limits["output_throughput"] - 8.0) / 4.0 * (x1 - x0)
+            assert float(re.match(r"M([\d.]+) ", line)[1]) == pytest.approx(place, abs=0.2)
+        else:
+            place = y0 + (limits["ttft_mean"] - 0.6) / 0.8 * (y1 - y0)
+            assert float(re.match(r"M\S+ ([\d.]+)H", line)[1]) == pytest.approx(place, abs=0.2)

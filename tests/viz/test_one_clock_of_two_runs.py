@@ -3,8 +3,9 @@
 The places are found again from the times of the records, by hand.
 """
 
+import json
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from painted import Marks
@@ -16,6 +17,7 @@ from workbench.viz.palette import LIGHT
 COSTS = CostModel(fixed=0.05, per_sequence=0.005, per_prefill_token=0.006)
 LEFT, RIGHT = 84, 16
 IDLE_SECONDS = 0.5
+REACH = 14
 
 
 def run(budget, late=(25.0, 40.0)):
@@ -123,3 +125,18 @@ def test_the_outline_in_the_timeline_is_at_its_times(deno_page, budgets):
     ]
     alone = sum(to - begin for begin, to, _ in clock_of(a)[2])
     assert float(own.split(" s")[0]) == pytest.approx(alone, rel=0.01), "a run by itself has its own clock"
+
+
+@pytest.mark.parametrize("is_stalled", [True, False])
+@pytest.mark.parametrize("width", [1100, 1440])
+def test_no_words_beside_the_timeline_lie_over_others(deno_page, width, is_stalled):
+    page = opened(deno_page, run(192), run(32), width)
+    stalls = [[2, "a stall", 1.0]] if is_stalled else []
+    page(f"view.status.incident = {json.dumps({'stalls': stalls})}")
+    marks = Marks(page.painted("timeline")["marks"])
+    right = page("view.panel('timeline').axis().x1")
+    beside = sorted((y, x, words) for x, y, words in marks.texts() if x > right + REACH)
+    names = [words for *_, words in beside]
+    assert "resume" in names and ("stall" in names) == is_stalled and any("idle left out" in each for each in names)
+    for (y, x, words), (below, after, others) in combinations(beside, 2):
+        assert below - y >= 11 or x + 6 * len(words) < after, (words, others)

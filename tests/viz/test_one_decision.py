@@ -123,7 +123,7 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
         far = trace.tune("ttft_p99=1ms", grid={"max_num_seqs": [4, 16]})
         assert far.verdict == far.current_verdict == "misses", "far outside the interval"
         assert far.verdict_sentence.startswith("misses ttft_p99 (") and caution[:-1] in far.verdict_sentence
-        changed = {"max_num_batched_tokens": 2048}
+        changed = {"max_num_batched_tokens": 2048, "max_num_seqs": 24}
         limit = comparing(trace).predict(**changed)["ttft_p99"].low / 1.2
         near = trace.tune({"ttft_p99": limit}, grid={name: [value] for name, value in changed.items()})
         assert near.best.changes and near.verdict == "cannot tell", "near the interval of a rough prediction"
@@ -132,6 +132,17 @@ def test_every_view_takes_the_same_decision(sigma, tmp_path, capsys):
         assert len(trace.whatif(max_num_seqs=4, force=True))
     else:
         assert len(trace.whatif(max_num_seqs=4)) and "not with a clock" not in repr(tuning)
+
+
+def is_open(before, after, name, sigma):
+    """Whether simulations disagree about the direction of a change; up to 10% have none in rough predictions."""
+    change, *draws = (
+        new / old - 1
+        for old, new in [(before[name].value, after[name].value), *zip(before.draws[name], after.draws[name])]
+    )
+    least = 0.1 if sigma == 0.9 else 0.0
+    agree = [draw for draw in draws if draw * change > 0 and abs(draw) > least]
+    return change != 0 and (abs(change) <= least or len(agree) < 0.85 * len(draws))
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.9])
@@ -158,6 +169,12 @@ def test_a_changed_run_is_compared_with_the_prediction_of_the_run_as_it_was(sigm
     for word in ("longest TTFT", "longest pause"):
         assert (word in shown) == (word in header["comparison"]["verdict"]), "the table has what the sentence names"
     shares = {words: after[name].value / before[name].value - 1 for words, name in weighed.items()}
+    open_ones = {words for words, name in weighed.items() if is_open(before, after, name, sigma)}
+    assert {words for words, row in shown.items() if row[2].endswith("(may be no change)")} - {
+        "output tokens per s"
+    } == (open_ones & shown.keys())
+    assert open_ones
+    shares = {words: share for words, share in shares.items() if words not in open_ones or abs(share) < 0.03}
     rate, gain = "output tokens per s", before["output_throughput"].value / after["output_throughput"].value - 1
     for word, sign in {"worse: ": 1, "better: ": -1}.items():
         if sign * gain > max(sign * share for share in shares.values()):
@@ -245,7 +262,9 @@ def test_a_value_that_is_not_to_be_relied_on_decides_nothing(seats):
 def test_with_a_caution_the_verdict_names_no_change_that_says_nothing():
     facts = changed_run(recording(0.9), None, 0, {"max_num_seqs": 7}).facts["measures"]
     changes = [row[3] for row in facts["measures"]]
-    assert "7% longer" in changes and all(re.match(r"no |less than 1%|\d%", change) for change in changes)
+    assert "7% longer (may be no change)" in changes and all(
+        re.match(r"no |less than 1%|\d%", change) for change in changes
+    )
     assert "worse" not in facts["verdict"] and "better" not in facts["verdict"]
     assert facts["verdict"].endswith(" changes by 10% or more")
 

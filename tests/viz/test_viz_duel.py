@@ -8,6 +8,7 @@ import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import workbench
 from workbench import CostModel, simulate, simulate_fleet
 from workbench.analysis.fork import fork
 from workbench.analysis.predict import comparing
+from workbench.base.keyword_fields import PolicyName
 from workbench.trace import Trace
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.viz import duel
@@ -27,6 +29,7 @@ from workbench.viz.classroom import Classroom
 from workbench.viz.duel import (
     FLEET_ONLY,
     MEASURES,
+    POLICIES,
     SETTINGS,
     SIDES,
     changes_of_fleets,
@@ -742,3 +745,12 @@ def test_the_question_has_the_words_of_the_sliders():
     text = (Path(workbench.__file__).parent / "viz" / "js" / "what_if.js").read_text()
     fields = dict(re.findall(r'^  \["(\w+)", "([\w ]+)", \[', text, re.MULTILINE))
     assert fields == SETTINGS and len(fields) == 4
+
+
+def test_a_policy_is_called_as_its_box_calls_it():
+    assert f"const POLICIES = {json.dumps(list(POLICIES.items()))};" in bundle() and {*POLICIES} == {
+        *get_args(PolicyName)
+    }
+    for policy, words in POLICIES.items():
+        asked = question({"policy": policy}, next(iter(MEASURES)), now={"policy": policy})
+        assert asked.count(f" policy {words}. ") == 2, asked

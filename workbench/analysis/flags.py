@@ -70,34 +70,50 @@ SGLANG_SWITCHES = {
 """SGLang's flags that switch a field off, which is on without them."""
 
 
+_BUDGET_AND_SEATS = {"max_num_batched_tokens", "max_num_seqs"}
+
+
 class Server(NamedTuple):
     """A server whose options are told.
 
     Attributes:
         is_sglang: Whether it is SGLang, and not vLLM.
-        block_size: Tokens of its blocks.
+        config: Its recorded settings.
     """
 
     is_sglang: bool = False
-    block_size: int = 16
+    config: Mapping[str, Any] = {}
 
     @classmethod
     def of(cls, trace: Trace) -> Server:
         """The server of a recording; vLLM for runs of Workbench."""
-        return cls(trace.meta.is_of_sglang, int(trace.config.get("block_size") or 16))
+        return cls(trace.meta.is_of_sglang, trace.config)
+
+    def refusal(self, changes: Mapping[str, Any]) -> str:
+        """Why the server does not start with the changed fields, as a sentence; "" if it does."""
+        changed = {**self.config, **changes}
+        budget, seats = changed.get("max_num_batched_tokens"), changed.get("max_num_seqs")
+        if self.is_sglang or not _BUDGET_AND_SEATS & changes.keys():
+            return ""
+        if not isinstance(budget, int) or not isinstance(seats, int) or budget >= seats:
+            return ""
+        return f"vLLM refuses this setting: max_num_batched_tokens={budget} is less than max_num_seqs={seats}"
 
     def flags(self, changes: Mapping[str, Any]) -> str:
-        """The changed fields as its options; "" if it has none for them."""
+        """The changed fields as its options; "" if it has none for them, or refuses them."""
+        if self.refusal(changes):
+            return ""
         if not self.is_sglang:
             return vllm_flags(changes)
         flags = [SGLANG_SWITCHES[name] for name, value in changes.items() if name in SGLANG_SWITCHES and not value]
         flags += [f"{SGLANG_FLAGS[name]} {changes[name]}" for name in changes if name in SGLANG_FLAGS]
+        block_size = {"block_size": 16, **self.config, **changes}["block_size"]
         if num_blocks := changes.get("num_blocks"):  # the first one is padding
-            flags.append(f"--max-total-tokens {(num_blocks - 1) * changes.get('block_size', self.block_size)}")
+            flags.append(f"--max-total-tokens {(num_blocks - 1) * block_size}")
         return " ".join(flags)
 
     def command(self, changes: Mapping[str, Any]) -> str:
-        """Its command line with the changed fields; "" if it has no option for them."""
+        """Its command line with the changed fields; "" if it has no option for them, or refuses them."""
         start = "python -m sglang.launch_server --model-path" if self.is_sglang else "vllm serve"
         return f"{start} MODEL {flags}" if (flags := self.flags(changes)) else ""
 

@@ -176,6 +176,30 @@ def recorded_config(trace: Trace) -> EngineConfig:
     return EngineConfig.from_dict({name: value for name, value in trace.config.items() if name in known})
 
 
+def in_the_same_memory(recorded: EngineConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changed fields with the number of blocks of another size that the memory of the recorded pool holds.
+
+    A server takes its pool from its memory. The fields stay as they are if ``num_blocks`` is among them or "auto", if
+    the size of the blocks stays, or if a block does not grow with it: a state has another size, and a KV cache group
+    may have its own.
+
+    Raises:
+        ValueError: A field is unknown, or a value is outside its range.
+
+    Example:
+        >>> in_the_same_memory(EngineConfig(block_size=16, num_blocks=128), {"block_size": 8})
+        {'block_size': 8, 'num_blocks': 256}
+    """
+    changed, num_blocks = recorded.replace(**changes), recorded.num_blocks
+    if changed.block_size == recorded.block_size or "num_blocks" in changes or num_blocks == "auto":
+        return dict(changes)
+    pairs = zip(recorded.cache_groups, changed.cache_groups)
+    sizes = recorded.block_size, changed.block_size
+    if any(not new.is_attention or (old.block_size, new.block_size) != sizes for old, new in pairs):
+        return dict(changes)
+    return {**changes, "num_blocks": max(2, num_blocks * recorded.block_size // changed.block_size)}
+
+
 def _check_drafts(recorded: EngineConfig, changed: EngineConfig) -> None:
     """Refuse more drafts than were recorded: at the positions behind them no acceptance is known."""
     known, asked = recorded.num_speculative_tokens, changed.num_speculative_tokens

@@ -23,6 +23,9 @@ MIN_SPREAD = 0.02
 """Smallest relative half-width of an interval: two runs of one server differ by that much."""
 
 
+AGREE = 0.85
+"""Share of repeated simulations that have the direction of a change of which it is certain."""
+
 FIRST = ("ttft_mean", "ttft_p99", "itl_mean", "output_throughput")
 """Values in the repr of a prediction."""
 
@@ -53,6 +56,8 @@ class Prediction:
         draws: Every value by name in each of the repeated simulations; the k-th of all predictions share one draw.
         notes: Sentences that limit its use, such as a note on an extrapolation.
         seen: The values up to the end of a recording in which requests had not ended; empty if all had.
+        obstacle: Why nobody can use the setting, which is the first of the notes: it would hang, or the server refuses
+            it; "" for nothing.
     """
 
     changes: Mapping[str, Any]
@@ -62,6 +67,7 @@ class Prediction:
     notes: tuple[str, ...]
     _simulate: Callable[..., Trace]
     seen: Mapping[str, float] = field(default_factory=dict)
+    obstacle: str = ""
 
     def __getitem__(self, name: str) -> Interval:
         return self.intervals[name]
@@ -119,3 +125,20 @@ def widened(intervals: Mapping[str, Interval], others: Mapping[str, float]) -> d
 def range_of(value: float, draws: Sequence[float]) -> Interval:
     """A value that is not a time, and its range in the draws."""
     return Interval(value, min(value, *draws), max(value, *draws)) if draws else Interval(value, value, value)
+
+
+def is_certain(pairs: Sequence[tuple[float, float]], least: float = 0.0) -> bool:
+    """Whether the direction of a change from one setting to another is certain.
+
+    Args:
+        pairs: The value under both settings, without noise and then in each of the repeated simulations.
+        least: Relative change up to which not even its direction counts.
+
+    Example:
+        >>> is_certain([(10.0, 8.0), (11.0, 8.5), (9.0, 8.8)]), is_certain([(10.0, 8.0), (9.0, 9.1)])
+        (True, False)
+    """
+    first, *draws = (after / before - 1 if before else math.inf * after if after else 0.0 for before, after in pairs)
+    return abs(first) > least and (
+        not draws or fmean(math.copysign(one, one * first) > least for one in draws) >= AGREE
+    )

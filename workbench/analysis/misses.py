@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from workbench.analysis.fork import fork, recorded_config
+from workbench.analysis.fork import fork, in_the_same_memory, recorded_config
 from workbench.analysis.miss import Misses, by_admission, lost_by_reason
 from workbench.analysis.prefix_history import PrefixHistory
 from workbench.base.on_demand import picture
-from workbench.base.text import counted
+from workbench.base.text import counted, settings_text
 from workbench.scheduler.policy import PolicyView, SchedulingPolicy
 from workbench.scheduler.request import Request
 from workbench.trace import Trace
@@ -187,11 +187,10 @@ def _changes(trace: Trace) -> Iterator[tuple[str, dict[str, Any]]]:
     num_blocks, size = config.num_pool_blocks, config.block_size
     for factor in (2, 4):
         yield f"num_blocks={num_blocks * factor}", {"num_blocks": num_blocks * factor}
-    if config.kv_cache_groups is None:  # the same memory in other blocks
-        for other in (size // 2, size * 2):
-            if other:
-                resized = {"block_size": other, "num_blocks": max(2, num_blocks * size // other)}
-                yield f"block_size={other}, num_blocks={resized['num_blocks']}", resized
+    for other in (size // 2, size * 2):
+        resized = in_the_same_memory(config, {"block_size": other}) if other else {}
+        if "num_blocks" in resized:
+            yield settings_text(resized), resized
     yield "waiting requests with the longest hit first", {"policy": CachedFirst()}
 
 

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any, Unpack
 
 from workbench.analysis.check import COUNTS, Check
-from workbench.analysis.flags import BY_VLLM_RULES
-from workbench.analysis.fork import Past, fork, recorded_config, why_not_simulated
+from workbench.analysis.flags import BY_VLLM_RULES, Server
+from workbench.analysis.fork import Past, fork, in_the_same_memory, recorded_config, why_not_simulated
 from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, range_of, widened
 from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import Loops
@@ -26,6 +26,7 @@ from workbench.analysis.pauses import without_pauses
 from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
+from workbench.analysis.whatif import WhatIf
 from workbench.base.keyword_fields import ConfigChanges
 from workbench.base.named_fields import show_fields
 from workbench.base.progress import with_progress
@@ -216,13 +217,38 @@ class Predictor:
         """
         return self.predict_all([changes])[0]
 
+    def whatif(self, *, force: bool = False, progress: bool = False, **changes: Unpack[ConfigChanges]) -> WhatIf:
+        """A changed configuration beside the recorded one, as ``workbench trace whatif`` prints it.
+
+        Args:
+            force: Give seconds even if the prediction of the recorded setting is far from what was measured.
+            progress: Show a progress bar of simulations.
+            **changes: EngineConfig fields to change; none for the recorded setting alone.
+
+        Raises:
+            ValueError: A field is unknown, or a value is outside its range.
+        """
+        predictions = self.predict_all([changes] if changes else [], progress=progress)
+        prediction = predictions[0] if changes else self.unchanged
+        return WhatIf(prediction, self.unchanged, self.check, Server.of(self.trace), force)
+
     def step_cost(self) -> Replayed:
         """The duration of each step of one simulated engine, without noise."""
         return Replayed(self.model, self._drift)
 
     def simulate(self, **changes: Unpack[ConfigChanges]) -> Trace:
         """The run under a changed configuration, without an interval."""
-        return fork(self.trace, cost_model=self.step_cost(), open_loop=self.is_open_loop, **changes)
+        fields = self._fields(changes)
+        return fork(self.trace, cost_model=self.step_cost(), open_loop=self.is_open_loop, **fields)
+
+    def _fields(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The changed fields, with the number of blocks that follows from another size of blocks.
+
+        Raises:
+            ValueError: A field is unknown, or a value is outside its range.
+        """
+        plain = {name: value for name, value in changes.items() if name != "policy"}
+        return {**changes, **in_the_same_memory(recorded_config(self.trace), plain)}
 
     @cached_property
     def _past(self) -> Past:
@@ -312,7 +338,7 @@ class Predictor:
             ValueError: The setting is impossible.
         """
         policy = _policy_in(changes)
-        fields = {name: value for name, value in changes.items() if policy is None or name != "policy"}
+        fields = {name: value for name, value in self._fields(changes).items() if policy is None or name != "policy"}
         return past.changed(recorded_config(self.trace), fields), draw, policy
 
     def _simulated(
@@ -391,7 +417,8 @@ class Predictor:
             else interval_of(value, draws[name], errors.get(name, 0.0))
             for name, value in outcome.values.items()
         }
-        notes = self._notes(outcome, changes)
+        obstacle = outcome.hang or Server.of(self.trace).refusal(changes)
+        notes = (*filter(None, [obstacle]), *self._notes(outcome, changes))
         if shared is not None:
             intervals = widened(intervals, shared.values)
             notes += (unknown_sharing(self._past.why_unknown),)
@@ -399,7 +426,7 @@ class Predictor:
             intervals = widened(intervals, worst.values)
             notes += (LONGER_STEPS,)
         seen = {name: value for name, value in outcome.seen.items() if name not in COUNTS}
-        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen)
+        return Prediction(dict(changes), outcome, intervals, draws, notes, self.simulate, seen, obstacle)
 
     def _sharing_most(self, settings: Sequence[Mapping[str, Any]]) -> dict[int, Outcome]:
         """If it is not known what prompts share, the run of each change, by place, if they share the most possible."""
@@ -429,7 +456,7 @@ class Predictor:
         notes = list(self.report.notes) if self.report is not None and not changes else []
         notes += [f"a recording of SGLang: {BY_VLLM_RULES}"] if self.trace.meta.is_of_sglang else []
         notes += [str(self.loops)] if self.loops.follow_ups and not self.is_open_loop else []
-        notes += [outcome.hang] if outcome.hang else []
+        notes += [memory] if (memory := self._memory_words(changes)) else []
         if not changes and (num_open := sum(each.waited is not None for each in self._unended)):
             notes.append(f"{still_without(num_open)} in what was recorded; a prediction serves them to their end")
         if self.report is not None:
@@ -441,6 +468,16 @@ class Predictor:
         if changes and (nothing := self._nothing_changes(outcome, changes)):
             notes.append(nothing)
         return tuple(notes)
+
+    def _memory_words(self, changes: Mapping[str, Any]) -> str:
+        """The number of blocks of another size, as a sentence; "" if the size stays, or the number is given."""
+        recorded = recorded_config(self.trace)
+        size, num_blocks = changes.get("block_size", recorded.block_size), recorded.num_blocks
+        if size == recorded.block_size or "num_blocks" in changes:
+            return ""
+        if (resized := self._fields(changes).get("num_blocks")) is None:
+            return f"with block_size={size} there are still num_blocks={num_blocks}, whose memory may be another one"
+        return f"block_size={size} in the same KV memory: num_blocks={resized}, recorded are {num_blocks}"
 
     def _nothing_changes(self, outcome: Outcome, changes: Mapping[str, Any]) -> str:
         """A sentence if a simulated run is as without the changes, to the last digit; "" if it is not.
@@ -510,10 +547,12 @@ def whatif(
         force: Answer even if the prediction of the recorded setting is far from what was measured, or if two
             predictions can only be compared with each other.
         open_loop: Let all requests arrive at their recorded times; refused if an answer would come too late for that.
-        **config: EngineConfig fields to change; none to predict the run as it was.
+        **config: EngineConfig fields to change; none to predict the run as it was. Blocks of another ``block_size``
+            take the same memory: ``num_blocks`` follows unless it is given too.
 
     Returns:
-        The simulated trace, whose ``timings["forward"]`` is the duration of each step.
+        The simulated trace, whose ``timings["forward"]`` is the duration of each step. The table of the command, with
+        both settings, intervals and the error of the prediction, is ``Predictor(trace).whatif(max_num_seqs=16)``.
 
     Raises:
         ValueError: The fit or the check of the recorded setting does not hold, a field is unknown, a value is outside

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from statistics import fmean
+from functools import partial
 from typing import Any
 
-from workbench.analysis.check import MAX_COMPARED_ERROR, Check
+from workbench.analysis.check import MAX_COMPARED_ERROR, ROUGH_DIFFERENCE, Check
 from workbench.analysis.flags import Server
 from workbench.analysis.fork import recorded_config
-from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction
+from workbench.analysis.intervals import NUM_DRAWS, Interval, Prediction, is_certain
 from workbench.analysis.predict import Predictor
+from workbench.analysis.rerun import Outcome
 from workbench.analysis.sweep import refuse_impossible_values
-from workbench.analysis.tuning import Candidate, Tuning, mark_front, read_slo, score
+from workbench.analysis.tuning import MINIMA, Candidate, Tuning, mark_front, read_slo, score
 from workbench.base.progress import progress_bar
 from workbench.base.text import counted, settings_text
 from workbench.simulation.costs.cost_model import CostModel
@@ -71,9 +73,10 @@ def tune(
     """Find the setting that meets a target with the largest margin, on the recorded arrivals.
 
     Every setting of the grid is simulated once, the best ones again with noise and intervals. Settings are compared
-    draw by draw, so that an error that they share does not count. A setting with more requests than now that have no
-    first token, or are aborted, is not advised. Of the settings that cannot be told from the best one
-    the answer is the one with the fewest changes, so one that cannot be told from the recorded one does not replace it.
+    draw by draw, so that an error that they share does not count. A setting is not advised if it would hang, if vLLM
+    refuses it, or if more requests than now have no first token, or are aborted. Of the settings that no other one
+    surely beats the answer is the one with the fewest changes, so one that cannot be told from the recorded one does
+    not replace it.
 
     Args:
         trace: A recorded run.
@@ -98,11 +101,17 @@ def tune(
             recorded setting does not hold.
     """
     limits = read_slo({**(read_slo(slo) if slo is not None else {}), **more_limits})
+    server, now, is_default = Server.of(trace), recorded_config(trace).to_dict(), grid is None
     grid = default_grid(trace) if grid is None else grid
+
+    def changed(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in settings.items() if now.get(name) != value}
+
     combinations = [dict(zip(grid, values)) for values in itertools.product(*grid.values())]
+    if is_default:
+        combinations = [settings for settings in combinations if not server.refusal(changed(settings))]
     if not grid or len(combinations) > MAX_RUNS:
         raise ValueError(f"the grid has {len(combinations) if grid else 0} settings, allowed are 1 to {MAX_RUNS}")
-    now = recorded_config(trace).to_dict()
     predictor = predictor or Predictor(
         trace, cost_model, others=others, fit_from=fit_from, num_draws=num_draws, executor=executor, rough=True
     )
@@ -111,13 +120,11 @@ def tune(
         predictor.check.require("comparison")
     rows: list[dict[str, Any]] = [dict(settings) for settings in combinations]
     scored: list[tuple[float, dict[str, Any]]] = []
-    tasks: list[tuple[dict[str, Any], int | None]] = [
-        ({name: value for name, value in settings.items() if now.get(name) != value}, None) for settings in combinations
-    ]
+    tasks: list[tuple[dict[str, Any], int | None]] = [(changed(settings), None) for settings in combinations]
     notes = list(predictor.report.notes) if predictor.report else []
     notes += [str(predictor.loops)] if predictor.loops.follow_ups and not predictor.is_open_loop else []
     unchanged = predictor.unchanged
-    num_unserving = 0
+    not_advised: Counter[str] = Counter()
     with progress_bar(len(tasks), "sweep", "setting", shown=progress) as bar:
         try:
             tell(0, len(tasks))
@@ -129,28 +136,25 @@ def tune(
                     continue
                 points = score(outcome.values, limits)
                 rows[index] |= outcome.values | {
-                    "error": outcome.hang,
+                    "error": outcome.hang or server.refusal(tasks[index][0]),
                     "end": outcome.end,
                     "score": points,
                     "idle": outcome.idle,
                 }
-                if outcome.end == "done" and _serves_fewer(outcome.values, unchanged.outcome.values):
-                    num_unserving += 1
-                elif outcome.end == "done":
+                if reason := _why_not(outcome, unchanged.outcome, rows[index]["error"]):
+                    not_advised[reason] += 1
+                else:
                     scored.append((points, tasks[index][0]))
                     bar.set_postfix_str(_so_far(min(scored, key=_order)))
         except KeyboardInterrupt:
-            if not scored and not num_unserving:
+            if not scored and not not_advised:
                 raise
-            notes.append(f"interrupted: {len(scored) + num_unserving} of {len(tasks)} settings were simulated")
+            notes.append(f"interrupted: {len(scored) + not_advised.total()} of {len(tasks)} settings were simulated")
             rows = [row for row in rows if "end" in row]
-    if num_unserving:
-        settings = counted(num_unserving, "setting")
-        notes.append(f"not advised: {settings} of the sweep with more requests than now that get no answer")
-    if not scored and not num_unserving:
+    if not scored and not_advised.keys() <= {_HANGS}:
         raise ValueError(f"no setting of the grid finishes all requests; the first says: {rows[0]['error'] or rows[0]}")
+    notes += [f"not advised: {counted(n, 'setting')} of the sweep {reason}" for reason, n in not_advised.items()]
     scored.sort(key=_order)
-    server = Server.of(predictor.trace)
     recorded = predictor.check.measured
     current = _candidate({}, unchanged, limits, server)
     current_verdict = _verdict(current.prediction, limits, predictor.check, recorded)
@@ -161,13 +165,14 @@ def tune(
             chosen.setdefault(points, changes)
     predictions = predictor.predict_all([changes for changes in chosen.values() if changes], progress=progress)
     finalists = [current, *(_candidate(one.changes, one, limits, server) for one in predictions)]
+    surely_better = partial(_surely_better, slo=limits, least=ROUGH_DIFFERENCE if predictor.check.caution else 0.0)
     # A setting that meets the target is not given up for one that may miss it, or that may be no better.
     allowed = [
         c
         for c in finalists
         if c is current
         or current_verdict != "meets"
-        or (_verdict(c.prediction, limits, predictor.check, {}) == "meets" and _surely_better(c, current, limits))
+        or (_verdict(c.prediction, limits, predictor.check, {}) == "meets" and surely_better(c, current))
     ]
     peak = current.values.get("peak_kv_use", 0.0)
     if peak >= FULL and "num_blocks" not in grid and min(each.score for each in finalists) > 1:
@@ -175,17 +180,17 @@ def tune(
             f"the KV pool was full at times ({percent(peak)} of {recorded_config(trace).num_blocks:,} blocks), and no "
             "other size was tried: see what more num_blocks change"
         )
-    first = min(allowed, key=lambda candidate: candidate.score)
     # Few changes do not justify a setting that is further from the target than the recorded one.
-    equals = [c for c in allowed if c is first or (c.score <= current.score and not _surely_better(first, c, limits))]
-    best = min(equals, key=lambda candidate: (len(candidate.changes), candidate.score))
+    near = [c for c in allowed if c.score <= current.score]
+    unbeaten = [c for c in near if not any(surely_better(other, c) for other in allowed)]
+    best = min(unbeaten, key=lambda candidate: (len(candidate.changes), candidate.score))
     others_left = sorted((c for c in finalists if c is not best and c is not current), key=lambda c: c.score)
-    runners_up = tuple(replace(c, same_as_best=_cannot_be_told(best, c, limits)) for c in others_left)
+    differ = [surely_better(best, c) or surely_better(c, best) for c in others_left]
     return Tuning(
         slo=limits,
         best=best,
         current=current,
-        runners_up=runners_up,
+        runners_up=tuple(replace(c, same_as_best=not is_other) for c, is_other in zip(others_left, differ)),
         verdict=_verdict(best.prediction, limits, predictor.check, recorded if best is current else {}),
         current_verdict=current_verdict,
         losers=_losers(current.prediction.outcome.e2e, best.prediction.outcome.e2e) if best is not current else (),
@@ -203,21 +208,23 @@ def _candidate(
     return Candidate(changes, score(values, slo), prediction, server=server)
 
 
-def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
-    """Whether one setting scores better than another in nearly every draw."""
-    wins = []
+def _surely_better(one: Candidate, other: Candidate, slo: Mapping[str, float], least: float) -> bool:
+    """Whether one setting scores better than another, and does so in nearly every draw.
+
+    Args:
+        one: The setting.
+        other: The other one.
+        slo: The limits.
+        least: The relative difference of two scores up to which not even its direction counts.
+    """
+    pairs = [(other.score, one.score)]
     for k in range(len(next(iter(one.prediction.draws.values())))):
-        of_one, of_other = (
+        of_other, of_one = (
             score({name: draws[name][k] for name in slo if name in draws}, slo)
-            for draws in (one.prediction.draws, other.prediction.draws)
+            for draws in (other.prediction.draws, one.prediction.draws)
         )
-        wins.append(of_one < of_other)
-    return fmean(wins) >= 0.85 if wins else one.score < other.score
-
-
-def _cannot_be_told(one: Candidate, other: Candidate, slo: Mapping[str, float]) -> bool:
-    """Whether neither of two settings is surely better than the other."""
-    return not (_surely_better(one, other, slo) or _surely_better(other, one, slo))
+        pairs.append((of_other, of_one))
+    return one.score < other.score and is_certain(pairs, least)
 
 
 def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, recorded: Mapping[str, float]) -> str:
@@ -240,8 +247,7 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, rec
 
     def ratio(name: str, end: str) -> float:
         interval = prediction.intervals.get(name, Interval(math.nan, math.nan, math.nan))
-        is_maximum = name != "output_throughput"
-        value = getattr(interval, end if is_maximum else {"low": "high", "high": "low"}[end])
+        value = getattr(interval, {"low": "high", "high": "low"}[end] if name in MINIMA else end)
         return score({name: value}, {name: slo[name]})
 
     if any(ratio(name, "low") > 1 + MAX_COMPARED_ERROR * (name in rough) for name in slo):
@@ -250,9 +256,22 @@ def _verdict(prediction: Prediction, slo: Mapping[str, float], check: Check, rec
     return "cannot tell" if rough or is_open else "meets"
 
 
-def _serves_fewer(values: Mapping[str, float], now: Mapping[str, float]) -> bool:
-    """Whether more requests than now have no first token, or are aborted: their times can only look short."""
-    return any(values.get(name, 0.0) > now.get(name, 0.0) for name in UNSERVED)
+_HANGS = "that would hang"
+
+
+def _why_not(outcome: Outcome, now: Outcome, obstacle: str) -> str:
+    """Why a setting is not advised, as a relative clause; "" if it can be.
+
+    Args:
+        outcome: Its run.
+        now: That of the recorded setting.
+        obstacle: Why it would hang, or its server does not start with it; "" for nothing.
+    """
+    if outcome.end != "done":
+        return _HANGS
+    if any(outcome.values.get(name, 0.0) > now.values.get(name, 0.0) for name in UNSERVED):
+        return "with more requests than now that get no answer"  # their times can only look short
+    return "that vLLM refuses" if obstacle else ""
 
 
 def _losers(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:

@@ -20,6 +20,9 @@ from workbench.base.tables import folded_command, table_lines, terminal_width, w
 from workbench.base.text import counted, duration, settings_text
 from workbench.trace.readings.two_sides import UNSERVED
 
+MINIMA = ("output_throughput",)
+"""Values whose limits are minima."""
+
 COSTS = 1.05
 """A value is named as the cost of a setting if it is worse by more than this factor."""
 
@@ -101,9 +104,19 @@ def score(values: Mapping[str, float], slo: Mapping[str, float]) -> float:
 def _ratio(name: str, value: float, limit: float) -> float:
     if math.isnan(value):
         return math.inf
-    if name == "output_throughput":
+    if name in MINIMA:
         return limit / value if value else math.inf
     return value / limit
+
+
+def limits_text(slo: Mapping[str, float]) -> str:
+    """The limits of a target as text.
+
+    Example:
+        >>> limits_text({"ttft_p99": 1.0, "output_throughput": 10.0})
+        'ttft_p99 <= 1 s, output_throughput >= 10 tokens/s'
+    """
+    return ", ".join(f"{name} {'>=' if name in MINIMA else '<='} {shown(name, limit)}" for name, limit in slo.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,11 +227,7 @@ class Tuning:
         """The values of the chosen setting that miss their limits, each with its distance as a share of the limit."""
         values = self._judged
         ratios = {name: _ratio(name, values.get(name, math.nan), limit) for name, limit in self.slo.items()}
-        return {
-            name: 1 - 1 / ratio if name == "output_throughput" else ratio - 1
-            for name, ratio in ratios.items()
-            if ratio > 1
-        }
+        return {name: 1 - 1 / ratio if name in MINIMA else ratio - 1 for name, ratio in ratios.items() if ratio > 1}
 
     @property
     def _misses_words(self) -> str:
@@ -328,7 +337,7 @@ class Tuning:
         return {
             name: (old, new)
             for name, (old, new) in pairs.items()
-            if (old / new if name == "output_throughput" and new else new / old if old else 1.0) > COSTS
+            if (old / new if name in MINIMA and new else new / old if old else 1.0) > COSTS
         }
 
     @property
@@ -393,10 +402,9 @@ class Tuning:
 
     def __repr__(self) -> str:
         width = terminal_width()
-        target = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
         chosen = f"{self.words_of_best}: {settings_text(self.best.changes) or 'the recorded setting'}"
-        said = [self.verdict_sentence, self.costs_sentence, self.losers_sentence]
-        answer = [f"target: {target}", self.errors_sentence, chosen, *(f"  {each}" for each in said if each)]
+        said = [f"  {each}" for each in (self.verdict_sentence, self.costs_sentence, self.losers_sentence) if each]
+        answer = [f"target: {limits_text(self.slo)}", self.errors_sentence, chosen, *said]
         command = f"  {self.best.server.command(self.best.changes)}".rstrip() if self.best.changes else ""
         notes = [*self.notes, *self.notes_of_candidates]
         notes += [OF_IDLE] if any(each.prediction.outcome.idle for _, each in self.named) else []
@@ -432,7 +440,7 @@ def mark_front(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dic
     def losses(row: Mapping[str, Any]) -> tuple[float, ...] | None:
         if row.get("end") != "done" or any(name not in row for name in goals):
             return None
-        return tuple(-row[name] if name == "output_throughput" else row[name] for name in goals)
+        return tuple(-row[name] if name in MINIMA else row[name] for name in goals)
 
     points = [losses(row) for row in rows]
     known = [point for point in points if point is not None]

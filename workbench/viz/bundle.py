@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.trace.readings.run_clock import IDLE_SECONDS
 from workbench.viz import palette
-from workbench.viz.duel import measure_words
+from workbench.viz.duel import POLICIES, measure_words
 from workbench.viz.glossary import TERMS
 
 JS_DIRECTORY = Path(__file__).parent / "js"
@@ -46,6 +46,7 @@ def bundle(entry: str = ENTRY) -> str:
         "GLOSSARY": TERMS,
         "IDLE_SECONDS": IDLE_SECONDS,
         "MEASURES": measure_words(),
+        "POLICIES": list(POLICIES.items()),
         "PALETTE": palette.as_dict(),
         "STYLE": style,
     }

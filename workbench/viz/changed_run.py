@@ -19,6 +19,9 @@ BOTH = "Both sides are predicted from this run's own step costs, each by one sim
 
 _RANGES = "The ranges come from several more, in which steps vary as those of this run did."
 
+NOT_CERTAIN = "no measure changes for certain"
+"""The verdict of two predictions of which no direction of a change is known."""
+
 AT_WORK = "time at work"
 """The name of a value that only these views have: the duration without idle time."""
 
@@ -154,28 +157,32 @@ def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, 
     """The measures of a comparison with their ranges, and its verdict, in place of those of two traces.
 
     A measure whose prediction of the run as it was is too far off is marked, and the verdict leaves it out, unless a
-    caution says how to read all of them. The longest times are among the measures only if the verdict names them. The
-    mean TTFT of both runs is also that of their requests in the comparison.
+    caution says how to read all of them; so is a change whose direction is not certain. The longest times are among
+    the measures only if the verdict names them. The mean TTFT of both runs is also that of their requests in the
+    comparison.
     """
     from workbench.analysis.check import ROUGH_DIFFERENCE
+    from workbench.analysis.intervals import is_certain
 
     rows, weighed = [], []
+    rough, least = (ROUGH_DIFFERENCE, ROUGH_DIFFERENCE) if check.caution else (0.0, LITTLE_CHANGE)
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
     for words, name in {**_TIMES, rate: "output_throughput", **_LONGEST}.items():
         if name in before.intervals and name in after.intervals:
             found = after[name]
             measure = Measure(words, before[name].value, found.value, "" if words == rate else "s")
-            is_reliable = bool(check.caution) or not check.unreliable([name])
-            weighed += [measure] if is_reliable else []
+            pairs = [(before[name].value, found.value), *zip(before.draws[name], after.draws[name])]
+            is_far_off = not check.caution and bool(check.unreliable([name]))
+            is_open = measure.share != 0 and not is_certain(pairs, rough)
+            doubt = " (do not rely on it)" if is_far_off else " (may be no change)" if is_open else ""
+            weighed += [] if is_far_off or (is_open and abs(measure.share) >= least) else [measure]
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
-            change = measure.words if is_reliable else f"{measure.words} (do not rely on it)"
-            rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", change])
+            rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", f"{measure.words}{doubt}"])
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
     unserved = unserved_of(*({name: each.value for name, each in side.intervals.items()} for side in (before, after)))
     rows += [[each.name, *each.values(), each.words] for each in unserved]
-    least = ROUGH_DIFFERENCE if check.caution else LITTLE_CHANGE
-    verdict = nothing or extremes([*weighed, *unserved], least)
+    verdict = nothing or extremes([*weighed, *unserved], least) or NOT_CERTAIN
     rows = [row for row in rows if row[0] not in _LONGEST or row[0] in verdict]
     ttft = [side["ttft_mean"].value for side in (before, after) if "ttft_mean" in side.intervals]
     return {"measures": rows, "verdict": verdict} | ({"mean_ttft": ttft} if len(ttft) == 2 else {})

@@ -138,6 +138,9 @@ SETTINGS = {
 }
 """The words of the sliders of *What if* (js/what_if.js), by field."""
 
+POLICIES = {"fcfs": "first come, first served", "priority": "priority"}
+"""The policies that are offered there, with their words."""
+
 
 class Score(NamedTuple):
     """The end of a duel.
@@ -190,9 +193,14 @@ def question(
         return f"The requests of this run go to {routers['replicas']} replicas, by router A or by router B. {which}"
     if not changes:
         raise ValueError("a duel needs a setting that differs: move a slider first")
-    what = ", ".join(f"{SETTINGS.get(name, name)} {value}" for name, value in changes.items())
-    known = ", ".join(f"{SETTINGS.get(name, name)} {now[name]}" for name in changes if name in now) if now else ""
+    what = ", ".join(_setting_words(name, value) for name, value in changes.items())
+    known = ", ".join(_setting_words(name, now[name]) for name in changes if name in now) if now else ""
     return f"A is this run{f', with {known}' if known else ''}. B has the same requests with {what}. {which}"
+
+
+def _setting_words(name: str, value: Any) -> str:
+    """A setting in the words of *What if*."""
+    return f"{SETTINGS.get(name, name)} {POLICIES.get(str(value), value) if name == 'policy' else value}"
 
 
 def is_time(measure: str) -> bool:

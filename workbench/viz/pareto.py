@@ -93,6 +93,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     goals = [*(name for name in tuning.slo if name != "output_throughput"), "output_throughput"]
     listed = " and ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
     key = f"Filled: no other setting here is at least as good in {listed}."
+    key += " Dashed: the target." if any({*panel.limits} != {None} for panel in marks.panels) else ""
     verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
     return {
         "verdict": f"{settings_text(tuning.best.changes) or 'The recorded setting'}: {verdict}.",
@@ -129,6 +130,10 @@ def _panel(panel: ParetoPanel, left: int) -> str:
         parts.append(f'<path d="M{left + MARGIN} {to_y(tick):.1f}H{left + WIDTH - 16}" stroke="{GRID}"/>')
         parts.append(text(left + MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
     parts.append(text(left + (WIDTH + MARGIN) / 2, HEIGHT - 16, panel.titles[0], "middle"))
+    of_x, of_y = panel.limits
+    lines = [f"M{to_x(of_x):.1f} 16V{HEIGHT - MARGIN}"] if of_x is not None else []
+    lines += [f"M{left + MARGIN} {to_y(of_y):.1f}H{left + WIDTH - 16}"] if of_y is not None else []
+    parts += [f'<path d="{line}" stroke="{INK}" stroke-dasharray="5 3"/>' for line in lines]
     middle = (HEIGHT - MARGIN) / 2
     turned = f"rotate(-90 {left + 14} {middle})"
     parts.append(f'<g transform="{turned}">{text(left + 14, middle, panel.titles[1], "middle")}</g>')

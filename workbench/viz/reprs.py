@@ -37,6 +37,7 @@ from workbench.viz.style import STYLE
 from workbench.viz.words import role_of
 
 if TYPE_CHECKING:
+    from workbench.analysis.whatif import WhatIf
     from workbench.trace.readings.metrics import TraceMetrics
     from workbench.trace.trace import Trace
 
@@ -283,12 +284,26 @@ def _summary(summary: Summary, speculation: SpeculationMetrics, pauses: str = ""
     )
 
 
+def whatif_html(answer: WhatIf) -> str:
+    """A changed setting beside the recorded one: what stands in its way, the table, the notes and the command."""
+    obstacle = answer.prediction.obstacle
+    headings, *rows = answer.table
+    return fragment(
+        f"<h4>{escape(obstacle)}</h4>" if obstacle else "",
+        table(headings, rows),
+        *(f"<p>{escape(remark)}</p>" for remark in answer.remarks),
+        f"<p><code>{escape(answer.command)}</code></p>" if answer.command else "",
+    )
+
+
 def comparison_html(comparison: Comparison) -> str:
     """Two runs: what differs, and the latencies of each request."""
     lines = [f"<p>{escape(line)}</p>" for line in comparison.lines]
     if comparison.alike:
         return fragment(*lines, f"<p>{escape(comparison.alike)}</p>")
-    return fragment(*lines, table(*comparison.table), *(f"<p>{escape(line)}</p>" for line in comparison.more))
+    headings, rows = comparison.table
+    rest = [f"<p>{escape(line)}</p>" for line in comparison.more]
+    return fragment(*lines, table(headings, rows) if rows else "", *rest)
 
 
 def engine_html(engine: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.base.text import settings_text
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.two_sides import UNEQUAL, most_blocks
 from workbench.trace.trace import Trace
@@ -34,11 +35,6 @@ class _Counted:
     counts: dict[str, int]
     schedule: list[tuple[tuple[str, int, int], ...]]
 
-    @property
-    def words(self) -> str:
-        """The changes as text."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes.items())
-
     def values(self, counts: Iterable[str]) -> dict[str, str]:
         """Its numbers as texts, by column."""
         return {name: f"{self.counts[name]:,}" for name in counts if name in self.counts}
@@ -63,12 +59,16 @@ def settings_in_steps(
         ValueError: No request has a token yet.
     """
     from workbench.analysis.flags import Server
+    from workbench.analysis.fork import why_hung
 
     settings = list(_settings(trace))
-    found = []
+    found, hanging = [], []
     for place, changes in enumerate(settings):
         tell(place, len(settings))
-        if (counted := _count(fork(at_step=trace[0].step, **changes), changes)) is not None:
+        forked = fork(at_step=trace[0].step, **changes)
+        if changes and why_hung(forked):
+            hanging.append(settings_text(changes))
+        elif (counted := _count(forked, changes)) is not None:
             found.append(counted)
     if not found or found[0].changes:
         raise ValueError("no request of this run has a token yet: let the engine run on")
@@ -76,13 +76,14 @@ def settings_in_steps(
     others = sorted(
         (each for each in found[1:] if each.schedule != now.schedule), key=lambda each: each.counts["steps"]
     )
-    alike = [each.words for each in found[1:] if each.schedule == now.schedule]
+    alike = [settings_text(each.changes) for each in found[1:] if each.schedule == now.schedule]
     server = Server.of(trace)
     named = [("now", now), *((f"{place}.", each) for place, each in enumerate(others[:MAX_SHOWN], 1))]
     shown = [each for _, each in named]
     columns = [name for name in now.counts if name in ALWAYS or any(each.counts[name] for each in shown)]
     counts = "this counts steps and KV blocks, and cannot say which setting meets a target in seconds"
     notes = [NOTE] if shown[1:] else []
+    notes += [f"Requests would wait forever with {' or '.join(hanging)}."] if hanging else []
     notes += [f"Every step stays as it is with {' or '.join(alike)}."] if alike else []
     return {
         "verdict": f"{reason}: {counts}.",
@@ -91,7 +92,7 @@ def settings_in_steps(
         "candidates": [
             {
                 "words": words,
-                "setting": each.words or "as recorded, simulated",
+                "setting": settings_text(each.changes) or "as recorded, simulated",
                 "values": each.values(columns),
                 "flags": server.flags(each.changes),
             }
@@ -101,14 +102,16 @@ def settings_in_steps(
 
 
 def _settings(trace: Trace) -> Iterator[dict[str, Any]]:
-    """The recorded setting, and every other value of the fields that `tune` varies, one at a time."""
+    """The recorded setting, and every other value of the fields that `tune` varies, one at a time; none refused."""
+    from workbench.analysis.flags import Server
     from workbench.analysis.fork import recorded_config
     from workbench.analysis.tune import default_grid
 
     yield {}
-    config = recorded_config(trace)
+    config, server = recorded_config(trace), Server.of(trace)
     for name, values in default_grid(trace).items():
-        yield from ({name: value} for value in values if value != getattr(config, name))
+        settings = ({name: value} for value in values if value != getattr(config, name))
+        yield from (changes for changes in settings if not server.refusal(changes))
 
 
 def _count(simulated: Trace, changes: dict[str, Any]) -> _Counted | None:

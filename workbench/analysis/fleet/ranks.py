@@ -48,6 +48,7 @@ class RanksPredictor(Predictor):
         num_draws: Number of repeated simulations for intervals; 0 for none.
         counted: Requests whose latencies count; None for all.
         open_loop: Let requests arrive at their recorded times, even those that contain the answer to another one.
+        measured: Values that were measured elsewhere, by name; None for those of the traces.
         rough: Accept a cost model that is only good enough to compare two predictions.
 
     Raises:
@@ -64,11 +65,13 @@ class RanksPredictor(Predictor):
         num_draws: int = NUM_DRAWS,
         counted: Collection[str] | None = None,
         open_loop: bool = False,
+        measured: Mapping[str, float] | None = None,
         rough: bool = False,
     ) -> None:
         first, *rest = traces.values()
         fits: dict[str, Any] = {"others": [*rest, *others], "fit_from": fit_from}
-        super().__init__(first, **fits, num_draws=num_draws, counted=counted, open_loop=open_loop, rough=rough)
+        options: dict[str, Any] = {"open_loop": open_loop, "measured": measured, "rough": rough}
+        super().__init__(first, **fits, num_draws=num_draws, counted=counted, **options)
         self.traces = dict(traces)
         for name, trace in self.traces.items():
             if recorded_config(trace) != recorded_config(first):
@@ -106,10 +109,12 @@ class RanksPredictor(Predictor):
         return self._loops
 
     @cached_property
-    def recorded(self) -> dict[str, float]:
-        """The values of all ranks together."""
+    def _measured_here(self) -> tuple[dict[str, float], list[RequestMetrics]]:
+        """The values of all ranks together, and the requests that had not ended with the recording."""
         together = {name: (metrics_of(its), self._late[name]) for name, its in self.traces.items()}
-        return latency_values(merge_metrics(together), self._counted)
+        requests = [each for its, _ in together.values() for each in its.requests.values()]
+        values = latency_values(merge_metrics(together), self._counted)
+        return values, [each for each in requests if each.age is not None]
 
     def simulate_ranks(self, changes: Mapping[str, Any], draw: int | None = None) -> FleetRun:
         """The run of all ranks under a changed configuration.
@@ -142,12 +147,15 @@ class RanksPredictor(Predictor):
                 f"the recording of {rank} has neither token ids nor block hashes, and {why}: the prefixes that other "
                 "settings would find are unknown"
             )
-        fields = dict(changes)
-        count = integer(RANKS, fields.pop(RANKS, len(self.traces)), 1, MAX_RANKS)
+        count = integer(RANKS, changes.get(RANKS, len(self.traces)), 1, MAX_RANKS)
+        fields = self._fields(changes)
         recorded = recorded_config(self.trace)
         # Each rank refuses what it cannot answer.
         configs = [past.changed(recorded, fields) for past in self._pasts.values()]
         return count, configs[0]
+
+    def _fields(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return super()._fields({name: value for name, value in changes.items() if name != RANKS})
 
     def refuse_impossible(self, changes: Mapping[str, Any]) -> None:
         """See `Predictor.refuse_impossible`."""
@@ -169,7 +177,10 @@ class RanksPredictor(Predictor):
 
     def simulate(self, **changes: Any) -> Trace:
         """Refused: every rank has a trace (`simulate_ranks`)."""
-        raise ValueError("the ranks of a prediction have a trace each: name the recording of one rank to save its own")
+        raise ValueError(
+            f"the ranks of a prediction have a trace each: predict the recording of one rank, without {RANKS}, to save "
+            "its own"
+        )
 
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
         notes = super()._notes(outcome, changes)
@@ -195,12 +206,6 @@ class RanksPredictor(Predictor):
             times = {name: choice.time for name, choice in run.choices.items()}
             seen = values | values_until(map(partial(_seen, times), metrics.requests.values()), self._until)
         return Outcome(values, end, hang, e2e, seen=seen, spans=spans, idle=metrics.summary.clock.idle)
-
-    @cached_property
-    def _unended(self) -> list[RequestMetrics]:
-        """The requests of all ranks that had not ended when the recording did."""
-        requests = [each for trace in self.traces.values() for each in metrics_of(trace).requests.values()]
-        return [each for each in requests if each.age is not None]
 
     @cached_property
     def _until(self) -> float | None:

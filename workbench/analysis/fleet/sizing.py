@@ -19,7 +19,7 @@ from workbench.analysis.fleet.router import Router
 from workbench.analysis.fleet.routers import check_serves
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.sweep import mark_pareto
-from workbench.analysis.tuning import read_slo
+from workbench.analysis.tuning import limits_text, read_slo
 from workbench.base.field_checks import integer
 from workbench.base.on_demand import find
 from workbench.base.outside_files import json_value, read_text
@@ -121,7 +121,7 @@ class FleetTable:
         return ["goodput"] if self.slo else []
 
     def _answer(self) -> str:
-        limits = ", ".join(f"{name} <= {shown(name, limit)}" for name, limit in self.slo.items())
+        limits = limits_text(self.slo)
         if self.best is not None:
             meets = "meets" if self.best.replicas == 1 else "meet"
             return f"{counted(self.best.replicas, 'replica')} with {self.best.router} {meets} {limits}"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.apps.cli.options import (
     TRACE_OR_RANKS,
@@ -31,13 +31,11 @@ from workbench.apps.cli.options import (
 from workbench.apps.cli.say import say, say_text
 from workbench.apps.cli.settings import add_settings_option, add_slo_option, add_sweep_option, vllm_fields
 from workbench.base.field_checks import integer
-from workbench.base.tables import folded_command, table_lines, terminal_width
+from workbench.base.tables import table_lines, terminal_width
 from workbench.base.text import counted, printable
 
 if TYPE_CHECKING:
     from workbench.analysis.causes import Explanation
-    from workbench.analysis.check import Check
-    from workbench.analysis.intervals import Prediction
     from workbench.analysis.predict import Predictor
     from workbench.trace import Trace
 
@@ -63,10 +61,6 @@ _MISSES = """\
   workbench trace misses run.jsonl.gz
   workbench trace misses run.jsonl.gz r17
 """
-
-_LATENCIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_mean", "itl_p99", "e2e_mean")
-_TIMES = ("duration", *_LATENCIES, "output_throughput")
-"""Values in seconds, or by seconds, that ``trace whatif`` prints."""
 
 
 def add_parsers(actions: Commands) -> None:
@@ -194,31 +188,33 @@ def _misses(options: argparse.Namespace) -> int:
     return 0
 
 
-def _predictor(options: argparse.Namespace) -> Predictor:
-    """The run to predict, of one scheduler or of all ranks in a folder."""
-    from workbench.analysis.fleet.ranks import RanksPredictor
+def _predictor(options: argparse.Namespace, changes: Collection[str] = ()) -> Predictor:
+    """The run to predict: of one scheduler, or of all ranks, those in a folder or another number of them.
+
+    Args:
+        options: The options of `_add_sources`.
+        changes: The fields that change.
+    """
+    from workbench.analysis.fleet.ranks import RANKS, RanksPredictor
     from workbench.analysis.predict import Predictor
 
     ranks = load_ranks(options.trace) if options.trace.is_dir() else {}
     if len(ranks) > 1:
         others = [load_trace(path) for path in options.also]
-        costs = [load_trace(options.cost_from)] if options.cost_from else []
-        counted = _counted(ranks, options)
-        _print_when(ranks)
-        chosen = {"counted": counted, "open_loop": options.open_loop, "rough": True}
-        return RanksPredictor(ranks, others=others, fit_from=costs, **chosen)
-    trace, others, fit_from = _sources(options, next(iter(ranks.values()), None))
-    _print_when({"": trace})
-    counted = _counted({"": trace}, options)
-    return Predictor(
-        trace,
-        others=others,
-        fit_from=fit_from,
-        counted=counted,
-        open_loop=options.open_loop,
-        measured=_measured(options.trace, options.ignore_columns),
-        rough=True,
-    )
+        fit_from = [load_trace(options.cost_from)] if options.cost_from else []
+    else:
+        trace, others, fit_from = _sources(options, next(iter(ranks.values()), None))
+        ranks = {"": trace}
+    _print_when(ranks)
+    chosen: dict[str, Any] = {
+        "others": others,
+        "fit_from": fit_from,
+        "counted": _counted(ranks, options),
+        "open_loop": options.open_loop,
+        "measured": _measured(options.trace, options.ignore_columns),
+        "rough": True,
+    }
+    return RanksPredictor(ranks, **chosen) if len(ranks) > 1 or RANKS in changes else Predictor(ranks[""], **chosen)
 
 
 def _print_when(traces: Mapping[str, Trace]) -> None:
@@ -291,70 +287,17 @@ def _sources(options: argparse.Namespace, only: Trace | None) -> tuple[Trace, li
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    from workbench.analysis.check import COUNTS, is_told
-    from workbench.analysis.flags import VLLM_FIELDS, Server
+    from workbench.analysis.flags import VLLM_FIELDS
     from workbench.analysis.sweep import read_settings
 
     check_suffix("--out", options.out, *TRACE_SUFFIXES)
     changes = read_settings(options.set, VLLM_FIELDS)
-    predictor = _predictor(options)
-    predictions = predictor.predict_all([changes] if changes else [], progress=True)
-    prediction = predictions[0] if changes else predictor.unchanged
-    check = predictor.check
-    gives_seconds = check.grade != "steps" or options.force
-    runs = prediction.outcome.values, predictor.unchanged.outcome.values, check.measured
-    names = [*(_TIMES if gives_seconds else ()), *COUNTS]
-    names = [name for name in names if name in prediction.intervals and is_told(name, *runs)]
+    answer = _predictor(options, changes).whatif(force=options.force, progress=True, **changes)
+    prediction = answer.prediction
     num_steps = counted(round(prediction.outcome.values["num_steps"]), "predicted step")
     with writing((options.out, lambda path: prediction.trace.save(path), num_steps)):  # simulated for a file
-        say(*_whatif_table(names, prediction, predictor.unchanged, check))
-        if not gives_seconds:
-            say(f"{check.refusal}; --force prints them")
-        elif check.caution:
-            say(f"! {check.caution}")
-        for note in (*prediction.notes, *check.notes):
-            say(f"note: {note}")
-        differs = prediction.outcome.values != predictor.unchanged.outcome.values
-        if differs and (command := Server.of(predictor.trace).command(changes)):
-            print(*folded_command(command, terminal_width()), sep="\n")
+        print(answer)
     return 0
-
-
-def _whatif_table(names: Sequence[str], prediction: Prediction, unchanged: Prediction, check: Check) -> Iterator[str]:
-    """Predictions of the recorded and of the changed setting, and how far that of the recorded one is off."""
-    from workbench.analysis.check import MAX_ERROR, shown
-    from workbench.analysis.values import OF_IDLE
-
-    is_changed = prediction is not unchanged
-    changed = ["changed, predicted", "change"] if is_changed else []
-    table = [["", "now, predicted", *changed, "interval", "now, recorded", "off by", ""]]
-    predicted = {name: interval.value for name, interval in unchanged.intervals.items()}
-    for name in names:
-        interval, now = prediction.intervals[name], predicted.get(name)
-        texts = [shown(name, values[name]) if name in values else "-" for values in (predicted, check.measured)]
-        change = f"{interval.value / now - 1:+z.0%}" if now else ""
-        changed = [shown(name, interval.value), change] if is_changed else []
-        spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
-        error = check.errors.get(name)
-        off = "" if error is None else f"{error:+z.1%}"
-        is_far = error is not None and abs(error) > MAX_ERROR
-        table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
-    width, interval_at = terminal_width(), len(table[0]) - 4
-    lines = table_lines(table, left=(0, interval_at))
-    if width is not None and max(map(len, lines)) > width:
-        changed = ["changed", "change"] if is_changed else []
-        rows = [[cell.replace(" tokens/s", "/s") for cell in row] for row in table[1:]]
-        ahead = [["predicted", "now", *changed, "interval", ""]]
-        ahead += [[*row[: interval_at + 1], row[-1]] for row in rows]
-        behind = [["now", "predicted", "recorded", "off by", ""]]
-        behind += [[*row[:2], *row[interval_at + 1 :]] for row in rows]
-        lines = [*table_lines(ahead, width=width, title=(0, interval_at + 1), left=(0, interval_at)), ""]
-        lines += table_lines(behind, width=width, title=(0, 4), left=(0,))
-    yield from lines
-    if "duration" in names and prediction.outcome.idle:
-        yield f"note: {OF_IDLE}"
-    if any(row[-1] for row in table):
-        yield f"! the prediction of now is off by more than {MAX_ERROR:.0%}: do not rely on this value"
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -199,21 +199,29 @@ class Comparison:
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows of the requests; without latencies that cannot be compared, and counts that are all 0."""
+        """Headings and rows of the requests; without latencies that cannot be compared, and counts that are all 0.
+
+        Empty without any row.
+        """
         unit = "" if self.unit == "s" else f" {self.unit}"
         latencies = () if self.counts_only else (f"TTFT{unit}", f"ITL{unit}")
-        has_waste = any(each.a.num_recomputed_tokens or each.b.num_recomputed_tokens for each in self.requests)
+        has_waste = any(map(_has_waste, self.requests))
         names = (*latencies, "recomputed") if has_waste or self.counts_only else latencies
         title = ["request", *(f"{name} {side}" for name in names for side in ("A", "B", "Δ"))]
         latency = duration if self.unit == "s" else number
         rows = []
-        for request in self.requests[:MAX_ROWS]:
+        for request in self._told[:MAX_ROWS]:
             ttft = _cells(request.ttft_a, request.ttft_b, request.ttft_delta, latency)
             itl = _cells(request.itl_a, request.itl_b, request.itl_delta, latency)
             times = [] if self.counts_only else [*ttft, *itl]
             recomputed = (request.a.num_recomputed_tokens, request.b.num_recomputed_tokens, request.waste_delta)
             rows.append([request.request_id, *times, *_cells(*recomputed, number)][: len(title)])
-        return title, rows
+        return (title, rows) if rows else ([], [])
+
+    @property
+    def _told(self) -> Sequence[RequestComparison]:
+        """The requests of which the table says something: all with latencies, else those with recomputed tokens."""
+        return [each for each in self.requests if _has_waste(each)] if self.counts_only else self.requests
 
     def __repr__(self) -> str:
         title, rows = self.table
@@ -221,8 +229,8 @@ class Comparison:
         lines = [piece for line in self.lines for piece in wrapped(printable(line), width)]
         if self.alike:
             return "\n".join([*lines, *wrapped(self.alike, width)])
-        table = table_lines([title, *([printable(row[0]), *row[1:]] for row in rows)], left=(0,), width=width)
-        return "\n".join([*lines, "", *table, *self.more])
+        table = ["", *table_lines([title, *([printable(row[0]), *row[1:]] for row in rows)], left=(0,), width=width)]
+        return "\n".join([*lines, *(table if rows else ()), *self.more])
 
     def _repr_html_(self) -> str | None:
         return picture("Comparison", self)
@@ -230,7 +238,7 @@ class Comparison:
     @property
     def more(self) -> list[str]:
         """The number of requests that the table leaves out, as a sentence."""
-        hidden = len(self.requests) - MAX_ROWS
+        hidden = len(self._told) - MAX_ROWS
         return [f"... and {counted(hidden, 'request')} with smaller changes"] if hidden > 0 else []
 
 
@@ -309,6 +317,11 @@ def compare(a: Trace, b: Trace) -> Comparison:
         first_token_difference=differences[0] if differences and known else None,
         notes=(*([UNEQUAL_STEPS] if counts_only else []), *_one_predicted(a, b, unit), *_notes(a, b, matching)),
     )
+
+
+def _has_waste(request: RequestComparison) -> bool:
+    """Whether one of both runs computed tokens of a request again."""
+    return bool(request.a.num_recomputed_tokens or request.b.num_recomputed_tokens)
 
 
 def _check_same_workload(a: Trace, b: Trace, pairs: Iterable[tuple[str, str]]) -> None:

@@ -105,7 +105,8 @@ class Measure(NamedTuple):
 def extremes(measures: Sequence[Measure], least: float = LITTLE_CHANGE) -> str:
     """Of times and rates of two runs, the one that gets worst and the one that gets best, if they change enough.
 
-    Changed numbers of UNSERVED requests come first: the times of the others say nothing about them.
+    Changed numbers of UNSERVED requests come first: the times of the others say nothing about them. The run with more
+    of them is better in no measure, as its values are those of fewer requests.
 
     Args:
         measures: The measures.
@@ -117,7 +118,8 @@ def extremes(measures: Sequence[Measure], least: float = LITTLE_CHANGE) -> str:
         >>> extremes([Measure("mean TTFT", 2.0, 2.02, "s"), Measure("longest pause", 0.1, 0.1, "s")])
         'neither mean TTFT nor longest pause changes by 3% or more'
     """
-    unserved = [f"{each.name} {' -> '.join(each.values())}" for each in measures if each.is_of_unserved and each.share]
+    changed = [each for each in measures if each.is_of_unserved and each.share]
+    unserved = [f"{each.name} {' -> '.join(each.values())}" for each in changed]
     measures = [each for each in measures if not each.is_of_unserved]
     if not measures:
         return "; ".join(unserved)
@@ -127,6 +129,8 @@ def extremes(measures: Sequence[Measure], least: float = LITTLE_CHANGE) -> str:
         return share if each.unit else Measure("", each.b, each.a, "").share if share else 0.0
 
     ends = {"worse": max(measures, key=loss), "better": min(measures, key=loss)}
+    if changed:
+        ends.pop("better" if any(each.b > each.a for each in changed) else "worse")
     told = [
         f"{word}: {each.name} {' -> '.join(each.values())} ({each.words})"
         for word, each in ends.items()

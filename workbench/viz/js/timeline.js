@@ -128,7 +128,7 @@ export class TimelinePanel extends StepPanel {
     });
     if (!binned) this.drawMarks(context, axis, from);
     this.drawStepLabels(context, axis, height);
-    this.drawLegend(context, axis, binned);
+    this.drawLegend(context, axis, binned, height);
   }
 
   // -- a bar per step --------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ export class TimelinePanel extends StepPanel {
     text(context, `${formatSeconds(leftOut)} idle left out`, axis.x1 + 16, height - 6, colours.muted, SMALL);
   }
 
-  drawLegend(context, axis, binned) {
+  drawLegend(context, axis, binned, height) {
     const { theme } = this, { colours } = theme, x = axis.x1 + 16;
     const bars = [
       { name: "prefill tokens", mark: box(colours.prefill, 12, 8) },
@@ -326,8 +326,10 @@ export class TimelinePanel extends StepPanel {
     const room = hasRoomAtRight(this.width);
     this.legend.show(room ? [] : [...entries, ...events], this.width, colours.muted);
     if (!room) return;
-    entries.forEach((entry, i) => legendEntry(context, entry, x, TOP + 4 + i * 15, x + 18, colours.muted));
-    const y = TOP + 6 + entries.length * 15, lefts = [0, 46, 104, 0, 58], tops = [0, 0, 0, 15, 15];
+    // Below are two lines of events, and the idle time that is left out.
+    const line = Math.min(15, Math.floor((height - 6 - (TOP + 6)) / (entries.length + 2)));
+    entries.forEach((entry, i) => legendEntry(context, entry, x, TOP + 4 + i * line, x + 18, colours.muted));
+    const y = TOP + 6 + entries.length * line, lefts = [0, 46, 104, 0, 58], tops = [0, 0, 0, line, line];
     events.forEach((entry, i) => {
       legendEntry(context, entry, x + lefts[i], y + tops[i], x + lefts[i] + 13, colours.muted);
     });

@@ -16,7 +16,8 @@ const FIELDS = [
   ["long_prefill_token_threshold", "chunk cap", [0, 16, 32, 48, 64, 96, 128, 160, 192, 256, 512, 1024]],
 ];
 
-const POLICIES = [["fcfs", "first come, first served"], ["priority", "priority"]];
+/** @type {any} The policies by name, each with its words. */
+const POLICIES = "__POLICIES__";
 
 /** @type {any} The measures of a duel, each with the words that say what wins. */
 const MEASURES = "__MEASURES__";
@@ -239,6 +240,7 @@ export function fillMeasures(element, { measures = [], fork }, view) {
 export function forkWords({ at_step: step, changes }) {
   const named = Object.entries(changes || {}).map(([name, value]) => {
     const field = FIELDS.find(([known]) => known === name);
+    if (name === "policy") return `policy ${POLICIES.find(([known]) => known === value)?.[1] ?? value}`;
     return `${field ? field[1] : name} ${typeof value === "number" ? formatNumber(value) : value}`;
   });
   return `${step ? `from step ${formatNumber(step)}` : "from the first step"} with ${named.join(", ") || "no change"}`;

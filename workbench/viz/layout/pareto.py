@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from workbench.base.text import settings_text
-from workbench.viz.layout.axis import Axis
+from workbench.viz.layout.axis import MOST_LINEAR, Axis
 
 _TIMES = {
     "ttft": "time to first token",
@@ -47,11 +47,13 @@ class ParetoPanel:
         titles: Titles of the horizontal and the vertical axis.
         axes: The axes.
         points: The rows in drawing order: those on the front last, on top of the others.
+        limits: The limits of a target on both axes; None for none, or for one that is far from all points.
     """
 
     titles: tuple[str, str]
     axes: tuple[Axis, Axis]
     points: list[ParetoPoint]
+    limits: tuple[float | None, float | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ def _marks(
     ringed: Sequence[tuple[str, Mapping[str, Any]]],
     axes: Sequence[tuple[str, str]],
     units: Mapping[str, str],
+    slo: Mapping[str, float] | None = None,
 ) -> ParetoMarks:
-    """The same with the horizontal and the vertical axis of each panel, and the unit of each time."""
+    """The same with the horizontal and the vertical axis of each panel, the unit of each time, and a target."""
     needed = tuple(dict.fromkeys(name for pair in axes for name in reversed(pair)))
     shown = [row for row in rows if all(row.get(name) is not None for name in needed)]
     if not shown:
@@ -110,8 +113,11 @@ def _marks(
             ParetoPoint(_value(row, name, units), _value(row, upwards, units), numbers.get(id(row)), rings.get(id(row)))
             for row in ordered
         ]
-        axes = Axis.around([point.x for point in points]), Axis.around([point.y for point in points])
-        return ParetoPanel((_title(name, units, has_idle), _title(upwards, units, has_idle)), axes, points)
+        of_x, of_y = (_value(slo, each, units) if slo and each in slo else None for each in (name, upwards))
+        across, limit_x = _with_limit([point.x for point in points], of_x)
+        along, limit_y = _with_limit([point.y for point in points], of_y)
+        titles = _title(name, units, has_idle), _title(upwards, units, has_idle)
+        return ParetoPanel(titles, (across, along), points, (limit_x, limit_y))
 
     lines = [(numbers[id(row)], settings_text({name: row[name] for name in settings})) for row in front]
     return ParetoMarks([panel(*pair) for pair in axes], len(shown), len(front), lines if settings else [])
@@ -128,7 +134,14 @@ def tuning_marks(tuning: Any) -> ParetoMarks:
     largest = {name: max((row[name] for row in rows if row.get(name) is not None), default=0.0) for name in worst}
     units = {name: "s" if seconds >= 1 else "ms" for name, seconds in largest.items()}
     axes = [("output_throughput", name) for name in worst]
-    return _marks(rows, (), [(row["word"], row) for row in rows], axes, units)
+    return _marks(rows, (), [(row["word"], row) for row in rows], axes, units, slo)
+
+
+def _with_limit(values: Sequence[float], limit: float | None) -> tuple[Axis, float | None]:
+    """The axis of some values, which reaches a limit near them, and the limit if the axis does."""
+    near = limit is not None and max(*values, limit) <= MOST_LINEAR * min(*values, limit)
+    axis = Axis.around([*values, limit] if near and limit is not None else values)
+    return axis, limit if limit is not None and axis.begin <= limit <= axis.end else None
 
 
 def _value(row: Mapping[str, Any], name: str, units: Mapping[str, str]) -> float:
