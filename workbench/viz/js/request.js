@@ -5,6 +5,9 @@ import { plain } from "./dom.js";
 /** Maximum number of characters of a request's label in a picture. */
 const LABEL = 10;
 
+/** The step of everything that happened before the first one. */
+const BEFORE = -1;
+
 /** The beginning of an id up to its last separator. */
 const stem = (id) =>
   id.slice(0, Math.max(...["-", "_", ".", ":", "/"].map((separator) => id.lastIndexOf(separator))) + 1);
@@ -53,8 +56,8 @@ export function newRequest(info, index, start) {
     everBefore: 0, // the same with those that a preemption threw away; null if it is not known
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
-    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted", and isBefore if the
-    // change happened before the first step
+    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"; a change before the
+    // first step is in step -1, as are the block tables of that moment
     changes: [],
     finishReason: "",
     wait: null, // the words of a wait that is over; see way.js
@@ -66,15 +69,18 @@ export function newRequest(info, index, start) {
 /** Whether a request in this state never runs again. */
 export const isOver = (state) => state === "finished" || state === "aborted";
 
-/** A block table: its `ids` only grow; `lengths` are [step, length], `holes` the places [step, place] that became 0. */
+/**
+ * A block table: its `ids` only grow; `lengths` are [step, length], `holes` the places [step, place] that became 0.
+ * @param ids Those that it has before the first step.
+ */
 export function newTable(ids = []) {
-  return { ids: [...ids], lengths: ids.length ? [[0, ids.length]] : [], holes: [] };
+  return { ids: [...ids], lengths: ids.length ? [[BEFORE, ids.length]] : [], holes: [] };
 }
 
 /** The steps in which a request waits: { state, begin, until }, with state "waiting" or "preempted". */
 export function waitsOf(store, { changes }) {
   const until = (i) => changes[i + 1]?.step ?? store.numSteps;
-  const all = changes.map(({ state, step }, i) => ({ state, begin: step, until: until(i) }));
+  const all = changes.map(({ state, step }, i) => ({ state, begin: Math.max(0, step), until: until(i) }));
   return all.filter(({ state, begin, until }) => (state === "waiting" || state === "preempted") && begin < until);
 }
 
@@ -86,9 +92,9 @@ function placeAtStart(request, start) {
   const table = has(start.tables) && start.tables[request.id];
   if (table) {
     const others = has(start.other_tables) ? start.other_tables[request.id] : [];
-    request.tables.push({ step: 0, groups: [table, ...others].map((ids) => newTable(ids)) });
-    request.changes.push({ step: 0, state: "running" });
+    request.tables.push({ step: BEFORE, groups: [table, ...others].map((ids) => newTable(ids)) });
+    request.changes.push({ step: BEFORE, state: "running" });
   } else if (start.waiting.includes(request.id)) {
-    request.changes.push({ step: 0, state: request.everBefore ? "preempted" : "waiting", isBefore: true });
+    request.changes.push({ step: BEFORE, state: request.everBefore ? "preempted" : "waiting" });
   }
 }
