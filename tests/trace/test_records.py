@@ -179,6 +179,7 @@ MAPPINGS = [
     (Keyframe(0), "block_tables"),
     (Keyframe(0), "num_kv_computed"),
     (Keyframe(0), "other_tables"),
+    (Keyframe(0), "last_tokens"),
     (Supplement(0, "late"), "facts"),
 ]
 

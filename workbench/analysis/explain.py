@@ -239,9 +239,11 @@ class Explainer:
             TraceError: It was never computed, in a trace without steps.
         """
         info, of_request = self.trace.requests[request_id], self.metrics.requests[request_id]
-        arrival, tokens = info.arrival_time, of_request.token_times
+        arrival, tokens, before = info.arrival_time, of_request.token_times, of_request.token_before
+        last_before = None if before is None else before.end
         if self.unit == "steps":
             arrival, tokens = float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
+            last_before = None if before is None else before.step + 1.0
         if of_request.e2e is not None:
             end = arrival + _in_unit(of_request.e2e, self.unit)
         elif len(self.trace) and of_request.age is not None:
@@ -252,7 +254,8 @@ class Explainer:
         pieces = tuple(self._gathered(self._states[request_id], arrival, last))
         has_ttft, waits = of_request.ttft is not None, of_request.waited is not None
         num_before = self._outputs_before.get(request_id) or 0
-        return Course(request_id, arrival, end, tokens, num_before, has_ttft, waits, pieces, self._first_step)
+        known = (num_before, last_before, has_ttft, waits)
+        return Course(request_id, arrival, end, tokens, *known, pieces, self._first_step)
 
     def _gathered(self, states: _States, begin: float, end: float) -> Iterator[Piece]:
         """The pieces of a request's time that are in a stretch of it."""

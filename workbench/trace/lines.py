@@ -117,6 +117,18 @@ class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_fi
     _mappings = ("sampling",)
 
 
+class LastToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The latest output token of a request.
+
+    Attributes:
+        step: The step that sampled it.
+        end: End of that step, in seconds since the start of the trace; 0 without a clock.
+    """
+
+    step: Count
+    end: Seconds = 0.0
+
+
 class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     """The scheduler's memory before a step, so that a trace can begin in the middle of a run.
 
@@ -129,6 +141,7 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
         other_tables: The block tables of the KV cache groups after the first, for the same requests.
         zero: The moment from which the run counts its times (`workbench.trace.run_zero`), in seconds since the start
             of the trace; unset if it is not known.
+        last_tokens: The latest output token of each request that is open and has one, as far as it is known.
     """
 
     step: Count
@@ -138,7 +151,8 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     cached_block_ids: tuple[BlockId, ...] = ()
     other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
     zero: Seconds | msgspec.UnsetType = msgspec.UNSET
-    _mappings = ("other_tables", "block_tables", "num_kv_computed")
+    last_tokens: Mapping[str, LastToken] = EMPTY
+    _mappings = ("other_tables", "block_tables", "num_kv_computed", "last_tokens")
 
 
 class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):

@@ -26,7 +26,7 @@ MAX_ROWS = 20
 HEADINGS = ("request", "TTFT", "ITL mean", "preemptions", "prompt tokens", "output tokens", "end")
 """Headings of the table."""
 
-_OF_TOKENS = ("token_steps", "token_times")
+_OF_TOKENS = ("token_steps", "token_times", "token_before")
 _LATENCIES = ("queue", "prefill", "ttft", "decode", "e2e", "age")
 
 

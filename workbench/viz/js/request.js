@@ -52,6 +52,7 @@ export function newRequest(info, index, start) {
     chunkSteps: [], // the step of each of them
     tokens: [], // those of the steps that are here: { step, text, id, chunk }
     numBefore: 0, // number of output tokens before the first step that is here; null if it is not known (yet)
+    tokenBefore: null, // the step of the latest of them, which is negative; null for none, or if it is not known
     computedBefore: 0, // number of KV positions that were computed before that step and are kept
     everBefore: 0, // the same with those that a preemption threw away; null if it is not known
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
@@ -87,6 +88,7 @@ export function waitsOf(store, { changes }) {
 function placeAtStart(request, start) {
   const has = (table) => Object.hasOwn(table, request.id);
   if (has(start.num_outputs)) request.numBefore = start.num_outputs[request.id];
+  if (has(start.last_tokens)) request.tokenBefore = start.last_tokens[request.id];
   if (has(start.num_computed)) request.computedBefore = start.num_computed[request.id];
   if (has(start.ever_computed)) request.everBefore = start.ever_computed[request.id];
   const table = has(start.tables) && start.tables[request.id];

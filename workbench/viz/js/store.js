@@ -506,7 +506,8 @@ export class Store {
   latencySteps(request, number) {
     const { step } = request.tokens[number];
     if (number > 0) return step - request.tokens[number - 1].step;
-    if (request.numBefore) return NaN; // the token before is not here
+    if (request.tokenBefore !== null) return step - request.tokenBefore;
+    if (request.numBefore) return NaN; // the token before is not known
     return this.label(step) + 1 - request.arrival_step;
   }
 
