@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from workbench.trace.fields import EMPTY, BlockId, Count, Offset, Rows, Seconds, TokenId, Tokens
+from workbench.trace.pool_change import Runs
 from workbench.trace.records import Frozen, StepRecord
+
+if TYPE_CHECKING:
+    BlockIds = tuple[BlockId, ...]
+else:  # in a file, runs of neighbours are named by their ends
+    BlockIds = Runs
 
 SCHEMA_VERSION = 4
 """Version of the trace file format that is written.
 
 In a mapping of requests to reasons, each reason is written once: the number n stands for the n-th different one,
-counted from 0. The last fields of a chunk that have their default are left out. Version 4 is the first that a release
+counted from 0. The last fields of a chunk that have their default are left out. The free queue and the cached blocks of
+a keyframe are `Runs`; block ids without runs are read too. Version 4 is the first that a release
 writes; a reader refuses any other by name.
 """
 
@@ -147,8 +154,8 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     step: Count
     block_tables: Mapping[str, tuple[BlockId, ...]] = EMPTY
     num_kv_computed: Mapping[str, Tokens] = EMPTY
-    free_block_ids: tuple[BlockId, ...] = ()
-    cached_block_ids: tuple[BlockId, ...] = ()
+    free_block_ids: BlockIds = ()
+    cached_block_ids: BlockIds = ()
     other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
     zero: Seconds | msgspec.UnsetType = msgspec.UNSET
     last_tokens: Mapping[str, LastToken] = EMPTY
