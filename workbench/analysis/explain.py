@@ -19,6 +19,7 @@ from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Sp
 from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
+from workbench.analysis.why import why
 from workbench.base.field_checks import integer
 from workbench.config import MAX_LORAS
 from workbench.simulation.costs.cost_model import CostModel, StepCost, as_step_cost
@@ -213,7 +214,20 @@ class Explainer:
             tuple([slow for slow in self.slow.values() if arrival < self._ends[slow.step] and slow.time < end]),
             self.misfit,
             time_of_day(self.trace.meta.created, arrival) if self.unit == "s" else "",
+            course.request_id in self.never_served,
         )
+
+    @cached_property
+    def never_served(self) -> tuple[str, ...]:
+        """The requests that nothing will serve, of an engine that stands still at the end: the verdict of `why`."""
+        last = self.trace[-1] if len(self.trace) else None
+        if last is None or last.chunks or not last.waiting or self.trace.is_followed:
+            return ()
+        try:
+            answer = why(self.trace)
+        except TraceError:  # the state of its scheduler is not known
+            return ()
+        return answer.left if answer.verdict == "never" else ()
 
     def first_token(self, request_id: str) -> Span | None:
         """The time to first token of a request, by its full id, or the time so far; None if the trace lacks it."""

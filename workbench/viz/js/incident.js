@@ -370,12 +370,16 @@ export class IncidentPanel extends CanvasPanel {
   /** The requests of the visible part that waited longest for their first token. */
   showSlow() {
     const { store } = this, [from, to] = this.time(true), causes = this.causes();
+    const never = this.view.status.incident?.never ?? [];
     const slow = this.firstTokens().filter(({ at }) => at > from && at <= to).concat(this.withoutToken(from, to));
     slow.sort((a, b) => b.ttft - a.ttft);
     const rows = slow.slice(0, MOST_SLOW).map(({ request, ttft, open }) => {
       const [cause, part, culprits] = causes.get(request.id) ?? ["", 0, []];
       const others = culprits.map((id) => store.byId.get(id)?.label ?? plain(id)).join(", ");
-      const words = cause && `${share(part)} ${cause}${others ? `: ${others}` : ""}`;
+      const words = [
+        never.includes(request.id) && "never served",
+        cause && `${share(part)} ${cause}${others ? `: ${others}` : ""}`,
+      ].filter(Boolean).join("; ");
       const name = request.id.length > LONG_NAME ? request.label : nameOf(request);
       return { request, cells: [name, `${open ? "≥ " : ""}${formatSeconds(ttft)}`, words || "–"] };
     });
