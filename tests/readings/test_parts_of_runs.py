@@ -158,6 +158,23 @@ def test_a_part_has_the_gaps_that_end_in_it(name, tmp_path):
     assert longest > 1 or "d_preempt" not in name, "no part in which a token before it is not of the step before"
 
 
+@pytest.mark.parametrize("name", ["plain 4", "timed 3", "many 2"])
+def test_a_part_says_that_its_number_of_output_tokens_is_that_of_the_part(name):
+    trace, told = whole_of(name), set()
+    read = Read(trace)
+    for begin, end in cuts(trace, random.Random(f"words {name}")):
+        found = metrics(trace[begin:end]).requests
+        cells = {row[0]: row[5] for row in found.rows}
+        for request_id, request in found.items():
+            steps = read.tokens[request_id]
+            number, was_before = sum(begin <= step < end for step in steps), any(step < begin for step in steps)
+            words = f"{number} output token{'s' * (number != 1)}" + " in this part" * was_before
+            assert f", {words}, " in repr(request)
+            assert cells[request_id] == f"{number}" + " in this part" * was_before
+            told.add(was_before)
+    assert told == {True, False} and "in this part" not in repr(metrics(trace).requests)
+
+
 def test_a_file_that_lacks_the_tokens_before_it_says_which_gaps_are_unknown(tmp_path):
     trace = whole_of("timed 3")
     read, begin = Read(trace), len(trace) // 2

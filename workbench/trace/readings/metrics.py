@@ -90,7 +90,7 @@ class RequestMetrics:
         return ", ".join(
             [
                 f"RequestMetrics({printable(self.request_id)}: {counted(self.num_prompt_tokens, 'prompt token')}",
-                counted(self.num_output_tokens, "output token"),
+                f"{counted(self.num_output_tokens, 'output token')}{self.of_part}",
                 *(f"{name} {_words(latency)}" for name, latency in known if latency is not None),
                 f"{end_words(self.finish_reason) if self.finish_reason else 'not ended'})",
             ]
@@ -123,6 +123,11 @@ class RequestMetrics:
     def num_output_tokens(self) -> int:
         """Number of tokens that the steps of the trace sampled (`outputs_before` counts those before a part)."""
         return len(self.token_steps)
+
+    @property
+    def of_part(self) -> str:
+        """Words behind the number of output tokens if there were others before the trace; "" if there were none."""
+        return " in this part" if self.had_tokens_before else ""
 
     @property
     def itl_steps(self) -> np.ndarray:

@@ -59,7 +59,7 @@ class MetricsByRequest(FrozenDict[str, RequestMetrics], ByRequest[RequestMetrics
                 amount(fmean(gaps), unit) if gaps else "-",
                 f"{request.num_preemptions:,}",
                 f"{request.num_prompt_tokens:,}",
-                f"{request.num_output_tokens:,}",
+                f"{request.num_output_tokens:,}{request.of_part}",
                 end_words(request.finish_reason) if request.finish_reason else "not ended",
             )
 
