@@ -158,7 +158,7 @@ def test_a_part_has_the_gaps_that_end_in_it(name, tmp_path):
     assert longest > 1 or "d_preempt" not in name, "no part in which a token before it is not of the step before"
 
 
-@pytest.mark.parametrize("name", ["plain 4", "timed 3", "many 2"])
+@pytest.mark.parametrize("name", ["plain 4", "timed 3", "timed 4"])
 def test_a_part_says_that_its_number_of_output_tokens_is_that_of_the_part(name):
     trace, told = whole_of(name), set()
     read = Read(trace)

@@ -20,13 +20,13 @@ function metricsOf(store) {
   const value = (name) => (step) => store.value(name, step);
   const pool = Math.max(1, store.pool.size - 1), size = store.facts.block_size || 1;
   const owned = (step) => pool - store.value("free_blocks", step);
-  const rate = (name) => (step) => (store.duration(step) > 0 ? store.value(name, step) / store.duration(step) : NaN);
+  const rate = (of) => (step) => (store.duration(step) > 0 ? of(step) / store.duration(step) : NaN);
   const time = (v) => (store.timed() ? formatSeconds(v) : counted(v, "step"));
   const tokensPerSecond = (v) => `${formatNumber(v)} tok/s`;
   const share = (unit) => (v) => (Number.isFinite(v) ? `${(v * 100).toFixed(0)}% ${unit}` : "–");
   const throughput = [
-    { name: "prefill throughput", of: rate("prefill_tokens"), write: tokensPerSecond },
-    { name: "decode throughput", of: rate("decode_tokens"), write: tokensPerSecond },
+    { name: "prefill throughput", of: rate(value("prefill_tokens")), write: tokensPerSecond },
+    { name: "decode throughput", of: rate((step) => store.numDecoded(step)), write: tokensPerSecond },
   ];
   return [
     { name: "time to first token", dots: "first", write: time },
