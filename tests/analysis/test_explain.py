@@ -554,3 +554,22 @@ def test_a_preempted_request_waits_for_those_who_hold_blocks_in_each_step(seed):
             assert {*part.culprits} == {*held}
             assert part.culprits[0] in [who for who, share in held.items() if share > max(held.values()) - 1e-6]
     assert found
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_request_that_nothing_will_serve_is_called_so(kind):
+    trace = Trace.load(ROOT / "tests/data/vllm-recorded" / kind / "d7_too_big.jsonl.gz")
+    usable, size = trace.num_blocks - 1, trace.block_size
+    too_big = next(name for name, info in trace.requests.items() if -(-info.num_prompt_tokens // size) > usable)
+    assert list(trace.requests).index(too_big) == 0, "all others wait behind it"
+    incident = trace.incident()
+    for request_id in trace.requests:
+        explanation = trace.explain(request_id)
+        assert explanation.is_never_served and "\nnever served: " in repr(explanation)
+    assert [line.endswith("; never served") for line in repr(incident).splitlines()[1:3]] == [True, True]
+    assert incident.never_served == tuple(trace.requests)
+    served = Trace.load(ROOT / "tests/data/vllm-recorded" / kind / "d_preempt.jsonl.gz")
+    idle = next(record.step for record in served if record.preempted)
+    for part in (served, served[: idle + 1]):  # the part has requests that wait, and are served after it
+        assert not part.incident().never_served and "never served" not in repr(part.incident())
+        assert not any(part.explain(request_id).is_never_served for request_id in part.requests)

@@ -164,6 +164,7 @@ def test_another_token():
     miss = the_miss([request("a", 0, (20, "s")), request("b", 9, (10, "s"), (10, "t"))], "b")
     assert (miss.block, miss.reason, miss.tokens, miss.culprit, miss.position) == (2, "never computed", 8, "a", 10)
     assert miss.token_ids[0] != miss.token_ids[1] and "token 10" in repr(miss)
+    assert miss.why.startswith("its block 2 (tokens 8 to 11) was never computed: token 10 is "), miss.why
 
 
 def test_nothing_in_common():
@@ -192,6 +193,8 @@ def test_a_whole_hit_still_computes_something(length, reason, tokens):
     requests = [request("a", 0, (length, "s")), request("b", 9, (length, "s"))]
     miss = the_miss(requests, "b")
     assert (miss.reason, miss.tokens, miss.found) == (reason, tokens, length - tokens)
+    place = "its block 3 (tokens 12 to 15)" if length == 16 else "its block 4 (token 16)"
+    assert miss.why.startswith(place), "the tokens that the request has, as many as the block holds"
 
 
 @pytest.mark.parametrize("num_hits", [16, 20])

@@ -84,7 +84,15 @@ def test_the_pool_is_the_same_at_every_step(runs):
     windowed, whole, *_ = runs
     trace, first = windowed.trace, windowed.trace[0].step
     zero = run_zero(whole.trace)  # the two ran at different times
-    assert replace(trace.keyframe, zero=zero) == whole.trace[first:].keyframe
+    expected = whole.trace[first:].keyframe
+    assert replace(trace.keyframe, zero=zero, last_tokens=expected.last_tokens) == expected
+    latest = {}
+    for record in whole.trace[:first]:
+        latest |= {chunk.request_id: record.step for chunk in record.chunks if chunk.accepted}
+        for name in (*record.finished, *record.aborted):
+            latest.pop(name, None)
+    assert {name: token.step for name, token in trace.keyframe.last_tokens.items()} == latest
+    assert latest and all(0 < token.end <= trace[0].end for token in trace.keyframe.last_tokens.values())
     assert trace.keyframe.zero < trace[0].time and run_zero(trace) == trace.keyframe.zero
     for index in [*range(len(trace)), 3, 0]:
         for moment in ("scheduled", "end"):

@@ -1,5 +1,7 @@
 """The files of a recording: each can be read alone, and together they are the run."""
 
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,13 @@ def files_of(workload: Path, folder: Path, max_files: int) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+def steps_of_gaps(trace: Trace, first: int, last: int) -> Iterator[int]:
+    """The steps between two tokens of a request, for each token in some steps."""
+    for request_id in trace.requests:
+        tokens = [r.step for r in trace for c in r.chunks if c.request_id == request_id for _ in c.accepted]
+        yield from (after - before for before, after in pairwise(tokens) if first <= after <= last)
+
+
 @pytest.mark.parametrize("name", ["d_preempt", "e_shared_prefix", "e2_full_hit_after_finish", "d3_preempt_priority"])
 def test_every_file_stands_alone_and_together_they_are_the_run(name, tmp_path):
     workload = DATA / "vllm" / "workloads" / f"{name}.json"
@@ -45,6 +54,9 @@ def test_every_file_stands_alone_and_together_they_are_the_run(name, tmp_path):
     for index, part in enumerate(parts):
         assert not part.problems
         assert (part.keyframe is None) == (index == 0)
+        assert sum(each.itl_steps.sum() for each in part.metrics().requests.values()) == sum(
+            steps_of_gaps(whole, part[0].step, part[-1].step)
+        )
         for position, record in enumerate(part):
             expected = whole.pool_state(record.step)
             found = part.pool_state(position)

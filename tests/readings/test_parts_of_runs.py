@@ -1,6 +1,7 @@
 """Answers about a part of a run are those about the whole: what came before the part is not taken for never."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,10 @@ def without_ids(trace):
 
 def forgotten(trace, begin, end):
     """The same run up to a step, which has forgotten the steps before another one."""
-    kept = Trace(trace.meta)
-    for info in trace.requests.values():
-        kept.add_request(info)
-    for record in trace[:end]:
+    kept, infos = Trace(trace.meta), trace.arrivals()
+    for index, record in enumerate(trace[:end]):
+        while infos and infos[0][0] <= index:
+            kept.add_request(infos.pop(0)[1])
         kept.append(record)
     return kept.continued_from(trace[begin:].keyframe)
 
@@ -118,12 +119,78 @@ def test_a_part_explains_the_wait_of_a_preempted_request(name):
             waits = {step for step in range(begin, end) if request_id in read.lost_at[step]}
             in_part = {record.step for record in part if record.duration or explainer.unit == "steps"}
             assert steps & in_part == waits & in_part, (begin, end, request_id)
-            tokens = explainer.metrics.requests[request_id]
             for gap in explanation.gaps:
                 number = int(gap.name.removeprefix("gap before token "))
                 before_it, step = read.tokens[request_id][number - 2 : number]
-                times = dict(zip(tokens.token_steps, tokens.token_times or map(float, tokens.token_steps)))
-                assert gap.total == pytest.approx(times[step] - times[before_it])
+                assert begin <= step < end
+                times = [trace[at].end if explainer.unit == "s" else at for at in (before_it, step)]
+                assert gap.total == pytest.approx(times[1] - times[0])
+
+
+def parts_of(trace, begin, end, path):
+    """A part of a run: as a slice, as what a run keeps that forgets its beginning, from a file, and a part of that."""
+    trace[begin:end].save(path)
+    from_file = Trace.load(path)
+    middle = (end - begin) // 2
+    return [
+        (begin, trace[begin:end]),
+        (begin, forgotten(trace, begin, end)),
+        (begin, from_file),
+        (begin + middle, from_file[middle:]),
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_part_has_the_gaps_that_end_in_it(name, tmp_path):
+    trace, longest = whole_of(name), 0
+    read, timed = Read(trace), trace[-1].end > 0
+    for begin, end in cuts(trace, random.Random(f"gaps {name}"), most=6):
+        for first, part in parts_of(trace, begin, end, tmp_path / "part.jsonl.gz"):
+            found = metrics(part)
+            for request_id, request in found.requests.items():
+                gaps = [gap for gap in pairwise(read.tokens[request_id]) if first <= gap[1] < end]
+                assert request.gaps("steps") == [after - before for before, after in gaps]
+                assert list(request.itl_steps) == request.gaps("steps")
+                if timed:
+                    assert request.gaps("s") == [trace[after].end - trace[before].end for before, after in gaps]
+                longest = max([longest, *(first - before for before, _ in gaps)])
+            assert found.summary.num_unknown_gaps == 0 and "unknown" not in str(found)
+    assert longest > 1 or "d_preempt" not in name, "no part in which a token before it is not of the step before"
+
+
+@pytest.mark.parametrize("name", ["plain 4", "timed 3", "timed 4"])
+def test_a_part_says_that_its_number_of_output_tokens_is_that_of_the_part(name):
+    trace, told = whole_of(name), set()
+    read = Read(trace)
+    for begin, end in cuts(trace, random.Random(f"words {name}")):
+        found = metrics(trace[begin:end]).requests
+        cells = {row[0]: row[5] for row in found.rows}
+        for request_id, request in found.items():
+            steps = read.tokens[request_id]
+            number, was_before = sum(begin <= step < end for step in steps), any(step < begin for step in steps)
+            words = f"{number} output token{'s' * (number != 1)}" + " in this part" * was_before
+            assert f", {words}, " in repr(request)
+            assert cells[request_id] == f"{number}" + " in this part" * was_before
+            told.add(was_before)
+    assert told == {True, False} and "in this part" not in repr(metrics(trace).requests)
+
+
+def test_a_file_that_lacks_the_tokens_before_it_says_which_gaps_are_unknown(tmp_path):
+    trace = whole_of("timed 3")
+    read, begin = Read(trace), len(trace) // 2
+    part = Trace(trace.meta)
+    for info in trace[begin:].requests.values():
+        part.add_request(info)
+    part.start_from(replace(trace[begin:].keyframe, last_tokens={}))
+    for record in trace[begin:]:
+        part.append(record)
+    lacking = [one for one in part.requests if {step < begin for step in read.tokens[one]} == {True, False}]
+    assert metrics(part).summary.num_unknown_gaps == len(lacking) > 1
+    words = f"the gap before {len(lacking)} tokens is unknown: the token before is not in the trace"
+    assert words in " ".join(str(metrics(part)).split())
+    for one in lacking:
+        known = [after - before for before, after in pairwise(read.tokens[one]) if before >= begin]
+        assert metrics(part).requests[one].gaps("steps") == known
 
 
 @pytest.mark.parametrize("name", ["timed 3", "timed 4", "async/d_preempt"])

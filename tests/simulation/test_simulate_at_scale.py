@@ -145,6 +145,7 @@ def test_a_stretch_kept_whole_equals_that_stretch_of_the_full_trace(full, tmp_pa
     for ours, theirs in zip(part, full[100:140], strict=True):
         assert ours.chunks == theirs.chunks and ours.block_tables == theirs.block_tables
         assert ours.time == pytest.approx(theirs.time)
+    assert part.keyframe.last_tokens == full[100:].keyframe.last_tokens and part.keyframe.last_tokens
     part.save(tmp_path / "part.jsonl")
     loaded = Trace.load(tmp_path / "part.jsonl")
     assert loaded[-1].block_tables == full[139].block_tables

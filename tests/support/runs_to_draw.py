@@ -113,6 +113,8 @@ def run(name: str) -> tuple[Trace, Facts]:
         for number, request in enumerate(given["requests"][::3] if kind == "aborts" else ()):
             request["abort_step"] = 5 + 3 * (number // 2)
         trace = dressed(simulate({**given, "cost_model": COSTS}, max_steps=400), int(seed))
+    elif kind == "timed_spec":
+        trace = simulate({**random_workload("spec", random.Random(f"drawn spec {seed}")), "cost_model": COSTS})
     else:
         trace = simulate(random_workload(kind, random.Random(f"drawn {name}")), max_steps=80)
     return trace, Facts(trace)

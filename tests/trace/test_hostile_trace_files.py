@@ -154,6 +154,11 @@ def changed(index: int, value) -> dict:
         ),
         ([step(0), {"kind": "keyframe", "step": 0}], "a keyframe must come before the first step"),
         ([{"kind": "keyframe", "step": 3, "free_block_ids": [1, 1]}], "names a block twice"),
+        ([{"kind": "keyframe", "step": 3, "free_block_ids": [1, -4, 3]}], "names a block twice"),
+        ([{"kind": "keyframe", "step": 3, "free_block_ids": [9, -8, 10]}], "holds block 10, the pool has"),
+        ([{"kind": "keyframe", "step": 3, "free_block_ids": [1, 1 - 2**22]}], "more blocks than the pool's 9"),
+        ([{"kind": "keyframe", "step": 3, "cached_block_ids": [-3]}], "more blocks than the pool's 9"),
+        ([{"kind": "keyframe", "step": 3, "cached_block_ids": [1, -(2**22)]}], "cached_block_ids"),
         ([{"kind": "keyframe", "step": 3, "block_tables": {"a": [1]}}], "holds blocks but has no request line"),
         (
             [REQUEST, {"kind": "keyframe", "step": 3, "block_tables": {"a": [1]}, "num_kv_computed": {"a": 5}}],

@@ -209,7 +209,7 @@ def test_runs():
     for _ in range(500):
         blocks: list[int] = []
         while len(blocks) < 30:
-            first, length = rng.randint(1, 60), rng.randint(1, 6)
+            first, length = rng.randint(0, 60), rng.randint(1, 6)
             run = range(first, first + length)
             blocks += rng.choice([run, run[::-1]])
         packed = pack(blocks)

@@ -143,6 +143,30 @@ def test_a_row_sees_as_far_back_as_the_window_of_the_group_that_is_shown(name, l
     assert (hidden > 0) == (shown["kind"] == "sliding_window")
 
 
+@pytest.mark.parametrize("name", ["plain 1", "window_only 6", "hybrid_window 30", "hybrid_mamba 27", "spec_hybrid 51"])
+def test_the_mask_of_each_group_has_its_window(name):
+    trace, _ = run(name)
+    groups, hidden = trace.meta.config.get("kv_cache_groups") or [{"kind": "full_attention"}], set()
+    for record in trace:
+        rows = [(seq, at) for seq, c in enumerate(record.chunks) for at in range(c.start - c.ahead, c.num_kv)]
+        columns = [(seq, key) for seq, c in enumerate(record.chunks) for key in range(c.num_kv)]
+        for index, group in enumerate(groups):
+            if group["kind"] == "mamba":
+                with pytest.raises(ValueError, match=f"group {index} holds recurrent state, .* of attention: "):
+                    record.mask(group=index)
+                continue
+            window = group.get("sliding_window", 10**6)
+            expected = [[seq == own and 0 <= at - key < window for seq, key in columns] for own, at in rows]
+            mask = record.mask(group=index)
+            np.testing.assert_array_equal(mask, np.array(expected, bool).reshape(mask.shape))
+            if any(at >= window for _, at in rows):
+                hidden.add(index)
+    assert hidden == {index for index, group in enumerate(groups) if "sliding_window" in group}
+    for index in (-1, len(groups)):
+        with pytest.raises(ValueError, match=f"group must be from 0 to {len(groups) - 1}, got {index}"):
+            trace[0].mask(group=index)
+
+
 def test_a_table_that_grows_later_keeps_its_length():
     table = [1, 2]
     record = StepRecord(0, chunks=(Chunk("a", 0, 8, False, "new_final", 3, "complete", (1, 2)),))
@@ -179,6 +203,7 @@ MAPPINGS = [
     (Keyframe(0), "block_tables"),
     (Keyframe(0), "num_kv_computed"),
     (Keyframe(0), "other_tables"),
+    (Keyframe(0), "last_tokens"),
     (Supplement(0, "late"), "facts"),
 ]
 

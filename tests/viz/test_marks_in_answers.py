@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -544,6 +545,7 @@ def span_lasting(*lengths, is_open=False):
             gaps=(none,),
             confirmation=None,
             division="",
+            verdict="",
         )
     )["spans"]
     return whole
@@ -556,6 +558,24 @@ def parts_lasting(*lengths):
 @pytest.mark.parametrize("is_open", [False, True])
 def test_the_time_of_a_request_that_has_not_ended_is_up_to_the_end_of_the_trace(is_open):
     assert span_lasting(1.0, is_open=is_open)["name"].endswith(" of the trace") is is_open
+
+
+def test_the_card_and_the_page_say_that_a_request_is_never_served(deno_page):
+    trace = Trace.load(Path(__file__).parents[1] / "data" / "vllm-recorded" / "sync" / "d7_too_big.jsonl.gz")
+    facts = {who: explanation_facts(trace.explain(who), confirmed=False) for who in trace.requests}
+    served = explanation_facts(explained().explain("r0"), confirmed=False)
+    for verdict, words in ((served["verdict"], ""), (facts["big"]["verdict"], "Never served: its wait never clears ")):
+        assert verdict.startswith(words) and bool(verdict) == bool(words)
+        shown = {who: {**fact, "verdict": verdict} for who, fact in facts.items()}
+        incident = incident_facts(trace) | ({} if words else {"never": []})
+        deno_page.open(trace, status={"live": False, "explanations": shown, "incident": incident})
+        deno_page("view.inspector.pin(argument), page.frame()", {"kind": "request", "request": 0})
+        assert (words in deno_page("view.inspector.why.textContent")) and (
+            "Never served" in deno_page("view.inspector.why.textContent")
+        ) == bool(words)
+        deno_page("(view.panel('incident').layout(), view.panel('incident').showSlow())")
+        slow = deno_page("view.panel('incident').slow.textContent")
+        assert slow.count("never served; ") == (2 if words else 0), slow
 
 
 def test_a_part_of_no_length_is_left_out():

@@ -3,6 +3,7 @@
 import pytest
 from painted import counted, grouped
 from runs_to_draw import RUNS, run, steps_of
+from test_parts_of_recordings import forgotten
 
 FILMED = [*RUNS, "many 5", "crowd 0"]
 
@@ -44,33 +45,50 @@ def test_schedule(filmed, name):
             assert why == (reason.sentence if hasattr(reason, "sentence") else str(reason or ""))
 
 
+def places_of(facts, step, chunk, group):
+    """The places of a chunk's block table in a group: the block, whether it is new, and whether it was found cached."""
+    record, size = facts.records[step], facts.groups[group].block_size
+    is_new = not step or chunk.request_id in record.resumed or chunk.request_id not in facts[step - 1].tables
+    before = [] if is_new else facts[step - 1].tables[chunk.request_id][group]
+    for at, block in enumerate(facts[step].tables[chunk.request_id][group]):
+        fresh = bool(block) and (at >= len(before) or before[at] != block)
+        yield block, fresh, fresh and (at + 1) * size <= chunk.num_cached_tokens
+
+
+def check_blocks(scene, facts, step, order):
+    """Check the scene of a step, of a page whose requests have an order."""
+    record, groups = facts.records[step], range(len(facts.groups))
+    for row, chunk in zip(scene["rows"], record.chunks, strict=True):
+        assert order[row["request"]] == chunk.request_id
+        places = [(place["block"], place["fresh"], place["found"]) for place in row["places"]]
+        assert places == list(places_of(facts, step, chunk, facts.shown_group)), (step, chunk.request_id)
+    places = [place for chunk in record.chunks for group in groups for place in places_of(facts, step, chunk, group)]
+    found = sum(hit for _, _, hit in places)
+    taken, words = sum(fresh for _, fresh, _ in places) - found, scene["sentence"]
+    assert f"{counted(taken, 'block')} taken for new tokens" in words
+    assert (f"{counted(found, 'block')} found in the prefix cache" in words) == (found > 0)
+    assert f"{grouped(record.free_blocks)} of {grouped(facts.num_blocks - 1)} are free." in words
+    assert ("Preempted: " in words) == bool(record.preempted)
+    for who in record.preempted[:3]:
+        held = sum(bool(block) for table in facts[step - 1].tables[who] for block in table)
+        assert f"{who if len(who) <= 20 else who[:19] + chr(8230)} its {counted(held, 'block')}" in words
+
+
 @pytest.mark.parametrize("name", FILMED)
 def test_blocks(filmed, name):
-    for facts, step, record, scenes in filmed(name):
-        scene, group = scenes["blocks"], facts.shown_group
-        size, taken, found = facts.groups[group].block_size, 0, 0
-        for row, chunk in zip(scene["rows"], record.chunks, strict=True):
-            assert facts.order[row["request"]] == chunk.request_id
-            table = facts[step].tables[chunk.request_id][group]
-            before = facts[step - 1].tables.get(chunk.request_id, [[]] * 9)[group] if step else []
-            ended = step and chunk.request_id in facts.records[step - 1].finished
-            assert not ended
-            if chunk.request_id in record.resumed:
-                before = []
-            assert [place["block"] for place in row["places"]] == table
-            for at, (place, block) in enumerate(zip(row["places"], table, strict=True)):
-                fresh = bool(block) and (at >= len(before) or before[at] != block)
-                hit = fresh and (at + 1) * size <= chunk.num_cached_tokens
-                assert (place["fresh"], place["found"]) == (fresh, hit), (step, chunk.request_id, at)
-                taken, found = taken + (fresh and not hit), found + hit
-        words = scene["sentence"]
-        assert f"{counted(taken, 'block')} taken for new tokens" in words
-        assert (f"{counted(found, 'block')} found in the prefix cache" in words) == (found > 0)
-        assert f"{grouped(record.free_blocks)} of {grouped(facts.num_blocks - 1)} are free." in words
-        assert ("Preempted: " in words) == bool(record.preempted)
-        for who in record.preempted[:3]:
-            held = sum(map(bool, facts[step - 1].tables[who][group]))
-            assert f"{who if len(who) <= 20 else who[:19] + chr(8230)} its {counted(held, 'block')}" in words
+    for facts, step, _, scenes in filmed(name):
+        check_blocks(scenes["blocks"], facts, step, facts.order)
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_blocks_in_the_first_steps_of_a_part(deno_page, name):
+    trace, facts = run(name)
+    lost = [record.step for record in trace if record.preempted and record.step]
+    for at in sorted({*lost[:3], *steps_of(facts, 4)} - {0}):
+        for part in (trace[at:], forgotten(trace, at)):
+            deno_page.open(part)
+            for step in range(at, min(at + 2, len(trace))):
+                check_blocks(scenes_at(deno_page, step - at)["blocks"], facts, step, list(part.requests))
 
 
 @pytest.mark.parametrize("name", FILMED)

@@ -674,11 +674,9 @@ def stretches(facts, begin, end, count):
     for number, time in enumerate(arrived if begin < step_0 else (), 1):  # they wait for step 0
         for each in (whole, *bins[at(max(begin, time)) : at(step_0) + 1]):
             each.waiting = number
-    before = max((record.end for record in facts.records if record.end <= begin), default=-math.inf)
     for step, record in enumerate(facts.records):
         if record.end <= begin or record.time >= end:
             continue
-        known = (record.end - before) * (1 - 1e-6)  # a gap of so many seconds begins before the steps on display
         kv, waiting = 1 - record.free_blocks / (facts.num_blocks - 1), len(record.waiting)
         touched = bins[at(max(begin, record.time)) : at(min(end, record.end)) + 1]
         for each in (whole, *touched):
@@ -688,8 +686,7 @@ def stretches(facts, begin, end, count):
             continue
         for each in (whole, bins[at(record.end)]):
             for is_first, value in facts.latencies(step).values():
-                if is_first or value < known:
-                    (each.first if is_first else each.next).append(value)
+                (each.first if is_first else each.next).append(value)
             admitted = [chunk for chunk in record.chunks if chunk.request_id in record.admitted]
             each.hits += sum(chunk.num_cached_tokens for chunk in admitted)
             each.queried += sum(facts.trace.requests[chunk.request_id].num_prompt_tokens for chunk in admitted)

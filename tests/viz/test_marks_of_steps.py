@@ -629,7 +629,8 @@ def metrics(facts):
         def of(step):
             record, (decode, total) = facts.records[step], tokens(facts.records[step])
             took = record.end - record.time
-            return ((total - decode) if prompts else decode) / took if took > 0 else math.nan
+            given = sum(len(chunk.accepted) for chunk in record.chunks if chunk.arm == "decode")
+            return ((total - decode) if prompts else given) / took if took > 0 else math.nan
 
         return of
 
@@ -673,7 +674,26 @@ def value_at(of, behind, step):
     return sum(values) / len(values) if values else math.nan
 
 
-@pytest.mark.parametrize(("name", "width", "part"), [*CASES, ("slow_end 3", 1200, False)])
+def test_decodes_of_a_recording_without_token_ids_count(deno_page):
+    trace, facts = run("timed_spec 16")
+    bare = Trace(replace(trace.meta, config={**trace.meta.config, "token_ids_recorded": False}))
+    for info in trace.requests.values():
+        bare.add_request(replace(info, prompt_token_ids=()))
+    for record in trace:
+        chunks = tuple(replace(chunk, sampled=None, sampled_before=()) for chunk in record.chunks)
+        bare.append(replace(record, chunks=chunks))
+    deno_page.open(bare)
+    counts = deno_page("argument.map((step) => view.store.numDecoded(step))", list(range(len(trace))))
+    whole = [record for record in facts.records if not record.finished]  # an end cuts accepted drafts off
+    for record in whole:
+        given = sum(len(chunk.accepted) for chunk in record.chunks if chunk.arm == "decode")
+        assert counts[record.step] == given
+    assert any(chunk.drafts for record in whole for chunk in record.chunks)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "part"), [*CASES, ("slow_end 3", 1200, False), ("timed_spec 16", 1200, False)]
+)
 def test_metrics(drawn, name, width, part):
     page, facts, _ = drawn(name, width=width)
     axis = open_axis(page, facts, width, part)

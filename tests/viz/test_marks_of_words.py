@@ -50,7 +50,10 @@ def missed(facts, who, step):
         if mine and other:
             parts = [text if len(text) <= 16 else f"{text[:15]}…" for text in (mine, other)]
             words = f"after the same beginning its prompt has “{parts[0]}”, that of {miss.culprit} has “{parts[1]}”"
-            return f"block {miss.block} was never computed: {words}"
+            size = facts.groups[miss.group].block_size
+            tokens = range(facts.trace.requests[who].num_prompt_tokens)[miss.block * size :][:size]
+            place = f"tokens {tokens[0]} to {tokens[-1]}" if len(tokens) > 1 else f"token {tokens[0]}"
+            return f"its block {miss.block} ({place}) was never computed: {words}"
     return short
 
 

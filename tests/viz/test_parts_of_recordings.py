@@ -410,6 +410,7 @@ def test_a_part_without_arrivals_has_its_requests(deno_page):
     words = deno_page("(view.panel('incident').layout(), view.panel('incident').words())")
     number = len({chunk.request_id for record in part for chunk in record.chunks})
     assert re.match(rf"{number} requests? in .*, none arrived here;", words), words
+    assert not any(record.admitted for record in part) and "hit rate" not in words
     deno_page("view.panel('incident').showSlow()")
     assert deno_page("view.panel('incident').slow.querySelectorAll('thead').length") == 0
 
@@ -437,6 +438,46 @@ def test_the_page_of_a_part_has_as_many_requests_as_the_commands(deno_page, name
             assert said.endswith(f", {arrived or 'none'} arrived here") == (arrived < here), (said, arrived)
             fewer += 0 < arrived < here
     assert fewer or name == "idle 1"
+
+
+METRICS = """((panel) => {
+  panel.layout();
+  const [first, next] = panel.metrics, store = view.store;
+  const request = store.requests.find(({ id }) => id === argument[1]), step = argument[0] - store.label(0);
+  const number = request.tokens.findIndex((token) => token.step === step);
+  return [first, next].map((metric) => panel.written(metric, step, "none")).concat(store.latencySteps(request, number));
+})(view.panel("metrics"))"""
+
+
+@pytest.mark.parametrize("name", ["plain 1", "timed 3", "async 24", "spec 16"])
+def test_the_first_step_of_a_part_has_the_latencies_of_the_whole(deno_page, name, tmp_path):
+    trace, rng = run(name)[0], random.Random(f"latencies {name}")
+    giving = [(r.step, c.request_id) for r in trace for c in r.chunks if c.accepted and r.step]
+    for step, who in rng.sample(giving, 6):
+        part = trace[step:]
+        part.save(tmp_path / "part.jsonl")
+        deno_page.open(trace)
+        whole = deno_page(METRICS, [step, who])
+        tokens = metrics(trace).requests[who].token_steps
+        first, place = trace.requests[who].arrival_step, tokens.index(step)
+        assert whole[2] == (step - tokens[place - 1] if place else step + 1 - first)
+        for each in (part, forgotten(trace, step), Trace.load(tmp_path / "part.jsonl")):
+            deno_page.open(each)
+            assert deno_page(METRICS, [step, who]) == whole, (step, who)
+
+
+def test_a_gap_that_a_part_does_not_know_is_called_unknown(deno_page):
+    trace = run("timed 3")[0]
+    step = next(record.step for record in trace if record.num_decode_tokens)
+    part = Trace(trace.meta)
+    for info in trace[step + 1 :].requests.values():
+        part.add_request(info)
+    part.start_from(replace(trace[step + 1 :].keyframe, last_tokens={}))
+    for record in trace[step + 1 :]:
+        part.append(record)
+    who = next(c.request_id for c in part[0].chunks if c.arm == "decode")
+    deno_page.open(part)
+    assert deno_page(METRICS, [step + 1, who])[1:] == ["unknown: the token before is not here", "NaN"]
 
 
 def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):

@@ -92,6 +92,42 @@ def test_a_run_that_is_too_long_offers_the_file_and_its_parts_fit():
     assert len(link_to(trace[-3:])) <= MAX_CHARACTERS
 
 
+def test_a_part_of_a_run_in_a_large_pool_fits_and_older_links_open(tmp_path):
+    """The free queue of a used pool is in the link as runs; a link that names each free block is read as before."""
+    requests = [
+        {
+            "id": f"r{i}",
+            "prompt": {"len": 300 + 7 * i, "seed": f"s{i}"},
+            "max_tokens": 5 + i % 9,
+            "arrival_step": i // 8,
+        }
+        for i in range(120)
+    ]
+    trace = simulate({"config": {"num_blocks": 40_000, "max_num_batched_tokens": 4096}, "requests": requests})
+    at = len(trace) - 2
+    queue = [int(block) for block in trace.pool_state(at - 1, "end").free_queue]
+    assert len(queue) > 35_000 and queue != sorted(queue)
+    link = link_to(trace[at : at + 2])
+    assert len(link) < 20_000
+    _, linked = read_link(link, tmp_path)
+    assert list(linked.keyframe.free_block_ids) == queue
+    lines = (tmp_path / "linked.jsonl").read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if '"keyframe"' in line)
+    written = json.loads(lines[place])
+    assert len(written["free_block_ids"]) < len(queue) / 20
+    lines[place] = json.dumps(written | {"free_block_ids": queue})
+    (tmp_path / "older.jsonl").write_text("\n".join(lines) + "\n")
+    assert Trace.load(tmp_path / "older.jsonl").keyframe == linked.keyframe == trace[at:].keyframe
+
+
+def test_a_step_that_does_not_fit_is_one_step(monkeypatch):
+    monkeypatch.setattr("workbench.viz.link.MAX_CHARACTERS", 50)
+    with pytest.raises(ValueError, match=r"a link to 1 step would have .* or the trace file$"):
+        link_to(random_trace(2)[-1:])
+    with pytest.raises(ValueError, match=r"a link to 2 steps would have .*, or link to fewer steps$"):
+        link_to(random_trace(2)[-2:])
+
+
 def test_a_view_sends_the_link_and_a_problem_as_its_message():
     trace = random_trace(4)
     feed = Feed(ReplayingController(trace))

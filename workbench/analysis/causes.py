@@ -303,6 +303,7 @@ class Explanation:
         fit: Errors of the cost model that divides steps; None if it was given, or steps are divided by tokens.
         is_open: It has not ended in the trace.
         waiting: The time without a token of a request that got none; None for others.
+        is_never_served: The engine stands still, and `trace.why()` says that nothing will serve the request.
     """
 
     request_id: str
@@ -319,6 +320,7 @@ class Explanation:
     slow: tuple[SlowStep, ...] = ()
     misfit: str = ""
     arrived: str = ""
+    is_never_served: bool = False
 
     @property
     def biggest(self) -> Part | None:
@@ -362,14 +364,20 @@ class Explanation:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about stalls, slow steps, the run without the largest cause, and how shared steps are divided."""
-        lines = [f"stall: {stall}" for stall in self.stalls]
+        """Sentences about the verdict, stalls, slow steps, the run without the largest cause, and shared steps."""
+        lines = [self.verdict] if self.verdict else []
+        lines += [f"stall: {stall}" for stall in self.stalls]
         lines += [
             f"slow: {step}" for step in sorted(self.slow, key=lambda step: step.expected - step.seconds)[:MAX_SLOW]
         ]
         if (said := self.confirmation) is not None:
             lines.append(said.sentence(self.unit))
         return lines + ([self.division] if self.division else [])
+
+    @property
+    def verdict(self) -> str:
+        """That the request is never served; "" for others."""
+        return NEVER_SERVED if self.is_never_served else ""
 
     @property
     def division(self) -> str:
@@ -411,6 +419,9 @@ class Explanation:
     def _repr_html_(self) -> str | None:
         return picture("Explanation", self)
 
+
+NEVER_SERVED = "never served: its wait never clears (trace.why() says what frees it)"
+"""The verdict on a request that an engine which stands still will not serve."""
 
 SMALLER = "in smaller parts"
 """The cause of the parts of a stretch that are too small for a separate line."""

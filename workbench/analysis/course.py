@@ -51,6 +51,7 @@ class Course:
         end: When it ended, or the last that is known of it.
         tokens: The times of its tokens.
         num_before: Number of tokens that it got before the trace begins.
+        token_before: The time of the last of them; None if there is none, or it is not known.
         has_ttft: Whether the first of them is the first that it got.
         waits: Whether it got no token, before the trace begins neither.
         pieces: That time.
@@ -62,6 +63,7 @@ class Course:
     end: float
     tokens: Sequence[float]
     num_before: int
+    token_before: float | None
     has_ttft: bool
     waits: bool
     pieces: Sequence[Piece]
@@ -82,16 +84,19 @@ class Course:
 
     def long_gaps(self) -> tuple[Span, ...]:
         """The gaps between tokens that are long for this request, the longest first."""
-        gaps = [(after - before, place) for place, (before, after) in enumerate(pairwise(self.tokens), start=1)]
+        tokens, number = self.tokens, self.num_before + 1  # of the first one
+        if tokens and self.token_before is not None:
+            tokens, number = (self.token_before, *tokens), self.num_before
+        gaps = [(after - before, place) for place, (before, after) in enumerate(pairwise(tokens), start=1)]
         if not gaps:
             return ()
         usual = sorted(length for length, _ in gaps)[len(gaps) // 2]
         long = sorted((gap for gap in gaps if gap[0] >= LONG_GAP * usual and gap[0] > 0), reverse=True)[:MAX_GAPS]
         return tuple(
             Span(
-                f"gap before token {self.num_before + place + 1}",
+                f"gap before token {number + place}",
                 length,
-                self.parts(self.tokens[place - 1], self.tokens[place]),
+                self.parts(tokens[place - 1], tokens[place]),
             )
             for length, place in long
             if length > usual

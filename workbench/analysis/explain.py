@@ -19,6 +19,7 @@ from workbench.analysis.causes import Cause, Confirmation, Explanation, Part, Sp
 from workbench.analysis.course import Course, Piece, Share
 from workbench.analysis.fork import Past, fork, recorded_config
 from workbench.analysis.rerun import RecordedRun
+from workbench.analysis.why import why
 from workbench.base.field_checks import integer
 from workbench.config import MAX_LORAS
 from workbench.simulation.costs.cost_model import CostModel, StepCost, as_step_cost
@@ -213,7 +214,20 @@ class Explainer:
             tuple([slow for slow in self.slow.values() if arrival < self._ends[slow.step] and slow.time < end]),
             self.misfit,
             time_of_day(self.trace.meta.created, arrival) if self.unit == "s" else "",
+            course.request_id in self.never_served,
         )
+
+    @cached_property
+    def never_served(self) -> tuple[str, ...]:
+        """The requests that nothing will serve, of an engine that stands still at the end: the verdict of `why`."""
+        last = self.trace[-1] if len(self.trace) else None
+        if last is None or last.chunks or not last.waiting or self.trace.is_followed:
+            return ()
+        try:
+            answer = why(self.trace)
+        except TraceError:  # the state of its scheduler is not known
+            return ()
+        return answer.left if answer.verdict == "never" else ()
 
     def first_token(self, request_id: str) -> Span | None:
         """The time to first token of a request, by its full id, or the time so far; None if the trace lacks it."""
@@ -239,9 +253,11 @@ class Explainer:
             TraceError: It was never computed, in a trace without steps.
         """
         info, of_request = self.trace.requests[request_id], self.metrics.requests[request_id]
-        arrival, tokens = info.arrival_time, of_request.token_times
+        arrival, tokens, before = info.arrival_time, of_request.token_times, of_request.token_before
+        last_before = None if before is None else before.end
         if self.unit == "steps":
             arrival, tokens = float(info.arrival_step), tuple(step + 1.0 for step in of_request.token_steps)
+            last_before = None if before is None else before.step + 1.0
         if of_request.e2e is not None:
             end = arrival + _in_unit(of_request.e2e, self.unit)
         elif len(self.trace) and of_request.age is not None:
@@ -252,7 +268,8 @@ class Explainer:
         pieces = tuple(self._gathered(self._states[request_id], arrival, last))
         has_ttft, waits = of_request.ttft is not None, of_request.waited is not None
         num_before = self._outputs_before.get(request_id) or 0
-        return Course(request_id, arrival, end, tokens, num_before, has_ttft, waits, pieces, self._first_step)
+        known = (num_before, last_before, has_ttft, waits)
+        return Course(request_id, arrival, end, tokens, *known, pieces, self._first_step)
 
     def _gathered(self, states: _States, begin: float, end: float) -> Iterator[Piece]:
         """The pieces of a request's time that are in a stretch of it."""

@@ -45,16 +45,21 @@ class Incident:
     Attributes:
         slow: Requests, the slowest to a first token first.
         apart: Properties that set the slowest 1% apart, the most telling first.
+        never_served: Requests that nothing will serve, as the engine stands still.
         stalls: Steps that took many times what their contents explain.
     """
 
     slow: tuple[Slow, ...]
     apart: tuple[Difference, ...]
     stalls: tuple[Stall, ...]
+    never_served: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         lines = ["time to first token, the slowest first" if self.slow else "no request waited for a first token"]
-        lines += _few([f"  {_line(one)}" for one in self.slow], "request")
+        never = set(self.never_served)
+        lines += _few(
+            [f"  {_line(one)}{'; never served' if one.request_id in never else ''}" for one in self.slow], "request"
+        )
         lines += _few([f"{difference}" for difference in self.apart], "property", "properties")
         lines += _few([f"{stall}" for stall in self.stalls], "stall")
         return "\n".join(map(printable, lines))  # names come from a file
@@ -88,7 +93,8 @@ def incident(trace: Trace) -> Incident:
         'waiting for the token budget'
     """
     explainer = explainer_of(trace)
-    return Incident(tuple(_slow(explainer)), apart(trace), tuple(stalls(trace) if explainer.unit == "s" else ()))
+    found = tuple(stalls(trace) if explainer.unit == "s" else ())
+    return Incident(tuple(_slow(explainer)), apart(trace), found, explainer.never_served)
 
 
 def _slow(explainer: Explainer) -> Iterator[Slow]:

@@ -55,6 +55,7 @@ class Miss:
         group: Index of the KV cache group.
         kind: Its kind, such as "full_attention".
         block: Index of the block in the request's block table.
+        block_size: Tokens per block of the group.
         reason: One of REASONS.
         tokens: Consecutive tokens that were not found for this reason, from the end of the hit on.
         step: Step in which the block was evicted or withdrawn; None for other reasons.
@@ -73,6 +74,7 @@ class Miss:
     group: int
     kind: str
     block: int
+    block_size: int
     reason: str
     tokens: int
     step: int | None
@@ -97,11 +99,18 @@ class Miss:
         )
 
     @property
+    def place(self) -> str:
+        """The block by its place in the request, and its tokens: elsewhere "block 22" is a physical one."""
+        first = self.block * self.block_size
+        last = min(first + self.block_size, self.looked_up) - 1
+        return f"its block {self.block} ({f'tokens {first} to {last}' if last > first else f'token {first}'})"
+
+    @property
     def why(self) -> str:
         """The reason as a sentence about the block."""
         if not self.tokens:
             return "all its tokens were found, although the last one has to be computed"
-        block, culprit = f"block {self.block}", self.culprit
+        block, culprit = self.place, self.culprit
         ago = "in this step" if not self.steps_ago else f"{self.steps_ago} step{'s'[: self.steps_ago > 1]} before"
         match self.reason:
             case "computed and evicted":

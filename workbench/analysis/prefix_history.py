@@ -391,6 +391,7 @@ class _Inquiry:
             group=group.index,
             kind=group.group.kind,
             block=first,
+            block_size=size,
             reason=cause.reason,
             tokens=parts[0].tokens,
             step=cause.step,

@@ -10,8 +10,8 @@ from workbench.engine.output_processor import OutputProcessor
 from workbench.engine.stages import Computed, StepPart
 from workbench.scheduler.scheduler import Scheduler
 from workbench.trace import Keyframe, StepRecord, Supplement, Trace
+from workbench.trace.readings.last_tokens import with_times
 from workbench.trace.readings.top_tokens import NAME as TOP_TOKENS
-from workbench.trace.run_zero import with_zero
 from workbench.trace.size import size_of, size_of_step
 
 
@@ -69,5 +69,5 @@ class Window(StepPart):
         if not is_full and (self._interval is None or (record.step + 1) % self._interval):
             return trace
         self._num_bytes = 0
-        previous, self._keyframe = self._keyframe, with_zero(self._scheduler.keyframe(), trace)
-        return trace if previous is None else trace.continued_from(previous)
+        previous, self._keyframe = self._keyframe, self._scheduler.keyframe()
+        return trace if previous is None else trace.continued_from(with_times(previous, trace))

@@ -387,7 +387,8 @@ class SummedRun:
         trace = Trace(TraceMeta(source="simulation", config=described(scheduler.config, self._policy)))
         for request in scheduler.requests.values():
             trace.add_request(_without_tokens(request))
-        trace.start_from(scheduler.keyframe())
+        last_tokens = self._latencies.last_tokens(scheduler.step)
+        trace.start_from(msgspec.structs.replace(scheduler.keyframe(), last_tokens=last_tokens))
         return trace
 
 

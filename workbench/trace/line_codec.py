@@ -10,8 +10,9 @@ import msgspec
 from msgspec.structs import astuple, force_setattr, replace
 
 from workbench.trace.errors import TraceError
-from workbench.trace.fields import FrozenDict
-from workbench.trace.lines import SCHEMA_VERSION, TraceLine, TraceMeta
+from workbench.trace.fields import MAX_BLOCKS, FrozenDict
+from workbench.trace.lines import SCHEMA_VERSION, Keyframe, TraceLine, TraceMeta
+from workbench.trace.pool_change import Runs, length_of, pack, unpack
 from workbench.trace.reasons import Reason
 from workbench.trace.records import Chunk, StepRecord
 
@@ -25,6 +26,9 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(TraceLine)
 
+_RUNS = ("free_block_ids", "cached_block_ids")
+"""Fields of a keyframe whose block ids are written as runs."""
+
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """The exceptions of a decoder for a damaged line, or for a value that no trace may have."""
 
@@ -33,10 +37,23 @@ def encode_line(line: TraceLine) -> bytes:
     """A line of a trace file, newline included. Text that is not valid Unicode is written with U+FFFD in its place."""
     if isinstance(line, StepRecord):
         line = _shortened(line)
+    elif isinstance(line, Keyframe):
+        line = replace(line, **{name: pack(getattr(line, name)) for name in _RUNS})
     try:
         return _encoder.encode(line) + b"\n"
     except UnicodeEncodeError:
         return _encoder.encode(_without_surrogates(msgspec.to_builtins(line, enc_hook=_plain))) + b"\n"
+
+
+def _with_blocks(keyframe: Keyframe, num_blocks: int) -> Keyframe:
+    """A keyframe that was read, with all block ids in the place of runs."""
+    for name in _RUNS:
+        runs: Runs = getattr(keyframe, name)
+        if min(runs, default=0) < 0:
+            if length_of(runs) >= num_blocks:
+                raise msgspec.ValidationError(f"{name} names more blocks than the pool's {num_blocks - 1}")
+            force_setattr(keyframe, name, tuple(unpack(runs)))
+    return keyframe
 
 
 def _shortened(record: StepRecord) -> StepRecord:
@@ -118,6 +135,7 @@ class LineDecoder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.number = 0
         self._path = path
+        self._num_blocks = MAX_BLOCKS
 
     def decode(self, raw: bytes) -> TraceLine:
         """Decode the next line.
@@ -135,10 +153,14 @@ class LineDecoder:
             line: TraceLine = _decoder.decode(raw)
             if isinstance(line, StepRecord) and (line.passed_over or line.preempt_reasons):
                 line = _with_reasons(line)
+            elif isinstance(line, Keyframe):
+                line = _with_blocks(line, self._num_blocks)
         except _UNDECODABLE as problem:
             raise TraceError(f"{self._path}, line {self.number}: {problem}") from None
         if isinstance(line, TraceMeta) and self.number > 1:
             raise TraceError(f"{self._path}, line {self.number}: the meta line must be the first, and only the first")
+        if isinstance(line, TraceMeta) and isinstance(stated := line.config.get("num_blocks"), int):
+            self._num_blocks = min(stated, MAX_BLOCKS)
         return line
 
 

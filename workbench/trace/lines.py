@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from workbench.trace.fields import EMPTY, BlockId, Count, Offset, Rows, Seconds, TokenId, Tokens
+from workbench.trace.pool_change import Runs
 from workbench.trace.records import Frozen, StepRecord
+
+if TYPE_CHECKING:
+    BlockIds = tuple[BlockId, ...]
+else:  # in a file, runs of neighbours are named by their ends
+    BlockIds = Runs
 
 SCHEMA_VERSION = 4
 """Version of the trace file format that is written.
 
 In a mapping of requests to reasons, each reason is written once: the number n stands for the n-th different one,
-counted from 0. The last fields of a chunk that have their default are left out. Version 4 is the first that a release
+counted from 0. The last fields of a chunk that have their default are left out. The free queue and the cached blocks of
+a keyframe are `Runs`; block ids without runs are read too. Version 4 is the first that a release
 writes; a reader refuses any other by name.
 """
 
@@ -117,6 +124,18 @@ class RequestInfo(Frozen, frozen=True, omit_defaults=True, tag="request", tag_fi
     _mappings = ("sampling",)
 
 
+class LastToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The latest output token of a request.
+
+    Attributes:
+        step: The step that sampled it.
+        end: End of that step, in seconds since the start of the trace; 0 without a clock.
+    """
+
+    step: Count
+    end: Seconds = 0.0
+
+
 class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
     """The scheduler's memory before a step, so that a trace can begin in the middle of a run.
 
@@ -129,16 +148,18 @@ class Keyframe(Frozen, frozen=True, tag="keyframe", tag_field="kind"):
         other_tables: The block tables of the KV cache groups after the first, for the same requests.
         zero: The moment from which the run counts its times (`workbench.trace.run_zero`), in seconds since the start
             of the trace; unset if it is not known.
+        last_tokens: The latest output token of each request that is open and has one, as far as it is known.
     """
 
     step: Count
     block_tables: Mapping[str, tuple[BlockId, ...]] = EMPTY
     num_kv_computed: Mapping[str, Tokens] = EMPTY
-    free_block_ids: tuple[BlockId, ...] = ()
-    cached_block_ids: tuple[BlockId, ...] = ()
+    free_block_ids: BlockIds = ()
+    cached_block_ids: BlockIds = ()
     other_tables: Mapping[str, tuple[tuple[BlockId, ...], ...]] = EMPTY
     zero: Seconds | msgspec.UnsetType = msgspec.UNSET
-    _mappings = ("other_tables", "block_tables", "num_kv_computed")
+    last_tokens: Mapping[str, LastToken] = EMPTY
+    _mappings = ("other_tables", "block_tables", "num_kv_computed", "last_tokens")
 
 
 class Supplement(Frozen, frozen=True, tag="supplement", tag_field="kind"):

@@ -25,9 +25,9 @@ def pack(blocks: Iterable[int]) -> Runs:
     previous, step = -2, 0
     for block in blocks:
         distance = block - previous
-        if step and distance == step:
+        if step and distance == step and block:
             packed[-1] = -block
-        elif not step and (distance == 1 or distance == -1):
+        elif not step and block and (distance == 1 or distance == -1):
             step = distance
             packed.append(-block)
         else:

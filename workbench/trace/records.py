@@ -109,19 +109,22 @@ class Layout(NamedTuple):
         group: Its index; None when no group is of attention.
         block_size: Tokens per block of it.
         window: Tokens that a row of it may attend to, itself included; 0 for all up to itself.
+        windows: The same for each group; None for recurrent state, which has no mask.
     """
 
     group: int | None
     block_size: int
     window: int = 0
+    windows: tuple[int | None, ...] = (0,)
 
     @classmethod
     def of(cls, groups: Sequence[KVCacheGroup], block_size: int) -> Layout:
         """That of some groups; without one of attention it has this block size."""
+        windows = tuple([group.sliding_window if group.is_attention else None for group in groups])
         for index, group in enumerate(groups):
             if group.is_attention:
-                return cls(index, group.block_size, group.sliding_window)
-        return cls(None, block_size)
+                return cls(index, group.block_size, group.sliding_window, windows)
+        return cls(None, block_size, windows=windows)
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -562,7 +565,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
 
         With several KV cache groups those of the first group of attention; empty when there is none.
         """
-        group, size, _ = self.layout
+        group, size, *_ = self.layout
         if group is None:
             return read_only(np.zeros(0, np.int64))
         parts = []
@@ -582,13 +585,34 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
             return max(0, self.kernel.windows[0])
         return self.layout.window if self.has_block_tables else 0
 
-    def mask(self) -> np.ndarray:
-        """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend, within its ``window``.
+    def window_of(self, group: int) -> int:
+        """The same for the layers of a KV cache group.
+
+        Raises:
+            ValueError: There is no such group, or it holds recurrent state.
+            AttributeError: The record is not part of a Trace.
+        """
+        windows = self.layout.windows
+        if not 0 <= group < len(windows):
+            raise ValueError(f"group must be from 0 to {len(windows) - 1}, got {group}")
+        if (window := windows[group]) is None:
+            attending = ", ".join(str(index) for index, each in enumerate(windows) if each is not None) or "none"
+            raise ValueError(
+                f"group {group} holds recurrent state, which has no mask; groups of attention: {attending}"
+            )
+        return window
+
+    def mask(self, group: int | None = None) -> np.ndarray:
+        """Block-diagonal causal mask, bool [T, total_kv]; True where a row may attend, within its window.
 
         Columns are the KV positions of the sequences one after another, in the order of ``chunks``.
 
+        Args:
+            group: The KV cache group whose layers have the mask; by default its window is that of the record.
+
         Raises:
-            ValueError: The mask would have more than MAX_MASK_CELLS cells; it grows with T times the KV length.
+            ValueError: The mask would have more than MAX_MASK_CELLS cells; it grows with T times the KV length. Or
+                there is no such group, or it holds recurrent state.
         """
         ends = np.asarray(self.seqused_k, dtype=np.int64)
         cells = self.num_tokens * int(ends.sum())
@@ -599,7 +623,7 @@ class StepRecord(Frozen, frozen=True, omit_defaults=True, dict=True, tag="step",
             )
         mask = np.zeros((self.num_tokens, int(ends.sum())), dtype=bool)
         row = column = 0
-        window = self.window or int(ends.max(initial=0))
+        window = (self.window if group is None else self.window_of(group)) or int(ends.max(initial=0))
         for chunk in self.chunks:
             rows = np.arange(chunk.first_position, chunk.num_kv)[:, None]
             keys = np.arange(chunk.num_kv)[None, :]

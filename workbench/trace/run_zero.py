@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from workbench.trace.lines import Keyframe
     from workbench.trace.trace import Trace
 
 
@@ -40,11 +39,6 @@ def kept_zero(trace: Trace) -> float | None:
     """The zero that came with a trace which begins in the middle of a run; None without one."""
     keyframe = trace.keyframe
     return None if keyframe is None or keyframe.zero is msgspec.UNSET else keyframe.zero
-
-
-def with_zero(keyframe: Keyframe, trace: Trace) -> Keyframe:
-    """The beginning of a part of a trace, with the zero of its run if there is a clock."""
-    return msgspec.structs.replace(keyframe, zero=run_zero(trace)) if len(trace) and trace[-1].end > 0 else keyframe
 
 
 def seconds_late(traces: Mapping[Name, Trace]) -> dict[Name, float]:

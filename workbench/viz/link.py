@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from workbench.base.text import shown
+from workbench.base.text import counted, shown
 from workbench.trace.window import find_in
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def link_to(
     link = f"{urlsplit(address)._replace(fragment='').geturl()}#{urlencode(place | {'run': _packed(trace)})}"
     if len(link) > MAX_CHARACTERS:
         raise ValueError(
-            f"a link to these {len(trace):,} steps would have {len(link):,} characters, and the limit is "
-            f"{MAX_CHARACTERS:,}: send a page (Save HTML, trace.to_html) or the trace file, or link to fewer steps"
+            f"a link to {counted(len(trace), 'step')} would have {len(link):,} characters, and the limit is "
+            f"{MAX_CHARACTERS:,}: send a page (Save HTML, trace.to_html) or the trace file"
+            + (", or link to fewer steps" if len(trace) > 1 else "")
         )
     return link
 

@@ -25,7 +25,7 @@ from workbench.base.cache_salt import digest_of
 from workbench.config import SamplingParams
 from workbench.trace import Keyframe, RequestInfo, StepRecord
 from workbench.trace.line_codec import encode_line
-from workbench.trace.run_zero import with_zero
+from workbench.trace.readings.last_tokens import with_times
 
 if TYPE_CHECKING:
     from workbench.engine.engine import Engine
@@ -220,7 +220,7 @@ class EngineBridge:
         def take_state() -> None:
             scheduler, trace = self.engine.scheduler, self.engine.trace
             open_requests = [trace.requests[request.request_id] for request in (*scheduler.running, *scheduler.waiting)]
-            self._loop.call_soon_threadsafe(begin, open_requests, with_zero(scheduler.keyframe(), trace))
+            self._loop.call_soon_threadsafe(begin, open_requests, with_times(scheduler.keyframe(), trace))
 
         def begin(open_requests: list[RequestInfo], keyframe: Keyframe) -> None:
             if not opening.cancelled():

@@ -15,7 +15,8 @@ and gets its first token in step 3 waited 1 step. In brackets: vLLM's Prometheus
 
 A recording may omit token ids: then every chunk but a partial prefill gave its request a token, unless the request
 failed. A trace may begin in the middle of a run: the first token of a request is the one sampled at the end of its
-prompt, and a token whose predecessor is not in the trace has no latency.
+prompt. The latest tokens before the trace are known from its keyframe, or from the steps before a slice; a token whose
+predecessor is not known has no latency.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from workbench.trace.lines import LastToken
 
 if TYPE_CHECKING:
     from workbench.trace.records import Chunk
@@ -110,12 +113,13 @@ class RequestTimes:
         first_token: End of the step that sampled its first token.
         last_token: End of the step that sampled its latest token.
         since: Start of the latency of its latest token: its arrival for the first token, the time of the token before
-            for the others; None when that token is not in the trace.
+            for the others; None when that token is not known.
+        token_before: Its latest token before the first record; None if there is none, or it is not known.
         end: Its end.
         tokens: The time of each of its tokens; None if they are not kept.
     """
 
-    __slots__ = ("end", "first_scheduled", "first_token", "last_token", "request", "since", "tokens")
+    __slots__ = ("end", "first_scheduled", "first_token", "last_token", "request", "since", "token_before", "tokens")
 
     def __init__(self, request: _Arriving, *, keeps_tokens: bool = False) -> None:
         self.request = request
@@ -124,6 +128,7 @@ class RequestTimes:
         self.first_token: Timestamp | None = None
         self.since: Timestamp | None = None
         self.last_token: Timestamp | None = None
+        self.token_before: LastToken | None = None
         self.end: Timestamp | None = None
 
     @property
@@ -174,7 +179,7 @@ class StepTimes:
         first_tokens: Requests that got their first token, by id.
         num_following: Number of tokens that follow a token of the step before: nearly all, and they share one gap.
         previous_tokens: For each other token, the time of the request's token before it; tokens whose predecessor is
-            not in the trace are left out.
+            not known are left out.
         ended: Requests that ended with this step or were aborted before it, by id.
     """
 
@@ -206,16 +211,14 @@ class LatencyAccumulator:
 
     Args:
         keeps_tokens: Keep the time of every token, in the request's timestamps.
-        before: End of the step before the first record; None if there is none, or it is not known.
 
     Attributes:
         timed: Whether a record had a time. Until then the run has no clock, and seconds have no meaning.
     """
 
-    def __init__(self, *, keeps_tokens: bool = False, before: Timestamp | None = None) -> None:
+    def __init__(self, *, keeps_tokens: bool = False) -> None:
         self.timed = False
         self._keeps_tokens = keeps_tokens
-        self._before = before
         self._open: dict[str, RequestTimes] = {}
         self._previous_end = Timestamp(0, 0.0)
 
@@ -223,6 +226,19 @@ class LatencyAccumulator:
         """Add a request before the first record that names it, and return its timestamps, which ``add`` fills in."""
         times = self._open[request.request_id] = RequestTimes(request, keeps_tokens=self._keeps_tokens)
         return times
+
+    def start_from(self, last_tokens: Mapping[str, LastToken]) -> None:
+        """Take the latest tokens before the first record, of requests that have been added."""
+        for request_id, token in last_tokens.items():
+            if (times := self._open.get(request_id)) is not None:
+                times.token_before, times.last_token = token, Timestamp(token.step + 1, token.end)
+
+    def last_tokens(self, step: int) -> dict[str, LastToken]:
+        """The latest tokens before a step, of requests that have not ended; none if the step before is not here yet."""
+        if self._previous_end.steps != step:
+            return {}
+        latest = {request_id: times.last_token for request_id, times in self._open.items()}
+        return {name: LastToken(token.steps - 1, token.seconds) for name, token in latest.items() if token is not None}
 
     def get(self, request_id: str) -> RequestTimes | None:
         """The timestamps of a request that has not ended; None when there is no such request."""
@@ -282,7 +298,7 @@ class LatencyAccumulator:
             # An asynchronous step is scheduled before the last output of the one before it is known: the request ended
             # with its last token.
             has_token = times is not None and record.finish_reasons.get(request_id) not in FAILED
-            last_token = (times.last_token or self._before) if times is not None and has_token else None
+            last_token = times.last_token if times is not None and has_token else None
             self._end((request_id,), last_token or end, ended)
         return StepTimes(end, previous_end, first_tokens, num_following, previous_tokens, ended)
 

@@ -32,6 +32,7 @@ from workbench.trace.readings.speculation_metrics import SpeculationMetrics
 
 if TYPE_CHECKING:
     from workbench.trace.find_request import ByRequest
+    from workbench.trace.lines import LastToken
     from workbench.trace.trace import Trace
 
 
@@ -59,6 +60,7 @@ class RequestMetrics:
         age: From arrival to the end of the trace, for a request that has not ended.
         was_scheduled_before: It was scheduled before the trace begins, as far as the trace tells.
         had_tokens_before: It got its first token before the trace begins, likewise.
+        token_before: Its latest token before the trace begins; None if there is none, or it is not known.
     """
 
     request_id: str
@@ -80,6 +82,7 @@ class RequestMetrics:
     age: Latency | None = None
     was_scheduled_before: bool = False
     had_tokens_before: bool = False
+    token_before: LastToken | None = None
 
     def __repr__(self) -> str:
         """One line: the size of the request, its latencies, and its end."""
@@ -87,7 +90,7 @@ class RequestMetrics:
         return ", ".join(
             [
                 f"RequestMetrics({printable(self.request_id)}: {counted(self.num_prompt_tokens, 'prompt token')}",
-                counted(self.num_output_tokens, "output token"),
+                f"{counted(self.num_output_tokens, 'output token')}{self.of_part}",
                 *(f"{name} {_words(latency)}" for name, latency in known if latency is not None),
                 f"{end_words(self.finish_reason) if self.finish_reason else 'not ended'})",
             ]
@@ -122,18 +125,31 @@ class RequestMetrics:
         return len(self.token_steps)
 
     @property
+    def of_part(self) -> str:
+        """Words behind the number of output tokens if there were others before the trace; "" if there were none."""
+        return " in this part" if self.had_tokens_before else ""
+
+    @property
     def itl_steps(self) -> np.ndarray:
-        """Steps between consecutive tokens, int64 [num_output_tokens - 1]."""
-        return np.diff(np.asarray(self.token_steps, np.int64))
+        """Steps between consecutive tokens, int64; the first gap begins with ``token_before`` if that is known."""
+        return np.asarray(self.gaps("steps"), np.int64)
 
     @property
     def itl_seconds(self) -> np.ndarray:
         """Seconds between consecutive tokens, float64; empty without a clock."""
-        return np.diff(np.asarray(self.token_times, np.float64))
+        return np.asarray(self.gaps("s"), np.float64)
 
     def gaps(self, unit: str) -> list[float]:
         """The same as plain numbers: seconds between consecutive tokens if ``unit`` is "s", and steps otherwise."""
-        return [after - before for before, after in pairwise(self.token_times if unit == "s" else self.token_steps)]
+        tokens: Sequence[float] = self.token_times if unit == "s" else self.token_steps
+        if tokens and self.token_before is not None:
+            tokens = (self.token_before.end if unit == "s" else self.token_before.step, *tokens)
+        return [after - before for before, after in pairwise(tokens)]
+
+    @property
+    def lacks_gap(self) -> bool:
+        """Whether its first token in the trace follows one that is not known, so that the gap is unknown too."""
+        return bool(self.token_steps) and self.had_tokens_before and self.token_before is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,6 +303,7 @@ class Summary:
         clock: Idle time, and the wait before the first step.
         num_aborted: Number of requests that were aborted.
         num_failed: Number of requests that ended with an error.
+        num_unknown_gaps: Number of tokens without an inter-token latency, as the token before is not known.
     """
 
     unit: str
@@ -314,6 +331,7 @@ class Summary:
     clock: RunClock = field(default_factory=RunClock)
     num_aborted: int = 0
     num_failed: int = 0
+    num_unknown_gaps: int = 0
 
     @property
     def has_idle(self) -> bool:
@@ -486,9 +504,12 @@ def _clock_words(clock: RunClock) -> str:
 
 
 def open_note(summary: Summary) -> str:
-    """The meaning of lower bounds among the latencies; "" without any."""
-    count = summary.ttft.num_open
-    return f"{still_without(count)}; {AT_LEAST} marks what is at least that" if count else ""
+    """The meaning of lower bounds among the latencies, and which gaps are unknown; "" without any."""
+    count, unknown = summary.ttft.num_open, summary.num_unknown_gaps
+    parts = [f"{still_without(count)}; {AT_LEAST} marks what is at least that"] if count else []
+    if unknown:
+        parts.append(f"the gap before {counted(unknown, 'token')} is unknown: the token before is not in the trace")
+    return "; ".join(parts)
 
 
 def _speculation_lines(speculation: SpeculationMetrics) -> list[str]:

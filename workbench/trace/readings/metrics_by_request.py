@@ -26,7 +26,7 @@ MAX_ROWS = 20
 HEADINGS = ("request", "TTFT", "ITL mean", "preemptions", "prompt tokens", "output tokens", "end")
 """Headings of the table."""
 
-_OF_TOKENS = ("token_steps", "token_times")
+_OF_TOKENS = ("token_steps", "token_times", "token_before")
 _LATENCIES = ("queue", "prefill", "ttft", "decode", "e2e", "age")
 
 
@@ -59,7 +59,7 @@ class MetricsByRequest(FrozenDict[str, RequestMetrics], ByRequest[RequestMetrics
                 amount(fmean(gaps), unit) if gaps else "-",
                 f"{request.num_preemptions:,}",
                 f"{request.num_prompt_tokens:,}",
-                f"{request.num_output_tokens:,}",
+                f"{request.num_output_tokens:,}{request.of_part}",
                 end_words(request.finish_reason) if request.finish_reason else "not ended",
             )
 

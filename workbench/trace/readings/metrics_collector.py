@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.trace.lines import RequestInfo
 from workbench.trace.readings.block_replay import BlockReplay
+from workbench.trace.readings.last_tokens import last_tokens_before
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
 from workbench.trace.readings.metrics_by_request import MetricsByRequest
@@ -134,7 +135,10 @@ class _RequestProgress:
             e2e=latency(times.e2e),
             age=latency(span(times.arrival, now)) if times.end is None else None,
             was_scheduled_before=self.was_scheduled_before and times.first_scheduled is None,
-            had_tokens_before=self.had_tokens_before or bool(tokens and times.first_token is None),
+            had_tokens_before=self.had_tokens_before
+            or times.token_before is not None
+            or bool(tokens and times.first_token is None),
+            token_before=times.token_before,
         )
 
 
@@ -151,7 +155,7 @@ class MetricsCollector:
         self._num_read = 0
         self._latest: TraceMetrics | None = None
         self._requests: dict[str, _RequestProgress] = {}
-        self._latencies = LatencyAccumulator(keeps_tokens=True, before=_end_before(trace))
+        self._latencies = LatencyAccumulator(keeps_tokens=True)
         self._speculation = SpeculationCounter()
         self._pool = _PoolColumns(trace)
         # Of a run that has forgotten its beginning, the steps that are read tell the same.
@@ -170,6 +174,8 @@ class MetricsCollector:
             for request_id, info in self._trace.requests.items():
                 if request_id not in self._requests:
                     self._add_request(info)
+            if num_steps and not self._num_read:
+                self._latencies.start_from(last_tokens_before(self._trace))
             for index in range(self._num_read, num_steps):
                 self._read(self._trace[index])
                 self._num_read = index + 1
@@ -261,11 +267,6 @@ class MetricsCollector:
         return self._add_request(RequestInfo(request_id, 0))
 
 
-def _end_before(trace: Trace) -> Timestamp | None:
-    """The end of the step before a slice; None if it begins with the run."""
-    return Timestamp(trace[0].step, trace.whole[trace.offset - 1].end) if len(trace) and trace.offset else None
-
-
 def merge_metrics(parts: Mapping[str, tuple[TraceMetrics, float]]) -> TraceMetrics:
     """The metrics of several schedulers that ran side by side, as one.
 
@@ -354,6 +355,7 @@ def _summarise(
         clock=clock,
         num_aborted=sum(request.finish_reason == "abort" for request in requests.values()),
         num_failed=sum(request.finish_reason == "error" for request in requests.values()),
+        num_unknown_gaps=sum(request.lacks_gap for request in requests.values()),
     )
 
 

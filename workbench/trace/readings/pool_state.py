@@ -16,8 +16,8 @@ from workbench.trace.errors import TraceError
 from workbench.trace.fields import FrozenDict, read_only
 from workbench.trace.lines import Keyframe
 from workbench.trace.readings.block_replay import BlockReplay
+from workbench.trace.readings.last_tokens import with_times
 from workbench.trace.records import StepRecord
-from workbench.trace.run_zero import with_zero
 
 if TYPE_CHECKING:
     from workbench.trace.trace import Trace
@@ -160,7 +160,7 @@ class PoolHistory:
         """The scheduler's state before a step, so that a trace can begin there."""
         with self._lock:
             self._seek(index)
-            keyframe = with_zero(self._replay.keyframe(self._trace[index].step), self._trace)
+            keyframe = with_times(self._replay.keyframe(self._trace[index].step), self._trace)
             return msgspec.structs.replace(keyframe, num_kv_computed=self._progress_before(index))
 
     def _progress_before(self, index: int) -> dict[str, int]:

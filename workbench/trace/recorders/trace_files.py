@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from workbench.trace.checks import block_size_of, groups_of, num_blocks_of
 from workbench.trace.file import TraceWriter
 from workbench.trace.lines import RequestInfo, Supplement, TraceMeta
 from workbench.trace.readings.block_replay import BlockReplay
+from workbench.trace.readings.latency import LatencyAccumulator
 from workbench.trace.records import StepRecord
 
 MIB = 2**20
@@ -60,6 +63,7 @@ class TraceFiles:
         self._read_drift = read_drift
         groups = groups_of(meta)
         self._blocks = BlockReplay(block_size_of(meta), num_blocks_of(meta), None, progress=True, groups=groups)
+        self._latencies = LatencyAccumulator()
         self._live: dict[str, RequestInfo] = {}
         self._in_file: set[str] = set()
         self._num_files = 0
@@ -87,6 +91,7 @@ class TraceFiles:
             self._writer = self._open_next(self._next_step)
         if isinstance(line, RequestInfo):
             self._live[line.request_id] = line
+            self._latencies.arrive(line)
             if line.request_id not in self._in_file:  # an engine may reuse the id of a request that has ended
                 self._in_file.add(line.request_id)
                 self._writer.write(line, flush=flush)
@@ -110,6 +115,7 @@ class TraceFiles:
         """Update the state that a keyframe needs."""
         self._blocks.schedule(record)
         self._blocks.finish(record)
+        self._latencies.add(record)
         for request_id in (*record.finished, *record.aborted):
             self._live.pop(request_id, None)
 
@@ -125,5 +131,6 @@ class TraceFiles:
         for info in self._live.values():
             writer.write(info, flush=False)
         if step is not None:
-            writer.write(self._blocks.keyframe(step))
+            last_tokens = self._latencies.last_tokens(step)
+            writer.write(msgspec.structs.replace(self._blocks.keyframe(step), last_tokens=last_tokens))
         return writer

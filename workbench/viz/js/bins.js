@@ -27,15 +27,11 @@ export function arrivalsIn(store, from, to, count) {
   return arrivals;
 }
 
-/** A latency has the accuracy of a float of 32 bits. */
-const ROUNDED = 1 - 1e-6;
-
 /** The stretch that a moment is in; the end belongs to the last one. */
 const stretchOf = (time, from, width, count) => Math.min(count - 1, Math.floor((time - from) / width));
 
 /**
- * Load, latencies and blocks of steps, from one time to another in seconds since the start of the trace. A gap between
- * two tokens that begins before the first of the steps is left out: a page of these steps alone does not know it.
+ * Load, latencies and blocks of steps, from one time to another in seconds since the start of the trace.
  * @returns `bins`: stretches of `width` seconds, each with its `arrivals`, sorted `first` and `next` latencies, the
  *   largest `kv` and `waiting` (those that wait for step 0 included), `preemptions`, `aborts`, and of the prompts of
  *   requests that are admitted for the first time the tokens `queried` and those `hit` in the prefix cache; `whole` is
@@ -51,7 +47,6 @@ export function binned(store, steps, times, count) {
   });
   const ends = store.column("end").subarray(0, store.numSteps), pool = Math.max(1, store.pool.size - 1);
   addWaitingForStep0(store, from, to, at, bins, whole);
-  const before = first ? ends[first - 1] : -Infinity;
   for (let step = first; step <= last; step++) {
     const kv = 1 - store.value("free_blocks", step) / pool, waiting = store.value("num_waiting", step);
     for (let i = at(Math.max(from, store.value("time", step))); i <= at(Math.min(to, ends[step])); i++) {
@@ -60,7 +55,7 @@ export function binned(store, steps, times, count) {
     }
     whole.kv = Math.max(whole.kv || 0, kv);
     whole.waiting = Math.max(whole.waiting || 0, waiting);
-    for (const bin of [whole, bins[at(Math.min(to, ends[step]))]]) addStep(store, step, bin, ends[step] - before);
+    for (const bin of [whole, bins[at(Math.min(to, ends[step]))]]) addStep(store, step, bin);
   }
   for (const bin of [whole, ...bins]) {
     bin.first.sort((a, b) => a - b);
@@ -92,16 +87,15 @@ const empty = () => ({
   aborts: 0,
 });
 
-/** Add a step to a stretch. A gap of `known` seconds or more begins before the steps that are shown. */
-function addStep(store, step, bin, known) {
+/** Add a step to a stretch. */
+function addStep(store, step, bin) {
   const { codes } = store.facts,
     column = (name) => store.column(`chunk.${name}`),
     [from, to] = store.span("chunk", step);
   const latency = column("latency"), flags = column("flags"), cached = column("num_cached");
   const requests = column("request"), cachedOf = new Map();
   for (let c = from; c < to; c++) {
-    if (flags[c] & codes.first_token) { if (!Number.isNaN(latency[c])) bin.first.push(latency[c]); }
-    else if (latency[c] < known * ROUNDED) bin.next.push(latency[c]);
+    if (!Number.isNaN(latency[c])) bin[flags[c] & codes.first_token ? "first" : "next"].push(latency[c]);
     cachedOf.set(requests[c], cached[c]);
   }
   const kinds = store.column("event.kind"), [first, last] = store.span("event", step);

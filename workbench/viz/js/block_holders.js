@@ -37,7 +37,7 @@ export function originOf(store, block, step) {
         const place = { request, group, logical }, until = Math.min(step, (table.closed ?? Infinity) - 1);
         const from = stepOf(store, request, logical * store.groups[group].block_size, since, until);
         if (from >= (computed?.from ?? 0)) computed = { ...place, from };
-        if (since >= (held?.since ?? 0)) held = { ...place, since };
+        if (since >= (held?.since ?? -1)) held = { ...place, since };
       });
     }
   }

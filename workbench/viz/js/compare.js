@@ -378,8 +378,8 @@ export class ComparePanel extends CanvasPanel {
         if (chunk.recomputed) hatch(context, x, y, wide, high, colours.background, 3);
       });
       const y = run ? middle + HALF / 2 : middle - HALF / 2;
-      for (const { step, state, isBefore } of request.changes) {
-        const kind = isBefore ? null : EVENTS[state];
+      for (const { step, state } of request.changes) {
+        const kind = step < 0 ? null : EVENTS[state];
         if (kind) eventMark(context, theme, kind, this.x(store, step, origin) + EVENT_SIZE, y, EVENT_SIZE);
       }
       const token = tokenAt(request, difference);
@@ -414,7 +414,7 @@ export class ComparePanel extends CanvasPanel {
     const difference = this.differenceOf(a.id);
     const end = ({ tokens, chunkSteps, changes }) => {
       const [preempted, aborted] = ["preempted", "aborted"].map((state) =>
-        changes.filter((change) => change.state === state && !change.isBefore).length
+        changes.filter((change) => change.state === state && change.step >= 0).length
       );
       return [
         counted(tokens.length, "token"),

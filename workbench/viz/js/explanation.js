@@ -9,7 +9,7 @@ import { formatNumber, h, plain } from "./dom.js";
  * @param inspector Makes the links.
  */
 export function explanation(view, facts, inspector) {
-  const said = facts.confirmation && h("p", { class: "wb-confirmation" }, facts.confirmation);
+  const said = [facts.verdict, facts.confirmation].map((words) => words && h("p", { class: "wb-confirmation" }, words));
   const biggest = facts.spans[0]?.parts.find((part) => !part.is_own)?.kind;
   const spans = facts.spans.map((span) => spanOf(view, span, (part) => markOf(part, biggest), inspector));
   const legend = [facts.division, biggest ? BIGGEST : ""].filter(Boolean).join(" ");

@@ -34,30 +34,37 @@ function schedule(store, step, chunks) {
 
 /** The block table of each scheduled request: which places are new, and which were found in the prefix cache. */
 function blocks(store, step, chunks) {
-  const size = store.groups[store.facts.layout_group]?.block_size || store.facts.block_size || 1;
+  const group = store.facts.layout_group, { block_size: size } = store.groups[group];
   const rows = chunks.map((chunk) => {
-    const before = store.blockTable(chunk.request, step - 1);
-    const places = store.blockTable(chunk.request, step).map((block, logical) => {
-      const fresh = Boolean(block) && before[logical] !== block;
-      return { block, fresh, found: fresh && (logical + 1) * size <= chunk.cached };
-    });
+    const places = placesOf(store, chunk, step, group);
     return { request: chunk.request.index, places, from: chunk.start, to: chunk.end };
   });
-  const count = (is) => rows.reduce((sum, { places }) => sum + places.filter(is).length, 0);
+  const all = chunks.flatMap((chunk) => store.groups.flatMap((_, each) => placesOf(store, chunk, step, each)));
+  const count = (is) => all.filter(is).length;
   const taken = count(({ fresh, found }) => fresh && !found), found = count((place) => place.found);
   const free = store.value("free_blocks", step),
     from = found ? `${counted(found, "block")} found in the prefix cache, ` : "";
-  const all = Math.max(0, store.pool.size - 1); // block 0 is never handed out, as in vLLM
+  const numBlocks = Math.max(0, store.pool.size - 1); // block 0 is never handed out, as in vLLM
   const sentence = `${from}${counted(taken, "block")} taken for new tokens; ${formatNumber(free)} of ` +
-    `${formatNumber(all)} are free.${lossesOf(store, step)}`;
+    `${formatNumber(numBlocks)} are free.${lossesOf(store, step)}`;
   return { size, rows, sentence: sentence[0].toUpperCase() + sentence.slice(1) };
+}
+
+/** The places of a chunk's block table in a group: the block, and whether this step took it, or found it cached. */
+function placesOf(store, chunk, step, group) {
+  const { block_size: size } = store.groups[group], before = store.blockTable(chunk.request, step - 1, group);
+  return store.blockTable(chunk.request, step, group).map((block, logical) => {
+    const fresh = Boolean(block) && before[logical] !== block;
+    return { block, fresh, found: fresh && (logical + 1) * size <= chunk.cached };
+  });
 }
 
 /** The requests that a step preempted, each with the number of blocks that it lost. */
 function lossesOf(store, step) {
   const preempted = store.events(step).filter(({ kind }) => kind === "preempt");
   const losses = preempted.map(({ request }) => {
-    const held = store.blockTable(request, step - 1).filter(Boolean).length;
+    const tables = store.groups.map((_, group) => store.blockTable(request, step - 1, group));
+    const held = tables.flat().filter(Boolean).length;
     return `${plain(request.id, 20)} its ${counted(held, "block")}`;
   });
   return losses.length ? ` Preempted: ${listOf(losses)}.` : "";

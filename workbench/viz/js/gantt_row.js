@@ -68,8 +68,8 @@ function drawCell(context, theme, axis, chunk, step, y) {
 }
 
 function drawEvents(context, theme, axis, request, y, from) {
-  for (const { step, state, isBefore } of request.changes) {
-    if (isBefore || step < from || step >= axis.last) continue;
+  for (const { step, state } of request.changes) {
+    if (step < from || step >= axis.last) continue;
     const x = axis.x(step);
     if (state === "preempted") eventMark(context, theme, "preempt", x + Math.min(6, axis.stepWidth / 2), y, 4);
     if (state === "finished") eventMark(context, theme, "finish", axis.end(step) + 4, y, 2.5);

@@ -342,7 +342,7 @@ export class IncidentPanel extends CanvasPanel {
       waits.length ? `${waits.length} without a first token for up to ${formatSeconds(Math.max(...waits))}` : "",
       latency("next token", whole.next),
       `KV blocks up to ${share(whole.kv)}`,
-      `hit rate ${share(whole.hit / (whole.queried || 1))} of prompt tokens`,
+      whole.queried ? `hit rate ${share(whole.hit / whole.queried)} of prompt tokens` : "",
       counted(whole.preemptions, "preemption"),
       whole.aborts ? `${formatNumber(whole.aborts)} aborted` : "",
       `up to ${formatNumber(whole.waiting)} waiting`,
@@ -370,12 +370,16 @@ export class IncidentPanel extends CanvasPanel {
   /** The requests of the visible part that waited longest for their first token. */
   showSlow() {
     const { store } = this, [from, to] = this.time(true), causes = this.causes();
+    const never = this.view.status.incident?.never ?? [];
     const slow = this.firstTokens().filter(({ at }) => at > from && at <= to).concat(this.withoutToken(from, to));
     slow.sort((a, b) => b.ttft - a.ttft);
     const rows = slow.slice(0, MOST_SLOW).map(({ request, ttft, open }) => {
       const [cause, part, culprits] = causes.get(request.id) ?? ["", 0, []];
       const others = culprits.map((id) => store.byId.get(id)?.label ?? plain(id)).join(", ");
-      const words = cause && `${share(part)} ${cause}${others ? `: ${others}` : ""}`;
+      const words = [
+        never.includes(request.id) && "never served",
+        cause && `${share(part)} ${cause}${others ? `: ${others}` : ""}`,
+      ].filter(Boolean).join("; ");
       const name = request.id.length > LONG_NAME ? request.label : nameOf(request);
       return { request, cells: [name, `${open ? "≥ " : ""}${formatSeconds(ttft)}`, words || "–"] };
     });
@@ -399,7 +403,7 @@ export class IncidentPanel extends CanvasPanel {
     const { store } = this, found = [];
     for (const request of store.requests) {
       const arrival = request.arrival_time, first = request.tokens[0];
-      if (request.numBefore) continue; // it had one before these steps
+      if (request.numBefore || request.tokenBefore !== null) continue; // it had one before these steps
       if ((first && store.value("end", first.step) <= to) || !(arrival < to)) continue;
       const gone = request.finishReason ? store.value("time", request.changes.at(-1).step) : Infinity;
       const at = Math.min(gone, to);
@@ -410,10 +414,12 @@ export class IncidentPanel extends CanvasPanel {
 
   /** The time to first token of each request that has one, and when it came. */
   firstTokens() {
-    const { store } = this, latency = store.column("chunk.latency"), found = [];
+    const { store } = this, latency = store.column("chunk.latency"), flags = store.column("chunk.flags"), found = [];
     for (const request of store.requests) {
       const token = request.tokens[0], ttft = token && latency[token.chunk];
-      if (ttft >= 0) found.push({ request, ttft, at: store.value("end", token.step), open: false });
+      if (token && flags[token.chunk] & store.facts.codes.first_token && ttft >= 0) {
+        found.push({ request, ttft, at: store.value("end", token.step), open: false });
+      }
     }
     return found;
   }

@@ -20,13 +20,13 @@ function metricsOf(store) {
   const value = (name) => (step) => store.value(name, step);
   const pool = Math.max(1, store.pool.size - 1), size = store.facts.block_size || 1;
   const owned = (step) => pool - store.value("free_blocks", step);
-  const rate = (name) => (step) => (store.duration(step) > 0 ? store.value(name, step) / store.duration(step) : NaN);
+  const rate = (of) => (step) => (store.duration(step) > 0 ? of(step) / store.duration(step) : NaN);
   const time = (v) => (store.timed() ? formatSeconds(v) : counted(v, "step"));
   const tokensPerSecond = (v) => `${formatNumber(v)} tok/s`;
   const share = (unit) => (v) => (Number.isFinite(v) ? `${(v * 100).toFixed(0)}% ${unit}` : "–");
   const throughput = [
-    { name: "prefill throughput", of: rate("prefill_tokens"), write: tokensPerSecond },
-    { name: "decode throughput", of: rate("decode_tokens"), write: tokensPerSecond },
+    { name: "prefill throughput", of: rate(value("prefill_tokens")), write: tokensPerSecond },
+    { name: "decode throughput", of: rate((step) => store.numDecoded(step)), write: tokensPerSecond },
   ];
   return [
     { name: "time to first token", dots: "first", write: time },
@@ -95,18 +95,29 @@ export class MetricsPanel extends StepPanel {
   /** Value of a metric in a step as text, `none` when there is no value. */
   written(metric, step, none) {
     const value = this.at(metric, step);
-    return Number.isFinite(value) ? metric.write(value) : none;
+    if (Number.isFinite(value)) return metric.write(value);
+    return metric.dots === "next" && this.lacksGap(step) ? "unknown: the token before is not here" : none;
   }
 
   latencies(metric, step) {
-    const { store } = this, first = store.facts.codes.first_token, result = [];
-    const latency = store.column("chunk.latency"), flags = store.column("chunk.flags");
-    const [from, to] = store.span("chunk", step);
+    const { store } = this, result = [];
+    const latency = store.column("chunk.latency"), [from, to] = store.span("chunk", step);
     for (let c = from; c < to; c++) {
-      const isFirst = (flags[c] & first) > 0;
-      if (!Number.isNaN(latency[c]) && isFirst === (metric.dots === "first")) result.push(latency[c]);
+      if (!Number.isNaN(latency[c]) && this.isFirst(c) === (metric.dots === "first")) result.push(latency[c]);
     }
     return result;
+  }
+
+  isFirst(c) {
+    return (this.store.column("chunk.flags")[c] & this.store.facts.codes.first_token) > 0;
+  }
+
+  /** Whether a step gave a token after one that is not known. */
+  lacksGap(step) {
+    const { store } = this, sampled = store.column("chunk.sampled"), latency = store.column("chunk.latency");
+    const [from, to] = store.span("chunk", step);
+    for (let c = from; c < to; c++) if (sampled[c] >= 0 && Number.isNaN(latency[c]) && !this.isFirst(c)) return true;
+    return false;
   }
 
   /** Steps per bar: with more visible steps than pixels, a bar stands for several. */

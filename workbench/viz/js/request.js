@@ -5,6 +5,9 @@ import { plain } from "./dom.js";
 /** Maximum number of characters of a request's label in a picture. */
 const LABEL = 10;
 
+/** The step of everything that happened before the first one. */
+const BEFORE = -1;
+
 /** The beginning of an id up to its last separator. */
 const stem = (id) =>
   id.slice(0, Math.max(...["-", "_", ".", ":", "/"].map((separator) => id.lastIndexOf(separator))) + 1);
@@ -49,12 +52,13 @@ export function newRequest(info, index, start) {
     chunkSteps: [], // the step of each of them
     tokens: [], // those of the steps that are here: { step, text, id, chunk }
     numBefore: 0, // number of output tokens before the first step that is here; null if it is not known (yet)
+    tokenBefore: null, // the step of the latest of them, which is negative; null for none, or if it is not known
     computedBefore: 0, // number of KV positions that were computed before that step and are kept
     everBefore: 0, // the same with those that a preemption threw away; null if it is not known
     hasText: Boolean(info.prompt), // false if neither the prompt nor any token has a text
     tables: [], // block tables since an admission: { step, groups: one table for each KV cache group }
-    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted", and isBefore if the
-    // change happened before the first step
+    // { step, state } with state "waiting" | "running" | "preempted" | "finished" | "aborted"; a change before the
+    // first step is in step -1, as are the block tables of that moment
     changes: [],
     finishReason: "",
     wait: null, // the words of a wait that is over; see way.js
@@ -66,29 +70,33 @@ export function newRequest(info, index, start) {
 /** Whether a request in this state never runs again. */
 export const isOver = (state) => state === "finished" || state === "aborted";
 
-/** A block table: its `ids` only grow; `lengths` are [step, length], `holes` the places [step, place] that became 0. */
+/**
+ * A block table: its `ids` only grow; `lengths` are [step, length], `holes` the places [step, place] that became 0.
+ * @param ids Those that it has before the first step.
+ */
 export function newTable(ids = []) {
-  return { ids: [...ids], lengths: ids.length ? [[0, ids.length]] : [], holes: [] };
+  return { ids: [...ids], lengths: ids.length ? [[BEFORE, ids.length]] : [], holes: [] };
 }
 
 /** The steps in which a request waits: { state, begin, until }, with state "waiting" or "preempted". */
 export function waitsOf(store, { changes }) {
   const until = (i) => changes[i + 1]?.step ?? store.numSteps;
-  const all = changes.map(({ state, step }, i) => ({ state, begin: step, until: until(i) }));
+  const all = changes.map(({ state, step }, i) => ({ state, begin: Math.max(0, step), until: until(i) }));
   return all.filter(({ state, begin, until }) => (state === "waiting" || state === "preempted") && begin < until);
 }
 
 function placeAtStart(request, start) {
   const has = (table) => Object.hasOwn(table, request.id);
   if (has(start.num_outputs)) request.numBefore = start.num_outputs[request.id];
+  if (has(start.last_tokens)) request.tokenBefore = start.last_tokens[request.id];
   if (has(start.num_computed)) request.computedBefore = start.num_computed[request.id];
   if (has(start.ever_computed)) request.everBefore = start.ever_computed[request.id];
   const table = has(start.tables) && start.tables[request.id];
   if (table) {
     const others = has(start.other_tables) ? start.other_tables[request.id] : [];
-    request.tables.push({ step: 0, groups: [table, ...others].map((ids) => newTable(ids)) });
-    request.changes.push({ step: 0, state: "running" });
+    request.tables.push({ step: BEFORE, groups: [table, ...others].map((ids) => newTable(ids)) });
+    request.changes.push({ step: BEFORE, state: "running" });
   } else if (start.waiting.includes(request.id)) {
-    request.changes.push({ step: 0, state: request.everBefore ? "preempted" : "waiting", isBefore: true });
+    request.changes.push({ step: BEFORE, state: request.everBefore ? "preempted" : "waiting" });
   }
 }

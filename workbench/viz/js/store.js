@@ -269,6 +269,14 @@ export class Store {
     return this.value("decode_tokens", step) + this.value("prefill_tokens", step);
   }
 
+  /** Number of tokens that the decodes of a step gave; without recorded ids, all but rejected drafts count. */
+  numDecoded(step) {
+    return this.chunks(step).filter(({ decode }) => decode).reduce((sum, { index, n, sampled, drafts, accepted }) => {
+      if (!this.tokensKnown) return sum + n - drafts + accepted;
+      return sampled < 0 ? sum : sum + 1 + this.column("chunk.num_sampled_before")[index];
+    }, 0);
+  }
+
   duration(step) {
     return this.value("end", step) - this.value("time", step);
   }
@@ -506,7 +514,8 @@ export class Store {
   latencySteps(request, number) {
     const { step } = request.tokens[number];
     if (number > 0) return step - request.tokens[number - 1].step;
-    if (request.numBefore) return NaN; // the token before is not here
+    if (request.tokenBefore !== null) return step - request.tokenBefore;
+    if (request.numBefore) return NaN; // the token before is not known
     return this.label(step) + 1 - request.arrival_step;
   }
 

@@ -130,7 +130,7 @@ function firstTokenOf(view, request) {
 
 function replyOf(store, request) {
   const { tokens, finishReason } = request, latency = store.column("chunk.latency"), gaps = [];
-  for (const { chunk } of tokens.slice(1)) if (latency[chunk] > 0) gaps.push(latency[chunk]);
+  for (const { chunk } of tokens.slice(request.numBefore ? 0 : 1)) if (latency[chunk] > 0) gaps.push(latency[chunk]);
   gaps.sort((a, b) => a - b);
   const pace = store.timed() && gaps.length ? `, one every ${formatSeconds(median(gaps))} (median)` : "";
   return `${counted(request.numBefore + tokens.length, "token")}${finishReason ? "" : " so far"}${pace}` +

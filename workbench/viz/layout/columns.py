@@ -19,6 +19,7 @@ import msgspec
 
 from workbench.trace.lines import RequestInfo
 from workbench.trace.readings import top_tokens
+from workbench.trace.readings.last_tokens import last_tokens_before
 from workbench.trace.readings.latency import LatencyAccumulator, RequestTimes, Timestamp
 from workbench.trace.readings.narrate import narrate, shown
 from workbench.trace.reasons import Reason
@@ -115,7 +116,7 @@ string.
 appended before the token it ``sampled``.
 
 ``chunk.latency`` is the time to first token or the inter-token latency in seconds (in steps if the trace has no
-clock), NaN if the chunk gave no token or the token before is not in the trace; ``FLAG_FIRST_TOKEN`` tells the two
+clock), NaN if the chunk gave no token or the token before is not known; ``FLAG_FIRST_TOKEN`` tells the two
 apart. ``pool`` holds the blocks whose state, first owner or reference count has changed: the first
 ``num_earlier_changes`` of a step at the end of the step before, the others in its scheduling.
 """
@@ -187,6 +188,7 @@ class TraceColumns:
             for step in range(self.num_steps, len(trace)):
                 if self._pool is None:
                     self._pool = PoolChanges(trace)
+                    self._latencies.start_from(last_tokens_before(trace))
                 self._append(trace[step], self._pool)
                 self.num_steps = step + 1
             for supplement in supplements[self._num_supplements :]:

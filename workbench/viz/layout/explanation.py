@@ -37,11 +37,11 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
 
     Returns:
         ``request``, ``spans`` with ``name``, ``total`` and ``parts``, and ``confirmation``: one sentence
-        about the run without the largest cause, "" if there is none; and ``division``, a sentence that says how shared
-        steps are divided, "" for none. Each part has ``cause``, ``share`` of the span in
-        [0, 1], ``amount``, ``culprits`` (request ids), ``tokens`` (words that follow each of them, "" unless they used
-        the token budget), ``more`` (words for the others), ``first`` and ``last`` (steps), ``is_own`` (no cause of
-        slowness), ``is_listed``, and ``mark``, the pattern and the weave of its cause.
+        about the run without the largest cause, "" if there is none; ``verdict``, that the request is never served, and
+        ``division``, how shared steps are divided: sentences, "" for none. Each part has ``cause``, ``share`` of the
+        span in [0, 1], ``amount``, ``culprits`` (request ids), ``tokens`` (words that follow each of them, "" unless
+        they used the token budget), ``more`` (words for the others), ``first`` and ``last`` (steps), ``is_own`` (no
+        cause of slowness), ``is_listed``, and ``mark``, the pattern and the weave of its cause.
     """
     unit = explanation.unit
     whole = "from arrival to the end of the trace" if explanation.is_open else "from arrival to the end"
@@ -59,7 +59,8 @@ def explanation_facts(explanation: Any, *, confirmed: bool = True) -> dict[str, 
             if total > 0
         ],
         "confirmation": _sentence(explanation.confirmation, unit) if confirmed else "",
-        "division": f"{explanation.division[:1].upper()}{explanation.division[1:]}.".removeprefix("."),
+        "verdict": _as_sentence(explanation.verdict),
+        "division": _as_sentence(explanation.division),
     }
 
 
@@ -84,6 +85,10 @@ def _part(part: Any, total: float, unit: str) -> dict[str, Any]:
         "is_listed": part.amount >= MIN_SHARE * total,
         "mark": list(MARKS.get(part.kind, MARKS["unknown"])),
     }
+
+
+def _as_sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}.".removeprefix(".")
 
 
 def _sentence(confirmation: Any, unit: str) -> str:

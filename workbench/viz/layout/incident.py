@@ -16,16 +16,17 @@ def incident_facts(trace: Trace) -> dict[str, Any]:
     Returns:
         ``slow``: for each request its id, the cause of most of its time to first token with the requests behind it, and
         the share of that part in [0, 1]; ``apart``: sentences; ``stalls``: step and sentence of each, and the
-        seconds that its contents do not explain.
+        seconds that its contents do not explain; ``never``: ids of requests that nothing will serve.
     """
     from workbench.analysis.incident import incident
 
     try:
         found = incident(trace)
     except (ValueError, TraceError):  # durations or settings that no rule explains
-        return {"slow": [], "apart": [], "stalls": []}
+        return {"slow": [], "apart": [], "stalls": [], "never": []}
     return {
         "slow": [(one.request_id, one.cause, one.share, one.culprits) for one in found.slow],
         "apart": [str(difference) for difference in found.apart],
         "stalls": [(stall.step, str(stall), stall.excess) for stall in found.stalls],
+        "never": found.never_served,
     }

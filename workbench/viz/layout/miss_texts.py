@@ -71,7 +71,7 @@ def _in_words(trace: Trace, request_id: str, step: int) -> str:
         texts = [svg.shorten(" ".join(prompt[same:].split()), _SHOWN) for prompt in (mine, other)]
         if all(texts):
             words = f"after the same beginning its prompt has “{texts[0]}”, that of {miss.culprit} has “{texts[1]}”"
-            return f"block {miss.block} was never computed: {words}"
+            return f"{miss.place} was never computed: {words}"
     return why
 
 

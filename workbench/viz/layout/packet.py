@@ -17,6 +17,7 @@ from workbench.base.on_demand import np
 from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.compare import is_simulated
 from workbench.trace.readings.computed_before import computed_before
+from workbench.trace.readings.last_tokens import last_tokens_before
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.records import Layout
 from workbench.trace.run_zero import kept_zero, run_zero
@@ -154,6 +155,7 @@ def _start(trace: Any) -> dict[str, Any] | None:
         "other_tables": others,
         "waiting": [rid for rid in waiting if rid not in tables],
         "num_outputs": outputs_before(trace),
+        "last_tokens": {name: token.step - first.step for name, token in last_tokens_before(trace).items()},
         "num_computed": dict(trace.keyframe.num_kv_computed) if trace.keyframe else {},
         "ever_computed": computed_before(trace),
     }
