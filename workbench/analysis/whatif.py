@@ -65,8 +65,7 @@ class WhatIf:
             spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
             error = self.check.errors.get(name)
             off = "" if error is None else f"{error:+z.1%}"
-            is_far = error is not None and abs(error) > MAX_ERROR
-            table.append([name, texts[0], *changed, spread, texts[1], off, "!" if is_far else ""])
+            table.append([name, texts[0], *changed, spread, texts[1], off, "!" * len(self.check.unreliable([name]))])
         return table
 
     @property

@@ -128,6 +128,7 @@ export class Controls {
     );
     this.explain = button("Explain this step", "Play it in five scenes (E)", () => this.view.film.show());
     for (const rare of [this.explain, this.link, this.save]) rare.classList.add("wb-foldable");
+    this.save.classList.add("wb-behind-fold");
     for (const second of [this.search.element, this.speed]) second.classList.add("wb-low-fold", "wb-phone-fold");
     const first = button("|◀", "First step (Home)", () => cursor.seek(0));
     const last = button("▶|", "Last step (End)", () => cursor.seek(cursor.last));
