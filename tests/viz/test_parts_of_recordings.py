@@ -4,7 +4,8 @@ import gzip
 import json
 import random
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from collections import Counter
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -17,6 +18,7 @@ from test_marks_of_the_pool import Picture, next_evicted
 
 from workbench import simulate
 from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.clock import time_of_day
 from workbench.trace.readings.metrics_collector import metrics
@@ -154,6 +156,32 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                         assert text == written.get("text", "")
                     elif '"' in text and "…" not in text + written["text"]:
                         assert written["text"].endswith(text.split('"', 1)[1])
+
+
+def test_a_live_run_counts_the_tokens_before_it_of_a_request_that_computes_them_again(deno_page):
+    """A part of a prompt that is computed again does not mean that the request has no output yet."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 60}, "max_tokens": 40} for i in range(3)]
+    config = {"max_num_batched_tokens": 20, "num_blocks": 30, "block_size": 8, "enable_prefix_caching": False}
+    trace, outputs = simulate({"config": config, "requests": requests}), Counter()
+    again = []
+    for record in trace:
+        for chunk in record.chunks:
+            if chunk.is_partial_prefill and chunk.num_recomputed_tokens and outputs[chunk.request_id]:
+                again.append((record.step, chunk.request_id))
+            outputs[chunk.request_id] += len(chunk.accepted)
+    (whole,) = shown(deno_page, trace, [len(trace) - 1])
+    for step, who in again:
+        kept = forgotten(trace[: step + 1], step)
+        feed = Feed(kept)
+        deno_page("page.open(argument)", {"packet": b64encode(feed.next_packet()).decode()})
+        feed.confirm()
+        for record in trace[step + 1 :]:
+            kept.append(record)
+        take = "(page.values.packet = page.bytes(argument), page.listeners['change:packet'](), page.frame())"
+        deno_page(take, b64encode(feed.next_packet()).decode())
+        deno_page.seek(len(kept) - 1)
+        assert deno_page(SHOWN)["requests"][who]["card"]["size"] == whole["requests"][who]["card"]["size"], (step, who)
+    assert len(again) > 1
 
 
 @pytest.mark.parametrize("name", [*RUNS, "long 3"])
@@ -437,6 +465,19 @@ def test_the_page_of_a_part_has_as_many_requests_as_the_commands(deno_page, name
             assert said.endswith(f", {arrived or 'none'} arrived here") == (arrived < here), (said, arrived)
             fewer += 0 < arrived < here
     assert fewer or name == "idle 1"
+
+
+def test_a_request_that_arrives_when_a_part_ends_is_in_it(deno_page):
+    """As for the commands: steps of one second, and a request at the end of each."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 9}, "max_tokens": 30, "arrival_time": float(i)} for i in range(20)]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=1.0))
+    begin, end = trace[2], trace[9]
+    assert end.end == trace.requests["r10"].arrival_time
+    deno_page.open(trace)
+    deno_page("view.cursor.moveTo(argument[0], argument[1])", [begin.step, end.step + 1 - begin.step])
+    words = deno_page("(view.panel('incident').layout(), view.panel('incident').words())")
+    assert words.startswith("11 requests in 8 s, 9 arrived here;"), words
+    assert len(window(trace, begin=begin.time, end=end.end).requests) == 11
 
 
 def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):
