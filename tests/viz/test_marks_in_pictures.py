@@ -284,6 +284,7 @@ def test_timeline(name, first, at):
     numbers = [record.step for record in records]
     stalls = {numbers[2]: "it stood still", numbers[-1] + 5: "not here"}
     drawing = Drawing(svg.timeline(records, at=at, stalls=stalls))
+    assert re.match(rf"Tokens of steps {numbers[0]} to {numbers[-1]}(;|$)", drawing.root.get("aria-label"))
     high, budget = max(1, *(tokens(record)[1] for record in records)), max(1, *(r.token_budget for r in records))
     budget = max(budget, high)
     top = budget if 4 * high >= budget else high
