@@ -20,6 +20,7 @@ from viz_traces import pictures
 from workbench import simulate
 from workbench.trace import Trace
 from workbench.trace.readings.narrate import shown
+from workbench.trace.records import StepRecord
 from workbench.viz import svg
 from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.pool import pool_columns
@@ -510,6 +511,13 @@ def test_a_step_in_a_notebook(name):
         assert headings == drawn_ + (["Events"] if events else [])
         assert ("Not scheduled" in found.words) == bool(record.waiting)
         assert len(pictures(step_html(record))) == len(drawn_)
+
+
+def test_an_end_without_a_reason_has_none_in_the_table():
+    record = StepRecord(7, finished=("a",), preempted=("b",))
+    assert Tables(step_html(record)).tables == [
+        [["step", "event", "request"], ["7", "preempt", "b"], ["7", "finish", "a"]]
+    ]
 
 
 @pytest.mark.parametrize("name", [*RUNS, "many 0"])

@@ -14,6 +14,7 @@ from facts_of_records import Facts, holders_in_words
 from msgspec.structs import replace
 from painted import LIGHT, Marks
 from runs_to_draw import COSTS, dressed, run
+from test_marks_in_pictures import Tables
 from test_marks_of_the_pool import Picture, next_evicted
 
 from workbench import simulate
@@ -158,12 +159,16 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                         assert written["text"].endswith(text.split('"', 1)[1])
 
 
-def test_a_live_run_counts_the_tokens_before_it_of_a_request_that_computes_them_again(deno_page):
-    """A part of a prompt that is computed again does not mean that the request has no output yet."""
+def crowded():
+    """Three requests for whose outputs the pool has too few blocks: some are preempted, and computed again in parts."""
     requests = [{"id": f"r{i}", "prompt": {"len": 60}, "max_tokens": 40} for i in range(3)]
     config = {"max_num_batched_tokens": 20, "num_blocks": 30, "block_size": 8, "enable_prefix_caching": False}
-    trace, outputs = simulate({"config": config, "requests": requests}), Counter()
-    again = []
+    return simulate({"config": config, "requests": requests})
+
+
+def test_a_live_run_counts_the_tokens_before_it_of_a_request_that_computes_them_again(deno_page):
+    """A part of a prompt that is computed again does not mean that the request has no output yet."""
+    trace, outputs, again = crowded(), Counter(), []
     for record in trace:
         for chunk in record.chunks:
             if chunk.is_partial_prefill and chunk.num_recomputed_tokens and outputs[chunk.request_id]:
@@ -362,6 +367,20 @@ def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
             for html in (trace._repr_html_(), trace[at:]._repr_html_())
         ]
         assert tables[1] and tables[1].items() <= tables[0].items()
+
+
+def test_the_table_of_a_run_that_has_forgotten_steps_has_no_wrong_number():
+    """A request that gets no token in the steps that are kept may have had some before."""
+    trace, unknown = crowded(), 0
+    for at in range(1, len(trace) - 1):
+        known = trace[: at + 2]
+        kept = forgotten(known, at)
+        whole = Tables(known._repr_html_()).tables[-1][1:]
+        given = {chunk.request_id for record in kept for chunk in record.chunks if chunk.accepted}
+        for row in Tables(kept._repr_html_()).tables[-1][1:]:
+            assert row[:3] in [other[:3] for other in whole] or (row[2] == "–" and row[0] not in given), (at, row)
+            unknown += row[2] == "–"
+    assert unknown
 
 
 def page_around(trace, around, path):
