@@ -197,7 +197,8 @@ def python_edits(source: str, names: set[str]) -> Iterator[tuple[str, Edit]]:
                 yield "condition", (*place(test), "True")
         if isinstance(node, ast.BoolOp):
             for kept in node.values[:2]:
-                yield "condition", (*place(node), code(kept))
+                is_named = isinstance(kept, ast.NamedExpr)
+                yield "condition", (*place(node), f"({code(kept)})" if is_named else code(kept))
         name = getattr(node, "attr", None) or getattr(node, "id", None)
         if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load) and name in SWAPS:
             end = place(node)[1]
@@ -471,6 +472,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "either of two dots at one place may be taken",
     ("viz/svg.py", "if x >= free_from and x + 6 * len(label) <= free_to:", "x + 6 * len(label) < free_to"): EXACT,
     ("viz/svg.py", "if x >= free_from and x + 6 * len(label) <= free_to:", "x > free_from"): EXACT,
+    ("viz/fleet_rows.py", "if x + 18 + 6 * len(word) > width and x > LEFT:", "x + 18 + 6 * len(word) >= width"): EXACT,
     ("viz/layout/packed_batch.py", "if total <= 0:", "False"): "a batch without rows has no picture",
     ("viz/layout/axis.py", "if len(self.ticks) > 1 else self.end", "q1"): "an axis of time has two ticks or more",
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
