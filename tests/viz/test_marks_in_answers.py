@@ -671,6 +671,18 @@ def moved(budget, tokens=6):
     return simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests})
 
 
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_tokens_that_a_recorder_leaves_out_do_not_differ(has_ids):
+    first, second, *_ = pair("plain 1")
+    recorded = Trace(replace(second.meta, config={**second.config, "token_ids_recorded": has_ids}))
+    for info in second.requests.values():
+        recorded.add_request(info)
+    for record in second:
+        recorded.append(record)
+    found = comparison_facts(first, recorded)
+    assert found["same_tokens"] is (False if has_ids else None) and bool(found["differences"]) == has_ids
+
+
 def test_the_same_steps_at_other_times_are_a_change():
     requests = [{"id": f"r{i}", "prompt": {"len": 30}, "max_tokens": 6} for i in range(4)]
     first, equal, slow = (simulate({"requests": requests}, cost_model=CostModel(fixed=s)) for s in (0.01, 0.01, 0.02))

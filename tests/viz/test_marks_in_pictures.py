@@ -539,6 +539,14 @@ def test_a_trace_in_a_notebook(name):
     assert found.words[0] == trace.meta.source and unescape(found.words[1]) == repr(trace)
 
 
+@pytest.mark.parametrize("count", [24, 25])
+def test_a_table_of_24_requests_has_all(count):
+    requests = [{"id": f"r{i}", "prompt": {"len": 9}, "max_tokens": 1} for i in range(count)]
+    found = Tables(trace_html(simulate({"requests": requests})))
+    assert [row[0] for row in found.tables[-1][1:]] == [f"r{i}" for i in range(count - 24, count)]
+    assert any(words.startswith("The last ") for words in found.words) == (count > 24)
+
+
 # -- the Bokeh figure ----------------------------------------------------------------------------------------------
 
 
