@@ -69,9 +69,9 @@ class Fault(NamedTuple):
 
     def words(self, source: str) -> str:
         """The place and the change."""
-        line = source.count("\n", 0, self.begin) + 1
+        line, column = source.count("\n", 0, self.begin) + 1, self.begin - source.rfind("\n", 0, self.begin)
         old = " ".join(source[self.begin : self.end].split())
-        return f"{self.file}:{line} [{self.rule}] {old!r} -> {' '.join(self.new.split())!r}"
+        return f"{self.file}:{line}:{column} [{self.rule}] {old!r} -> {' '.join(self.new.split())!r}"
 
 
 JS, PLAY = "viz/js/", "apps/playground/page/"
