@@ -69,9 +69,9 @@ class Fault(NamedTuple):
 
     def words(self, source: str) -> str:
         """The place and the change."""
-        line = source.count("\n", 0, self.begin) + 1
+        line, column = source.count("\n", 0, self.begin) + 1, self.begin - source.rfind("\n", 0, self.begin)
         old = " ".join(source[self.begin : self.end].split())
-        return f"{self.file}:{line} [{self.rule}] {old!r} -> {' '.join(self.new.split())!r}"
+        return f"{self.file}:{line}:{column} [{self.rule}] {old!r} -> {' '.join(self.new.split())!r}"
 
 
 JS, PLAY = "viz/js/", "apps/playground/page/"
@@ -83,6 +83,7 @@ BATCHES, STEPS, POOL, WORDS, RUNS, PICTURES, ANSWERS = (
 DATA = "tests/viz/test_marks_as_data.py"
 INSIDE, PLAYING = "tests/viz/test_marks_inside_a_step.py", "tests/viz/test_marks_of_the_playground.py"
 PARTS, CLOCK = "tests/viz/test_parts_of_recordings.py", "tests/viz/test_one_clock_of_a_run.py"
+TIMES = "tests/viz/test_times_of_axes.py"
 PANELS = (
     Panel("timeline", (f"{JS}timeline.js",), (f"{STEPS}::test_timeline", STEPS, RUNS)),
     Panel("chunks", (f"{JS}gantt.js", f"{JS}gantt_row.js"), (f"{STEPS}::test_chunks", STEPS)),
@@ -98,9 +99,9 @@ PANELS = (
     Panel("incident", (f"{JS}incident.js", f"{JS}bins.js"), (RUNS, NUMBERS, PARTS, CLOCK)),
     Panel("numbers of a step", (f"{JS}words.js", f"{JS}phase_strip.js"), (f"{WORDS}::test_phases", WORDS, STEPS, BATCHES, PARTS)),
     Panel("cards", (f"{JS}inspector.js", f"{JS}way.js", f"{JS}explanation.js"), (WORDS, ANSWERS)),
-    Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS)),
-    Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (STEPS,)),
-    Panel("store", (f"{JS}store.js", f"{JS}request.js"), (WORDS, POOL, BATCHES, STEPS, NUMBERS)),
+    Panel("end card", (f"{JS}end_card.js",), (f"{WORDS}::test_the_card_at_the_end", NUMBERS, PARTS)),
+    Panel("step axis", (f"{JS}step_axis.js", f"{JS}step_panel.js"), (STEPS, TIMES)),
+    Panel("store", (f"{JS}store.js", f"{JS}request.js"), (WORDS, POOL, BATCHES, STEPS, NUMBERS, PARTS)),
     Panel("inside a step", (f"{JS}phase_box.js", f"{JS}candidates.js"), (INSIDE,)),
     Panel("attention weights", (f"{JS}weights.js",), (INSIDE,)),
     Panel("playground", (f"{PLAY}numbers.js",), (PLAYING,)),
@@ -114,7 +115,7 @@ PANELS = (
     Panel("tables of a notebook", ("viz/reprs.py:step_html _chunks_table _span events_table trace_html _requests_table",), (PICTURES,)),
     Panel("Bokeh figure", ("viz/figures.py:metrics_figure token_columns latency_columns",), (f"{PICTURES}::test_bokeh_figure",)),
     Panel("fleet page", ("viz/layout/fleet.py", "viz/fleet_rows.py:fleet_svg fleet_svgs _drawn _area", "viz/fleet_page.py:fleet_html _now _row _lengths _most"), (ANSWERS, NUMBERS, DATA)),
-    Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS,)),
+    Panel("sentences", ("trace/readings/narrate.py",), (ANSWERS, "tests/ground/test_short_repr.py")),
     Panel("columns of live views", ("viz/layout/columns.py:_append append _append_chunks _latencies_of _num_table_changes _table_changes", "viz/layout/pool_changes.py"), (BATCHES, POOL, WORDS, STEPS)),
     Panel("inside a step", ("viz/phases.py", "viz/visible_step.py", "viz/layout/norms.py"), (INSIDE, "tests/viz/test_viz_control.py", DATA)),
     Panel("attention weights", ("viz/attention_weights.py:weights_facts _token_ids",), (INSIDE,)),
@@ -196,7 +197,8 @@ def python_edits(source: str, names: set[str]) -> Iterator[tuple[str, Edit]]:
                 yield "condition", (*place(test), "True")
         if isinstance(node, ast.BoolOp):
             for kept in node.values[:2]:
-                yield "condition", (*place(node), code(kept))
+                is_named = isinstance(kept, ast.NamedExpr)
+                yield "condition", (*place(node), f"({code(kept)})" if is_named else code(kept))
         name = getattr(node, "attr", None) or getattr(node, "id", None)
         if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load) and name in SWAPS:
             end = place(node)[1]
@@ -446,14 +448,18 @@ def drawn_faults(panel: Panel) -> list[Fault]:
 EXACT = "it differs at one exact size in pixels only, where a label or a line just fits"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/events.js", "atEnd = cursor.step === cursor.last;", "first"): "the list is filled again if an event of it differs",
-    ("viz/js/gantt.js", "this.shown().map((request) => request.index)", "seq"): "the picture is drawn whole if its rows change",
+    ("viz/js/events.js", "atEnd = cursor.step === cursor.last;", "Math.max(0, cursor.step - 1)"):
+        "the list is filled again if an event of it differs",
     ("viz/js/way.js", "(seconds ?? 0) < NO_WAIT_SECONDS", "<="): "it differs at one exact number of seconds only",
     ("viz/js/timeline.js", "if (axis.last <= axis.first) return;", "<"): "an axis has a step",
+    ("viz/js/timeline.js", "if (middle >= axis.x0 && middle <= axis.x1 + 1)", "<"): EXACT,
+    ("viz/js/gantt_row.js", "if (chunk.decode && chunk.drafts && width > 4) {", ">="): EXACT,
     ("viz/js/packed.js", "if (row >= 12) this.drawBlockTicks(", ">"): "no number of rows makes them 12 pixels high",
     ("viz/js/rectangle.js", "if (dx >= 6 && dy >= 6) this.drawCellGrid(", ">"): EXACT,
     ("viz/js/rectangle.js", "if (chunk.n > 1 && chunk.n * dy > 24) labelRow(", ">="): EXACT,
     ("viz/js/kernel.js", "readable = this.row >= 9;", ">"): "no number of items makes their rows 9 pixels high",
     ("viz/js/pool.js", "(next < 0 || freed[block] < freed[next])", "<="): "no block is 0, and no two are freed at once",
+    ("viz/js/block_tables.js", "return this.cell - (this.cell > 8 ? 2 : 1);", ">="): EXACT,
     ("viz/js/block_tables.js", "(longest * 4 > this.width - LEFT - 54 ? 84 : 54)", ">="): EXACT,
     ("viz/js/incident.js", "Math.abs(axis.x(stall.time) - x) <= 4", "<"): EXACT,
     ("viz/js/metrics.js", "for (let step = first; step < axis.last; step += stride) {", "<="): "a bar without steps has no value",
@@ -462,12 +468,24 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("viz/js/step_axis.js", "const next = step + 1 < n ? ", "<="): "nobody asks for the time behind the last step",
     ("apps/playground/page/arrivals.js", "for (let length = 10; length < this.top; length *= 10) {", "<="):
         "the top is 1.3 times a whole number, and no power of ten is",
+    ("apps/playground/page/arrivals.js", "if (distance < least) [best, least] = ", "<="):
+        "either of two dots at one place may be taken",
+    ("viz/svg.py", "if x >= free_from and x + 6 * len(label) <= free_to:", "x + 6 * len(label) < free_to"): EXACT,
+    ("viz/svg.py", "if x >= free_from and x + 6 * len(label) <= free_to:", "x > free_from"): EXACT,
+    ("viz/fleet_rows.py", "if x + 18 + 6 * len(word) > width and x > LEFT:", "x + 18 + 6 * len(word) >= width"): EXACT,
+    ("viz/layout/packed_batch.py", "if total <= 0:", "False"): "a batch without rows has no picture",
+    ("viz/layout/axis.py", "if len(self.ticks) > 1 else self.end", "q1"): "an axis of time has two ticks or more",
     ("viz/js/step_panel.js", "if (grown && this.drawnSteps > 0)", ">="): "the first steps change the scale of every panel",
     ("viz/js/step_panel.js", "|| x > axis.x1 + 1;", ""): EXACT,
+    ("viz/js/step_panel.js", "const frame = mayFrame && width >= 5;", ">"): EXACT,
+    ("viz/js/store.js", "if (ids.length !== (lengths.at(-1)?.[1] ?? 0)) lengths.push(", "true"):
+        "the length of a table is entered again for a step in which it stays",
     ("viz/js/phase_strip.js", "(end) => end <= phase.begin + rounding)", "<"): "no phase ends at that very moment",
     ("viz/js/candidates.js", "share < 0.001", "<="): "no probability is one in a thousand to the last bit",
     ("viz/js/weights.js", "if (signature === this.signature) return;", "false"): "the same words are written again",
     ("viz/js/weights.js", "JSON.stringify([capture?.step, capture?.sequences])", "number"):
+        "the rows of two steps with the same sequences have the same names",
+    ("viz/js/weights.js", "JSON.stringify([capture?.step, capture?.sequences])", "chunk"):
         "the rows of two steps with the same sequences have the same names",
     ("viz/reprs.py", "if chunk.accepted:", "True"): "a chunk without tokens has no text either",
     ("viz/phases.py", "probabilities is not None and index < len(probabilities)", "index <= len(probabilities)"):

@@ -39,6 +39,10 @@ def test_the_repr_of_a_step_is_one_line(trace):
     timed = simulate({"requests": requests}, cost_model=CostModel(fixed=0.0125))
     names = ", ".join(f"{(f'r{i}' * 40)[:32]}..." for i in range(3))
     assert repr(timed[0]) == f"StepRecord(step 0: 15 of 512 tokens for {names} and 2 more; 12.5 ms)"
+    for count in (2, 3, 4):
+        (first, *_) = simulate({"requests": [{"id": f"r{i}", "prompt": {"len": 3}} for i in range(count)]})
+        named = {2: "r0, r1", 3: "r0, r1, r2", 4: "r0, r1, r2 and 1 more"}[count]
+        assert repr(first) == f"StepRecord(step 0: {3 * count} of 512 tokens for {named})"
     bare = StepRecord(7, chunks=(replace(trace[0].chunks[0], request_id="a\nb", num_tokens=1),), waiting=("c",))
     assert repr(bare) == "StepRecord(step 7: 1 token for a\\nb; 1 waiting)" and repr(StepRecord(0)).endswith(
         "0: 0 tokens)"

@@ -20,6 +20,7 @@ from test_marks_of_steps import near, tokens
 from workbench import simulate, simulate_fleet
 from workbench.analysis.causes import IDLE
 from workbench.base.text import duration
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace, TraceMeta
 from workbench.trace.readings.fleet import Fleet
 from workbench.trace.readings.metrics import amount
@@ -71,11 +72,14 @@ def work(record):
             cached = f"the prefix cache has {plural(chunk.num_cached_tokens, 'token')}"
             part = f"{total:,} {noun} of {chunk.request_id} ({cached})"
         else:
-            first = {(True, True): "the first ", (True, False): "all "}
-            later = {(False, True): f"{total:,} more {noun}", (False, False): f"the last {total:,} {noun}"}
-            key = chunk.start == 0, chunk.is_partial_prefill
-            part = f"{first[key]}{total:,} {noun}" if key in first else later[key]
-            part += f" of {chunk.request_id}"
+            number = "" if total == 1 else f"{total:,} "
+            parts = {
+                (True, True): f"the first {number}{noun}",
+                (True, False): f"all {number}{noun}" if number else f"the only {noun}",
+                (False, True): f"{total:,} more {noun}",
+                (False, False): f"the last {number}{noun}",
+            }
+            part = f"{parts[chunk.start == 0, chunk.is_partial_prefill]} of {chunk.request_id}"
         words = f"{part} {'takes' if total == 1 else 'take'} one pass"
     return words + (f", {again:,} of them again" if again else "")
 
@@ -135,6 +139,12 @@ def chunk(name, start, count, arm, sampled=7, **more):
         StepRecord(1700, chunks=tuple(chunk(f"r{i}", 4, 1, "decode") for i in range(2000))),
         StepRecord(7, chunks=(chunk("a", 9, 1, "decode", sampled=None), chunk("b", 9, 1, "decode", sampled=None))),
         StepRecord(7, chunks=(chunk("a", 0, 1, "new_final", num_cached_tokens=1),)),
+        *(
+            StepRecord(7, chunks=(chunk("a", start, count, arm),))
+            for start in (0, 9)
+            for count in (1, 2)
+            for arm in ("new_final", "intermediate")
+        ),
         StepRecord(7, chunks=(chunk("a", 3, 9, "intermediate", None, num_recomputed_tokens=4),), preempted=("b", "c")),
         StepRecord(7, finished=("a", "b", "c"), finish_reasons={"a": "stop", "b": "length", "c": "stop"}),
         StepRecord(7, aborted=("a", "b"), waiting=("c",), preempted=("c",)),
@@ -265,6 +275,20 @@ def test_two_fleets_beside_each_other_have_the_same_axes(fleet_run):
         assert [word for word in words if word.startswith("replica")] == names
         assert [word for word in words if word.endswith(" s")] == [w for w in together[1] if w.endswith(" s")]
     assert fleet_svgs([left]) == [fleet_svg(left)]
+
+
+def test_fleets_without_a_clock_have_an_axis_of_steps(fleet_run):
+    """Each second of their clock is a step; a label stands in the middle of its place."""
+    from workbench.viz.fleet_rows import fleet_svgs
+
+    traces = dict(zip("ab", fleet_run.traces))
+    end = max(trace.meta.created + trace[-1].end for trace in traces.values()) - min(
+        trace.meta.created for trace in traces.values()
+    )
+    root = ET.fromstring(fleet_svgs([traces], "steps")[0])
+    texts = [(float(text.get("x")), text.text) for text in root.iter() if text.get("text-anchor") == "middle"]
+    places = [(x, float(re.fullmatch(r"([\d.]+) steps", words)[1])) for x, words in texts]
+    assert len(places) > 2 and all(abs(x - 110 - value / end * (900 - 110 - 46)) < 0.1 for x, value in places)
 
 
 def inside(path, top):
@@ -665,6 +689,26 @@ def moved(budget, tokens=6):
     ]
     requests[1] |= {"arrival_step": 40}
     return simulate({"config": {"max_num_batched_tokens": budget}, "requests": requests})
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_tokens_that_a_recorder_leaves_out_do_not_differ(has_ids):
+    first, second, *_ = pair("plain 1")
+    recorded = Trace(replace(second.meta, config={**second.config, "token_ids_recorded": has_ids}))
+    for info in second.requests.values():
+        recorded.add_request(info)
+    for record in second:
+        recorded.append(record)
+    found = comparison_facts(first, recorded)
+    assert found["same_tokens"] is (False if has_ids else None) and bool(found["differences"]) == has_ids
+
+
+def test_the_same_steps_at_other_times_are_a_change():
+    requests = [{"id": f"r{i}", "prompt": {"len": 30}, "max_tokens": 6} for i in range(4)]
+    first, equal, slow = (simulate({"requests": requests}, cost_model=CostModel(fixed=s)) for s in (0.01, 0.01, 0.02))
+    assert [comparison_facts(first, other)["first_divergence"] for other in (equal, slow)] == [None, None]
+    assert comparison_facts(first, equal)["verdict"] == "nothing changes, every step is as before"
+    assert comparison_facts(first, slow)["verdict"].startswith("worse: mean TTFT 10 ms -> 20 ms")
 
 
 def test_a_verdict_of_equal_counts_says_what_moves(deno_page):

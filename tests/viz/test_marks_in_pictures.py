@@ -20,6 +20,7 @@ from viz_traces import pictures
 from workbench import simulate
 from workbench.trace import Trace
 from workbench.trace.readings.narrate import shown
+from workbench.trace.records import StepRecord
 from workbench.viz import svg
 from workbench.viz.layout.incident import incident_facts
 from workbench.viz.layout.pool import pool_columns
@@ -284,6 +285,7 @@ def test_timeline(name, first, at):
     numbers = [record.step for record in records]
     stalls = {numbers[2]: "it stood still", numbers[-1] + 5: "not here"}
     drawing = Drawing(svg.timeline(records, at=at, stalls=stalls))
+    assert re.match(rf"Tokens of steps {numbers[0]} to {numbers[-1]}(;|$)", drawing.root.get("aria-label"))
     high, budget = max(1, *(tokens(record)[1] for record in records)), max(1, *(r.token_budget for r in records))
     budget = max(budget, high)
     top = budget if 4 * high >= budget else high
@@ -511,6 +513,13 @@ def test_a_step_in_a_notebook(name):
         assert len(pictures(step_html(record))) == len(drawn_)
 
 
+def test_an_end_without_a_reason_has_none_in_the_table():
+    record = StepRecord(7, finished=("a",), preempted=("b",))
+    assert Tables(step_html(record)).tables == [
+        [["step", "event", "request"], ["7", "preempt", "b"], ["7", "finish", "a"]]
+    ]
+
+
 @pytest.mark.parametrize("name", [*RUNS, "many 0"])
 def test_a_trace_in_a_notebook(name):
     trace, facts = run(name)
@@ -528,6 +537,14 @@ def test_a_trace_in_a_notebook(name):
     hidden = f"The last 24 of {len(facts.order)} requests."
     assert (hidden in found.words) == (len(facts.order) > 24)
     assert found.words[0] == trace.meta.source and unescape(found.words[1]) == repr(trace)
+
+
+@pytest.mark.parametrize("count", [24, 25])
+def test_a_table_of_24_requests_has_all(count):
+    requests = [{"id": f"r{i}", "prompt": {"len": 9}, "max_tokens": 1} for i in range(count)]
+    found = Tables(trace_html(simulate({"requests": requests})))
+    assert [row[0] for row in found.tables[-1][1:]] == [f"r{i}" for i in range(count - 24, count)]
+    assert any(words.startswith("The last ") for words in found.words) == (count > 24)
 
 
 # -- the Bokeh figure ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from facts_of_records import Facts
 from msgspec.structs import astuple, replace
 from painted import LIGHT, Colours, Marks, close, counted, digits, grouped, span
 from runs_to_draw import RUNS, launch, run, steps_of
@@ -641,23 +642,33 @@ def test_the_block_at_the_pointer_is_framed_wherever_it_is_held(drawn, name):
 
 def test_a_work_list_tells_the_launch_of_its_own_step(deno_page):
     trace, _ = run("plain 1")
-    changed = Trace(trace.meta)
-    for info in trace.requests.values():
-        changed.add_request(info)
-    for record in trace:
+
+    def launch_of(step):
         items = (WorkItem(0, 0, 1, 0, 1, 0, 1),)
-        launch = KernelLaunch(
-            "metal", (32 * (record.step + 1), 2, 1), (32, 1, 1), 8, 16, 4, 2, 32, "float16", (-1,), items,
-            {"expanded_rows": 40 + record.step, "expanded_sequences": 1 + record.step % 2} if record.step % 2 else {},
+        return KernelLaunch(
+            "metal", (32 * (step + 1), 2, 1), (32, 1, 1), 8, 16, 4, 2, 32, "float16", (-1,), items,
+            {"expanded_rows": 40 + step, "expanded_sequences": 1 + step % 2} if step % 2 else {},
         )  # fmt: skip
-        changed.append(replace(record, kernel=launch if record.chunks else None))
-    deno_page.open(changed)
+
+    deno_page.open(launched(trace, launch_of))
     for step in range(0, len(trace), 3):
         if trace[step].chunks:
             caption = deno_page.table("kernel", step)["caption"]
             assert f"grid {32 * (step + 1)} × 2 × 1 threads" in caption
             words = f"latents expanded for {40 + step} query rows of 2 chunks"
             assert (words in caption) == bool(step % 2) == ("latents" in caption)
+
+
+def test_a_plan_has_the_window_of_its_own_step(deno_page):
+    """Launches without work items, of which every second one has a window."""
+    trace = launched(run("plain 1")[0], lambda step: KernelLaunch("cpu", windows=(7 if step % 2 else -1,)))
+    facts = Facts(trace)
+    deno_page.open(trace)
+    for step in steps_of(facts):
+        items = items_of(facts, facts.records[step])
+        assert [row[5:7] for row in deno_page.table("kernel", step)["rows"]] == [
+            [low, high] for *_, low, high, _, _ in items
+        ]
 
 
 @pytest.mark.parametrize("name", [*RUNS, "crowd 0"])
@@ -868,14 +879,19 @@ def check_readers(page, facts, groups):
     page("view.panel('kernel').choice.value = 'threadgroups'")
 
 
-def copied(trace):
-    """The same run as another object."""
+def copied(trace, changed=lambda record: record):
+    """The same run as another object, with each step as a function returns it."""
     other = Trace(trace.meta)
     for info in trace.requests.values():
         other.add_request(info)
     for record in trace:
-        other.append(record)
+        other.append(changed(record))
     return other
+
+
+def launched(trace, launch_of):
+    """The same run, whose steps with chunks have the launches of a function of their numbers."""
+    return copied(trace, lambda record: replace(record, kernel=launch_of(record.step) if record.chunks else None))
 
 
 def add_shadow(trace, facts, step, rng):

@@ -21,7 +21,7 @@ from workbench import simulate
 from workbench.analysis.fork import fork
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
-from workbench.viz.changed_run import changed_run
+from workbench.viz.changed_run import Changed, changed_run
 from workbench.viz.palette import EVENT_MARKS
 
 LEFT, SPACE = 84, 1100
@@ -277,6 +277,26 @@ def test_a_place_in_a_predicted_run_is_that_of_the_same_chunk_in_the_recorded_on
     steps = [record.step for record in trace if any(chunk.request_id == who for chunk in record.chunks)]
     page("view.panel('compare').goToDivergence()")
     assert page("view.cursor.step") == steps[before - 1] != step, "the control: the number in A is another place"
+    page("(view.panel('compare').align.value = 'step', view.panel('compare').realign(), page.frame())")
+    end, moved = max(len(a), len(changed.trace)), 0
+    for step in range(0, len(trace), 7):
+        who = trace[step].chunks[0].request_id
+        number = sum(chunk.request_id == who for record in trace[: step + 1] for chunk in record.chunks)
+        steps = [record.step for record in a if any(chunk.request_id == who for chunk in record.chunks)]
+        (line,) = Marks(page.painted("compare", step)["over"]).rects(colour=LIGHT.cursor)
+        there = steps[min(number, len(steps)) - 1]
+        assert line[1] == pytest.approx(LEFT + there / end * SPACE - 0.75), step
+        moved += there != step
+    assert moved
+
+
+@pytest.mark.parametrize("reason", ["the times vary too much", "the times vary too much. Most of it is noise"])
+def test_a_comparison_without_times_says_why_in_one_sentence(deno_page, reason):
+    trace = run("timed 3")[0]
+    deno_page.open(trace, changed=Changed(fork(trace, 0, max_num_seqs=2), {"no_times": reason}, None))
+    said = deno_page("view.panel('compare').summary.textContent")
+    assert re.findall(r"Times are in steps[^.]*\.", said) == ["Times are in steps: the times vary too much."]
+    assert "noise" not in said
 
 
 def check_compared_row(marks, facts, who, middle, x, align, colours):

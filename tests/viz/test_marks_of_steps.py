@@ -5,10 +5,11 @@ import re
 from itertools import pairwise
 
 import pytest
+from facts_of_records import Facts
 from msgspec.structs import replace
 from painted import LIGHT, Marks, close, counted, digits, grouped, seconds, span
 from runs_to_draw import RUNS, run, steps_of
-from test_marks_of_batches import draft_cells, drafts, kv, limit
+from test_marks_of_batches import copied, draft_cells, drafts, kv, limit
 
 from workbench import simulate
 from workbench.trace import Trace, TraceMeta
@@ -151,7 +152,7 @@ CASES = [
     (name, width, part)
     for name in [*RUNS, "idle 0", "aborts 3"]
     for width, part in ((1200, False), (1200, True), (390, False))
-]
+] + [("timed 3", 240, False)]
 
 
 @pytest.mark.parametrize(("name", "width", "part"), CASES)
@@ -197,6 +198,19 @@ def test_timeline(drawn, name, width, part):
     assert [rect[1] for rect in stall] == ([pytest.approx(axis.x(stalled) - 1)] if stalled in axis.steps else [])
     check_step_labels(marks, axis, facts)
     check_timeline_words(page, facts, axis, stalled)
+
+
+def test_events_of_a_last_step_without_duration_are_marked(deno_page):
+    """Its marks stand a little behind the end of the axis."""
+    whole = run("timed 3")[0]
+    last = whole[-1].step
+    trace = copied(whole, lambda record: replace(record, end=record.time if record.step == last else record.end))
+    facts = Facts(trace)
+    deno_page.open(trace)
+    axis = Axis(facts, 1200)
+    share = tokens(facts.records[last])[0] / max(tokens(record)[0] for record in facts.records)
+    assert facts.events(last)
+    check_step_marks(Marks(deno_page.painted("timeline")["marks"]), facts, last, axis.x1 + 0.5, 1, share)
 
 
 @pytest.mark.parametrize("width", [390, 1200])

@@ -116,6 +116,8 @@ def test_the_numbers_of_the_playground(page, name):
     assert "stopped after 1 step." in page(said, stuck | one)
     assert f"stopped after {len(second):,} steps" in page(said, both_have | {"other": summaries[1], "end": "max_steps"})
     part, done = page(said, stuck | {"end": "part"}), page(said, stuck | {"end": "done"})
+    notes = said.replace("element.textContent", "element.querySelectorAll('p').length")
+    assert [page(notes, stuck | {"end": end}) for end in ("part", "done")] == [1, 0]
     assert "a part of a longer run" in part
     assert not any(words in text for words in ("can never", "stopped") for text in (part, done))
     assert "a part" not in done
@@ -148,13 +150,16 @@ def rounds(cell, wanted):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(1.0, "1 s"), (0.9994, "999 ms"), (0.25, "250 ms"), (12.3456, "12.3 s"), (None, "–"), (0, "0 s")],
-)
-def test_a_duration_changes_its_unit_at_one_second(page, seconds, words):
+    ("time", "unit", "words"),
+    [
+        (1.0, "s", "1 s"), (0.9994, "s", "999 ms"), (0.25, "s", "250 ms"), (12.3456, "s", "12.3 s"), (None, "s", "–"),
+        (0, "s", "0 s"), (1, "steps", "1 step"), (2.25, "steps", "2.3 steps"), (None, "steps", "–"),
+    ],
+)  # fmt: skip
+def test_a_time_in_its_unit(page, time, unit, words):
     """None stands for a run without a first token."""
     summary = json.loads(json.dumps(session._summary(pair("timed 3")[0])))
-    summary["ttft"] = {**dict.fromkeys(summary["ttft"], seconds), "bounds": []}
+    summary |= {"unit": unit, "ttft": {**dict.fromkeys(summary["ttft"], time), "bounds": []}}
     read = "element.querySelectorAll('tbody')[0].querySelectorAll('td').map((cell) => cell.textContent)"
     show = f"((element) => (page.showNumbers(element, argument), {read}))(document.createElement('div'))"
     assert page(show, {"summary": summary, "other": None, "end": "done", "pinned": False})[:2] == [words, words]

@@ -9,6 +9,7 @@ from runs_to_draw import RUNS, run, steps_of
 from test_marks_of_batches import group_words
 from viz_traces import ReplayingController
 
+from workbench import simulate
 from workbench.viz.feed import Feed
 
 NAMES = {"free": "free", "cached": "cached, evictable", "owned": "in use"}
@@ -51,8 +52,9 @@ class Picture:
 
 
 CASES = [(name, width) for name in RUNS for width in (1200, 390)] + [
-    ("plain 1", 200), ("hybrid_window 30", 200), ("hybrid_window 30", 120), ("hybrid_mamba 27", 120),
-    ("pool 11", 1200), ("pool 11", 390), ("pool 32", 1200), ("pool 33", 1200), ("pool 40", 390), ("pool 64", 1200),
+    ("plain 1", 200), ("hybrid_window 30", 200), ("hybrid_window 30", 162), ("hybrid_window 30", 120),
+    ("hybrid_mamba 27", 120), ("pool 11", 1200), ("pool 11", 390), ("pool 32", 1200), ("pool 33", 1200),
+    ("pool 40", 390), ("pool 64", 1200),
 ]  # fmt: skip
 
 
@@ -91,6 +93,19 @@ def test_pool(drawn, name, width):
         table = page.table("pool")
         assert table["rows"] == expected
         assert table["caption"] == f"Blocks that are not free at step {facts.records[step].step}"
+
+
+@pytest.mark.parametrize(("num_blocks", "num_tokens"), [(5000, 900), (5000, 5000), (2048, 900), (2047, 900)])
+def test_the_hint_names_the_blocks_that_are_left_out(deno_page, num_blocks, num_tokens):
+    config = {"num_blocks": num_blocks, "max_num_batched_tokens": num_tokens, "max_model_len": num_tokens + 1}
+    trace = simulate({"config": config, "requests": [{"id": "a", "prompt": {"len": num_tokens}, "max_tokens": 1}]})
+    deno_page.open(trace)
+    *_, pixels = Marks(deno_page.painted("pool", 0)["marks"]).image()
+    drawn_ = sum(alpha > 0 for alpha in pixels[3::4])
+    assert max(trace[0].block_tables["a"]) < drawn_ <= num_blocks
+    hint = deno_page("view.panel('pool').hintElement.textContent")
+    words = f"no step has used blocks {drawn_:,} to {num_blocks - 1:,}, which are left out"
+    assert (words in hint) == ("left out" in hint) == (drawn_ < num_blocks)
 
 
 def check_counts(page, marks, facts, moment, width):
@@ -335,3 +350,29 @@ def test_a_run_that_arrives_in_parts_has_the_same_pictures(deno_page, name):
     in_parts = [deno_page.table(panel, step) for step in steps for panel in panels]
     deno_page.open(trace)
     assert in_parts == [deno_page.table(panel, step) for step in steps for panel in panels]
+
+
+def test_a_packet_after_a_lost_one_is_not_shown(deno_page):
+    """The page asks for the steps that it misses, and then shows all."""
+    trace = run("plain 1")[0]
+    controller = ReplayingController(trace)
+    feed = Feed(controller)
+
+    def next_packet(steps):
+        for _ in range(steps):
+            controller.step()
+        return b64encode(feed.next_packet()).decode()
+
+    take = "(page.values.packet = page.bytes(argument), page.listeners['change:packet'](), page.frame())"
+    deno_page("page.open(argument)", {"packet": next_packet(3)})
+    feed.confirm()
+    next_packet(4)
+    feed.confirm()
+    deno_page(take, next_packet(5))
+    assert deno_page("view.store.numSteps") == 3 and deno_page("page.sent.at(-1).name") == "resend"
+    feed.handle(deno_page("page.sent.at(-1)"))
+    deno_page(take, next_packet(0))
+    assert deno_page("view.store.numSteps") == 12
+    shown = deno_page.table("pool", 11)
+    deno_page.open(trace)
+    assert shown == deno_page.table("pool", 11)

@@ -748,7 +748,7 @@ def test_phases(drawn, name):
     assert bool(early) == facts.timed
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "idle 0"])
 def test_the_card_at_the_end(drawn, name):
     page, facts, _ = drawn(name, status={"live": True, "state": "idle", "can": ["fork"]})
     prompt = sum(info.num_prompt_tokens for info in facts.trace.requests.values())
@@ -762,7 +762,8 @@ def test_the_card_at_the_end(drawn, name):
         firsts = sorted(
             value for step in range(len(facts)) for is_first, value in facts.latencies(step).values() if is_first
         )
-        expected += f" and {seconds(took)}; first token after {seconds(median(firsts))} (median)"
+        idle = f" without {seconds(sum(pauses))} idle" if pauses else ""
+        expected += f" and {seconds(took)}{idle}; first token after {seconds(median(firsts))} (median)"
         expected += f"; {float(f'{tokens / took:.3g}'):g} output tokens per second"
     page("page.frame()")
     assert near(page("view.endCard.totals.textContent"), f"{expected}.")

@@ -109,6 +109,7 @@ def test_every_view_has_the_same_clock(deno_page, seed, scale):
 
     words = deno_page("view.panel('incident').words()")
     assert number(words, r"in AMOUNT from the first arrival on") == pytest.approx(work + idle + before, rel=0.02)
+    assert number(words, r", AMOUNT from step 0 on") == pytest.approx(work + idle, rel=0.02)
     assert f"up to {waiting} waiting" in words or waiting < max(len(record.waiting) for record in trace)
     hint = "view.panel('{}').hintElement.textContent"
     for panel in ("incident", "timeline"):

@@ -4,7 +4,8 @@ import gzip
 import json
 import random
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
+from collections import Counter
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -13,10 +14,12 @@ from facts_of_records import Facts, holders_in_words
 from msgspec.structs import replace
 from painted import LIGHT, Marks
 from runs_to_draw import COSTS, dressed, run
+from test_marks_in_pictures import Tables
 from test_marks_of_the_pool import Picture, next_evicted
 
 from workbench import simulate
 from workbench.apps.cli import main
+from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.clock import time_of_day
 from workbench.trace.readings.metrics_collector import metrics
@@ -154,6 +157,36 @@ def test_a_part_counts_as_the_whole(deno_page, name):
                         assert text == written.get("text", "")
                     elif '"' in text and "…" not in text + written["text"]:
                         assert written["text"].endswith(text.split('"', 1)[1])
+
+
+def crowded():
+    """Three requests for whose outputs the pool has too few blocks: some are preempted, and computed again in parts."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 60}, "max_tokens": 40} for i in range(3)]
+    config = {"max_num_batched_tokens": 20, "num_blocks": 30, "block_size": 8, "enable_prefix_caching": False}
+    return simulate({"config": config, "requests": requests})
+
+
+def test_a_live_run_counts_the_tokens_before_it_of_a_request_that_computes_them_again(deno_page):
+    """A part of a prompt that is computed again does not mean that the request has no output yet."""
+    trace, outputs, again = crowded(), Counter(), []
+    for record in trace:
+        for chunk in record.chunks:
+            if chunk.is_partial_prefill and chunk.num_recomputed_tokens and outputs[chunk.request_id]:
+                again.append((record.step, chunk.request_id))
+            outputs[chunk.request_id] += len(chunk.accepted)
+    (whole,) = shown(deno_page, trace, [len(trace) - 1])
+    for step, who in again:
+        kept = forgotten(trace[: step + 1], step)
+        feed = Feed(kept)
+        deno_page("page.open(argument)", {"packet": b64encode(feed.next_packet()).decode()})
+        feed.confirm()
+        for record in trace[step + 1 :]:
+            kept.append(record)
+        take = "(page.values.packet = page.bytes(argument), page.listeners['change:packet'](), page.frame())"
+        deno_page(take, b64encode(feed.next_packet()).decode())
+        deno_page.seek(len(kept) - 1)
+        assert deno_page(SHOWN)["requests"][who]["card"]["size"] == whole["requests"][who]["card"]["size"], (step, who)
+    assert len(again) > 1
 
 
 @pytest.mark.parametrize("name", [*RUNS, "long 3"])
@@ -336,6 +369,20 @@ def test_the_table_of_a_part_counts_as_that_of_the_whole(name):
         assert tables[1] and tables[1].items() <= tables[0].items()
 
 
+def test_the_table_of_a_run_that_has_forgotten_steps_has_no_wrong_number():
+    """A request that gets no token in the steps that are kept may have had some before."""
+    trace, unknown = crowded(), 0
+    for at in range(1, len(trace) - 1):
+        known = trace[: at + 2]
+        kept = forgotten(known, at)
+        whole = Tables(known._repr_html_()).tables[-1][1:]
+        given = {chunk.request_id for record in kept for chunk in record.chunks if chunk.accepted}
+        for row in Tables(kept._repr_html_()).tables[-1][1:]:
+            assert row[:3] in [other[:3] for other in whole] or (row[2] == "–" and row[0] not in given), (at, row)
+            unknown += row[2] == "–"
+    assert unknown
+
+
 def page_around(trace, around, path):
     """The place at which the page of a part opens that `workbench trace html --around` writes."""
     trace.save(path / "run.jsonl.gz")
@@ -478,6 +525,19 @@ def test_a_gap_that_a_part_does_not_know_is_called_unknown(deno_page):
     who = next(c.request_id for c in part[0].chunks if c.arm == "decode")
     deno_page.open(part)
     assert deno_page(METRICS, [step + 1, who])[1:] == ["unknown: the token before is not here", "NaN"]
+
+
+def test_a_request_that_arrives_when_a_part_ends_is_in_it(deno_page):
+    """As for the commands: steps of one second, and a request at the end of each."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 9}, "max_tokens": 30, "arrival_time": float(i)} for i in range(20)]
+    trace = simulate({"requests": requests}, cost_model=CostModel(fixed=1.0))
+    begin, end = trace[2], trace[9]
+    assert end.end == trace.requests["r10"].arrival_time
+    deno_page.open(trace)
+    deno_page("view.cursor.moveTo(argument[0], argument[1])", [begin.step, end.step + 1 - begin.step])
+    words = deno_page("(view.panel('incident').layout(), view.panel('incident').words())")
+    assert words.startswith("11 requests in 8 s, 9 arrived here;"), words
+    assert len(window(trace, begin=begin.time, end=end.end).requests) == 11
 
 
 def test_what_is_said_of_a_part_does_not_speak_of_the_whole_run(deno_page):

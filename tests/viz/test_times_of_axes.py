@@ -117,6 +117,18 @@ def test_the_beginning_after_each_pause_is_labelled(deno_page, width):
     assert times == sorted(times)
 
 
+def test_a_pause_before_the_last_visible_step_is_one(deno_page):
+    trace, _ = run("idle 0")
+    deno_page.open(trace, width=1100)
+    after = [record.step for before, record in pairwise(trace) if record.time - before.end > 0.5]
+    for step in after:
+        deno_page("view.cursor.moveTo(argument[0], argument[1])", [step - 6, 7])
+        texts = Marks(deno_page.painted("timeline")["marks"]).texts(y=144)
+        times = [seconds_of(words) for _, _, words in texts if words != "time" and "idle" not in words]
+        assert any(time == pytest.approx(trace[step].time, abs=0.006) for time in times), (step, times)
+    assert len(after) == 2
+
+
 def test_an_axis_in_minutes_has_no_part_of_a_second_after_a_pause(deno_page):
     """Its labels differ, though a second is coarser than where the step after the pause begins."""
     requests = [{"id": f"r{i}", "prompt": {"len": 30}, "max_tokens": 20, "arrival_time": at} for i, at in

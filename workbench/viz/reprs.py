@@ -157,12 +157,12 @@ def trace_html(trace: Trace) -> str:
 def _requests_table(trace: Trace, limit: int = 24) -> str:
     infos = dict(trace.requests)
     texts: dict[str, list[str]] = {request_id: [] for request_id in infos}
-    before = {request_id: number or 0 for request_id, number in outputs_before(trace).items()}
+    before = outputs_before(trace)
     counts = {request_id: before.get(request_id, 0) for request_id in infos}
     for record in trace:
         for chunk in record.chunks:
             if chunk.accepted:
-                counts[chunk.request_id] = counts.get(chunk.request_id, 0) + len(chunk.accepted)
+                counts[chunk.request_id] = (counts.get(chunk.request_id) or 0) + len(chunk.accepted)
                 texts.setdefault(chunk.request_id, []).append(chunk.text)
     last = list(infos.items())[-limit:]
     prompts = _apart([info.prompt for _, info in last])
@@ -170,7 +170,7 @@ def _requests_table(trace: Trace, limit: int = 24) -> str:
         (
             svg.shorten(request_id, 40),
             info.num_prompt_tokens,
-            counts[request_id],
+            "–" if counts[request_id] is None else counts[request_id],
             _trimmed(prompt, PROMPT_LIMIT),
             ("… " if before.get(request_id) and any(texts[request_id]) else "")
             + _trimmed("".join(texts[request_id]), TEXT_LIMIT),
