@@ -21,7 +21,7 @@ COMMANDS = [
     "fleet compare run.jsonl.gz --routers round_robin,cache_aware --jobs 1",
     "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --repeats 1",
     "fleet size run.jsonl.gz --slo ttft_p99=9s,tpot_p99=9s,itl_p99=9s --load 1x,2x",
-    "trace diff run.jsonl.gz run.jsonl.gz",
+    "trace diff run.jsonl.gz other.jsonl.gz",
 ]
 
 
@@ -29,7 +29,9 @@ COMMANDS = [
 def test_a_table_fits_the_terminal(command, tmp_path, monkeypatch, capsys):
     """Columns that have no room stand below, beside the same titles; blocks come only where these do not help."""
     monkeypatch.chdir(tmp_path)
-    simulate({**WORKLOAD, "config": WORKLOAD["config"] | {"num_blocks": 32}}, cost_model=COST).save("run.jsonl.gz")
+    for name, seats in (("run", 4), ("other", 3)):
+        config = WORKLOAD["config"] | {"num_blocks": 32, "max_num_seqs": seats}
+        simulate({**WORKLOAD, "config": config}, cost_model=COST).save(f"{name}.jsonl.gz")
 
     def title(row):
         return row[: 2 if row[0] == "*" else 1]  # a layout on the Pareto front
