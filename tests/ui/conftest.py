@@ -105,8 +105,9 @@ def open_page(browser):
     """A function that opens an address and returns a WatchedPage; it must end without errors."""
     contexts, pages = [], []
 
-    def open_(origin, *, dark=False, width=1280, height=800):
+    def open_(origin, *, dark=False, width=1280, height=800, touch=False):
         options = {"viewport": {"width": width, "height": height}, "color_scheme": "dark" if dark else "light"}
+        options["has_touch"] = touch
         # A phone shows a page that names no viewport in miniature.
         context = browser.new_context(**options, is_mobile=width < 500)
         context.set_default_timeout(60_000)

@@ -5,7 +5,7 @@ import pytest
 from msl_runs import skip_without_compiler
 from viz_traces import ReplayingController
 
-from workbench import Engine, EngineConfig, msl
+from workbench import Engine, EngineConfig, msl, simulate
 from workbench.viz import app
 from workbench.viz.classroom import Classroom
 
@@ -115,3 +115,29 @@ def test_no_state_of_a_recorded_kernel_has_a_serious_finding(axe_findings, brows
         page.get_by_role("button", name="Table").click()
         assert axe_findings(page) == [], name
         context.close()
+
+
+LINKS = """(root) => [...root.querySelectorAll(".wb-drawer dd .wb-link")].filter((e) => e.offsetParent).map((link) => {
+  link.scrollIntoView({ block: "center" });
+  const [box] = link.getClientRects();
+  const hit = root.getRootNode().elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+  return [link.textContent, link.contains(hit)];
+})"""
+
+
+def test_a_finger_hits_the_link_that_it_touches(page_of):
+    """The lines of a card are close to each other, and the area of a link is larger than its letters."""
+    requests = [{"id": f"r{i}", "prompt": {"len": 60 + 13 * i}, "max_tokens": 12} for i in range(8)]
+    config = {"max_num_batched_tokens": 64, "max_num_seqs": 3, "num_blocks": 24, "block_size": 8}
+    trace = simulate({"config": config, "requests": requests, "cost_model": {"fixed": 0.01}})
+    page, seen = page_of(trace, width=390, height=844, touch=True), 0
+    assert page.page.evaluate("matchMedia('(pointer: coarse)').matches")
+    for step in (4, len(trace) // 2, len(trace) - 1):
+        page.view("view.cursor.seek(argument)", step)
+        for request in range(len(requests)):
+            page.view("view.inspector.pin({ kind: 'request', request: argument })", request)
+            page.frame()
+            links = page.root.evaluate(LINKS)
+            seen += len(links)
+            assert all(hit for _, hit in links), links
+    assert seen > 20

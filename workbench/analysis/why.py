@@ -26,7 +26,7 @@ from workbench.trace.kv_groups import KVCacheGroup
 from workbench.trace.readings.metrics_collector import metrics
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.reasons import Reason
-from workbench.trace.run_zero import run_zero
+from workbench.trace.run_zero import kept_zero, run_zero
 
 OUTSIDE = ("grammar", "adapter", "transfer", "encoder")
 """Kinds of reasons that end with an event outside the scheduler; ``max_loras`` is a limit of the scheduler itself."""
@@ -121,7 +121,7 @@ class _Asker:
             at=last.end - run_zero(trace) if last is not None and last.end else None,
             source=trace.meta.source,
             server=Server.of(trace),
-            first_step=trace.whole[0].step if len(trace.whole) else 0,
+            first_step=trace.whole[0].step if len(trace.whole) and kept_zero(trace.whole) is None else 0,
             missing=tuple(self.missing(verdict)),
             holders=holders,
             next_seat=next_seat,

@@ -622,6 +622,7 @@ class Playground {
     at("policy").value = "";
     at("own").hidden = true;
     this.settings.begin(facts.config);
+    at("reset").hidden = true;
     this.showFleet(1, ROUTER);
     at("workload").hidden =
       at("requests").hidden =
