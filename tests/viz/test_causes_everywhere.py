@@ -17,7 +17,7 @@ from workbench.analysis.incident import incident
 from workbench.simulation.costs.cost_model import CostModel
 from workbench.trace import Trace
 from workbench.trace.lines import Supplement
-from workbench.viz.export_html import html_page
+from workbench.viz.export_html import MAX_EXPLAINED, html_page
 from workbench.viz.feed import Feed
 from workbench.viz.layout.explanation import explanation_facts
 from workbench.viz.link import link_to
@@ -152,6 +152,9 @@ def test_a_part_has_the_causes_and_the_stalls_of_the_whole(seed):
     inside = [request_id for request_id in ended if part.requests[request_id].arrival_step > first]
     assert inside and set(ended) - set(inside), "one that arrived before the part is explained from its arrival on"
     page = answers_of(html_page(part))["explanations"]
+    there = {chunk.request_id for record in part for chunk in record.chunks}
+    assert len(page) == MAX_EXPLAINED or there <= page.keys(), "those with an earlier first token, too"
+    assert {each.request_id for each in slowest(part, MAX_EXPLAINED)} <= page.keys()
     for request_id in ended:
         in_part, in_whole = part.explain(request_id), trace.explain(request_id)
         assert in_part.parts == in_whole.parts

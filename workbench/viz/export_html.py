@@ -149,8 +149,9 @@ def _answers(trace: Trace) -> dict[str, Any]:
 
     explained = {each.request_id: each for each in slowest(trace, MAX_EXPLAINED)}
     if len(explained) < MAX_EXPLAINED:  # in a part, others have their first token before it
-        explained = {each.request_id: each for each in slowest(trace, MAX_EXPLAINED, "e2e")} | explained
-    chosen = [*explained.values()][-MAX_EXPLAINED:]
+        for each in slowest(trace, MAX_EXPLAINED, "e2e"):
+            explained.setdefault(each.request_id, each)
+    chosen = [*explained.values()][:MAX_EXPLAINED]
     answers: dict[str, Any] = {
         "explanations": {each.request_id: explanation_facts(each, confirmed=False) for each in chosen}
     }
