@@ -96,7 +96,7 @@ class Why:
         usual: Usual duration of a step in seconds; None without a clock.
         clock: The time of day of the last step; "" if the trace does not say it.
         server: The server whose flags are named.
-        first_step: The first step of a trace that lacks the steps before it and does not know the first arrival, else 0.
+        first_step: The first step of a trace that lacks earlier ones and does not know the first arrival, else 0.
     """
 
     verdict: Verdict
