@@ -671,7 +671,7 @@ def test_what_a_smaller_budget_would_have_done_by_keyboard_alone(open_page, serv
     fork = engine.fork(at_step=0, max_num_batched_tokens=12)
     page.wait(f"view.other.numSteps === {len(fork)}")
     verdict = dialog.get_by_role("status")
-    verdict.get_by_text("TTFT").wait_for()
+    verdict.get_by_text(f"steps {len(engine.trace)} -> {len(fork)}").wait_for()  # too few steps for times
     press(page, "Escape")
     assert dialog.is_hidden() and page.root.locator("[data-panel=compare] .wb-verdict").text_content()
 
