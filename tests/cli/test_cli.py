@@ -404,3 +404,21 @@ def test_one_replica_is_no_plural(tmp_path, monkeypatch, capsys):
     assert "\n< the smallest fleet that meets the target\n" in said and "ttft_p99: 10 ms to 10 ms over 2 runs\n" in said
     assert main(["fleet", "run", "work.json", "--replicas", "1"]) == 0
     assert "round_robin, 1 replica: 4 of 4 requests ended in " in capsys.readouterr().out
+
+
+def test_record_keeps_the_steps_it_names_and_a_folder_is_looked_for_first(tmp_path, capsys):
+    requests = [{"id": f"r{n}", "prompt": {"len": 30}, "max_tokens": 6, "arrival_step": n} for n in range(4)]
+    (tmp_path / "w.json").write_text(json.dumps({"requests": requests}))
+    command = ["simulate", str(tmp_path / "w.json"), "--out"]
+    assert main([*command, str(tmp_path / "part.jsonl"), "--record", "2:5"]) == 0
+    whole = simulate({"requests": requests})
+    part = Trace.load(tmp_path / "part.jsonl")
+    assert [record.step for record in part] == [2, 3, 4]
+    assert [record.chunks for record in part] == [record.chunks for record in whole[2:5]]
+    for given, words in (("3:x", "must be FIRST:LAST"), ("900:901", f"has only {len(whole)} steps")):
+        capsys.readouterr()
+        assert main([*command, str(tmp_path / "none.jsonl"), "--record", given]) == 2
+        assert words in capsys.readouterr().err and not (tmp_path / "none.jsonl").exists()
+    assert main([*command, str(tmp_path / "nowhere" / "run.jsonl")]) == 2
+    told = capsys.readouterr()
+    assert "there is no folder" in told.err and not told.out, "before the run"

@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
     if "generate" in workload and (options.record or not options.out):
         return _run_at_scale(workload, options)
     trace = simulate_requests(config, arrivals, next_token, cost_model=cost_model)
-    with _saving(trace, options.out):
+    saved = _recorded(trace, options.record) if options.record else trace
+    with _saving(saved, options.out):
         say_text(metrics(trace))
     return 0
 
@@ -129,6 +130,10 @@ def _check_options(options: argparse.Namespace) -> None:
         integer("--jobs", options.jobs, 1)
     if options.record and not options.out:
         raise ValueError("--record needs --out OUT.jsonl to save the steps to")
+    if options.record:
+        _read_range(options.record)
+    if options.out and not options.out.parent.is_dir():
+        raise ValueError(f"--out {options.out}: there is no folder {options.out.parent}")
     if options.sweep:
         check_table_and_plot(options)
     else:
@@ -149,6 +154,18 @@ def _run_at_scale(workload: Mapping[str, Any], options: argparse.Namespace) -> i
     with _saving(summary.recorded, options.out):
         say_text(summary)
     return 0
+
+
+def _recorded(trace: Trace, text: str) -> Trace:
+    """The steps of a run that ``--record`` names.
+
+    Raises:
+        ValueError: It is no range, or the run has none of its steps.
+    """
+    steps = _read_range(text)
+    if steps.start >= len(trace):
+        raise ValueError(f"--record {text}: the run has only {counted(len(trace), 'step')}")
+    return trace[steps.start : steps.stop]
 
 
 def _read_range(text: str) -> range:

@@ -15,7 +15,7 @@ from workbench.viz.reprs import fragment
 
 WIDTH = 560
 LEFT = 120
-COLUMN_LABEL_HEIGHT = 64
+COLUMN_LABEL_HEIGHT = 96
 MAX_LABEL = 14
 """Maximum number of characters of a label."""
 MAX_BAR_LABEL = 36
