@@ -132,7 +132,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError("--record needs --out OUT.jsonl to save the steps to")
     if options.record:
         _read_range(options.record)
-    if options.out and not options.out.parent.is_dir():
+    if options.out and not options.out.parent.exists():
         raise ValueError(f"--out {options.out}: there is no folder {options.out.parent}")
     if options.sweep:
         check_table_and_plot(options)
