@@ -195,9 +195,9 @@ def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> st
 
 
 def limits_of(changed: Prediction, predictor: Predictor) -> str:
-    """The limits of a prediction as sentences: steps larger than any measured one, and the other notes."""
+    """The limits of a prediction as sentences: steps larger than any used for the fit, and the other notes."""
     from workbench.analysis.predict import EXTRAPOLATED
-    from workbench.analysis.rerun import SIZES
+    from workbench.analysis.rerun import LARGEST_FITTED, SIZES
 
     largest = predictor.report.largest if predictor.report is not None else {}
     larger = ", ".join(
@@ -207,7 +207,7 @@ def limits_of(changed: Prediction, predictor: Predictor) -> str:
     )
     elsewhere = (EXTRAPOLATED, NOTHING, str(predictor.loops))  # said above, by the verdict, and by `_words`
     others = [note for note in changed.notes if not any(each and each in note for each in elsewhere)]
-    told = [*([f"B has steps larger than any measured one: {larger}"] if larger else []), *others]
+    told = [*([f"B has steps beyond {LARGEST_FITTED}: {larger}"] if larger else []), *others]
     return " ".join(f"{each[0].upper()}{each[1:].removesuffix('.')}." for each in told)
 
 
