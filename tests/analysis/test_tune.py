@@ -26,7 +26,7 @@ from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics import amount
 from workbench.viz.feed import Feed
 from workbench.viz.layout.pareto import tuning_marks
-from workbench.viz.pareto import tuning_facts
+from workbench.viz.pareto import tuning_facts, tuning_html
 
 
 class Machine:
@@ -524,6 +524,11 @@ def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, sl
     for name, (old, new) in tuning.costs.items():
         assert (before[name].value, after[name].value) == (old, new) and old != new
         assert name in tuning.costs_sentence
+    facts = tuning_facts(tuning)
+    assert facts["costs"] == (f"I{tuning.costs_sentence[1:]}." if tuning.costs else "")
+    assert "it costs" not in facts["verdict"] and (f"<p>{escape(facts['costs'])}</p>" in tuning_html(tuning)) == bool(
+        tuning.costs
+    )
     assert (
         tuning.costs
         or tuning.best is tuning.current
