@@ -143,6 +143,11 @@ class Predictor:
             self.model = as_step_cost(cost_model)
             self._models = [self.model] * num_draws
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recorded value of each field that a prediction can change."""
+        return recorded_config(self.trace).to_dict()
+
     @cached_property
     def recorded(self) -> dict[str, float]:
         """The values of the recording; empty if it has no clock, or if nothing in it was measured."""
