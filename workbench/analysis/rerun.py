@@ -40,7 +40,7 @@ WORTH_SAYING = 0.01
 """Share of extrapolated steps from which on a prediction says so."""
 
 AT_WORST = -1
-"""Number of the simulation in which a step with more rows than any used for the fit takes as long as it can (`AtWorst`)."""
+"""Number of the simulation in which a step with more rows than the fit has seen takes as long as it can (`AtWorst`)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outcome:
         end: "done", "stuck" or "max_steps".
         hang: Why it did not end; "" if it did.
         e2e: Seconds from arrival to the end, of each request that ended, and was not aborted.
-        beyond: For each of ``SIZES`` the share of steps that are beyond LARGEST_FITTED, and the largest.
+        beyond: For each of ``SIZES`` the share of steps that are beyond the largest fitted ones, and the largest.
         spans: Arrival and end of each request; None for no end.
         seen: The values as the recording would show them, which may end before its requests do; empty for the same.
         idle: Seconds of idle time, which "duration" includes and "output_throughput" does not.
