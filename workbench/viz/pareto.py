@@ -81,8 +81,8 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     Returns:
         ``verdict``, ``costs`` and ``losers`` as sentences, ``notes`` (the error of the predictions first), ``pictures``
         (an SVG for each panel) with their text ``alt`` and the ``key`` of their marks, and ``candidates``: the setting
-        to take, the recorded one and the next ones, each with ``words``, ``setting``, ``values`` (by name of the target, with
-        their intervals) and ``flags`` (of vLLM). The pictures have these settings, with the same values.
+        to take, the recorded one and the next ones, each with ``words``, ``setting``, ``values`` (by name of the
+        target, with their intervals) and ``flags`` (of vLLM). The pictures have these settings, with the same values.
     """
     candidates = [
         {
