@@ -1,6 +1,7 @@
 """Settings that nobody can use, as they hang or the server refuses them: said first, without a command, not advised."""
 
 import random
+import re
 from statistics import fmean
 
 import msgspec
@@ -97,3 +98,22 @@ def test_a_run_that_serves_fewer_requests_is_better_in_nothing(recording):
     served = [sum(bool(request.token_steps) for request in side.metrics().requests.values()) for side in sides]
     assert served[1] < served[0] and fmean(gaps[1]) < fmean(gaps[0])
     assert "requests without a first token 0 -> " in measures["verdict"] and "better" not in measures["verdict"]
+    marked = {name: change.endswith(" (of fewer requests)") for name, *_, change in measures["measures"]}
+    assert marked.pop("output tokens per s") is False and marked.pop("requests without a first token") is False
+    assert len(marked) >= 4 and all(marked.values()), marked
+
+
+@pytest.mark.parametrize("changes", [HANG, {"num_blocks": 200}], ids=str)
+def test_latencies_of_fewer_requests_have_no_change(path, capsys, changes):
+    trace = Trace.load(path)
+    ((name, value),) = changes.items()
+    assert main(["trace", "whatif", str(path), "--set", f"{name}={value}"]) == 0
+    said = capsys.readouterr().out
+    rows = {cells[0]: cells[3] for line in said.splitlines() if len(cells := re.split(r"\s{2,}", line)) > 4}
+    served = [sum(bool(each.token_steps) for each in run.metrics().requests.values())
+              for run in (trace, fork(trace, **changes))]  # fmt: skip
+    is_fewer = served[1] < served[0]
+    assert is_fewer == (changes == HANG) and len({"ttft_mean", "itl_p99", "e2e_mean"} & rows.keys()) == 3
+    for latency in ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean"):
+        assert rows[latency].endswith("%") != is_fewer, latency
+    assert rows["num_steps"].endswith("%") and ("those of fewer requests than now" in said) == is_fewer

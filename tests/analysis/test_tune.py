@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import replace
 from html import escape
+from statistics import fmean
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from workbench.trace.readings.compare import compare
 from workbench.trace.readings.metrics import amount
 from workbench.viz.feed import Feed
 from workbench.viz.layout.pareto import tuning_marks
-from workbench.viz.pareto import tuning_facts
+from workbench.viz.pareto import tuning_facts, tuning_html
 
 
 class Machine:
@@ -100,6 +101,38 @@ def test_a_setting_beyond_the_recording_is_called_extrapolated(recording):
     prediction = Predictor(recording, num_draws=0).predict(max_num_batched_tokens=4096, max_num_seqs=64)
     assert any(note.startswith("extrapolated:") and "sequences and prompt tokens" in note for note in prediction.notes)
     assert not Predictor(recording, num_draws=0).unchanged.notes
+
+
+def test_a_recorded_step_that_the_fit_leaves_out_makes_nothing_but_a_change_extrapolated():
+    """The first step, which warms up, has the most sequences."""
+    trace = Trace.load("examples/vllm_preemption.jsonl.gz")
+    sizes = [len(record.chunks) for record in trace]
+    assert sizes[0] == 3 > max(sizes[1:]) == 2
+    predictor = Predictor(trace, num_draws=0, rough=True)
+    changed = predictor.predict(num_blocks=20)
+    share = fmean(len(record.chunks) > 2 for record in changed.trace)
+    told = f"{share:.0%} of the steps have more than the 2 sequences of the largest step used for the fit, up to 3"
+    assert f"extrapolated: {told}" in changed.notes
+    assert any(len(record.chunks) > 2 for record in predictor.unchanged.trace)
+    assert not predictor.unchanged.outcome.extrapolated and not predictor.unchanged.notes
+
+
+def test_a_change_is_predicted_with_the_notes_on_steps_that_the_fit_leaves_out():
+    class Stalling(Machine):
+        num_steps = 0
+
+        def step_seconds(self, chunks):
+            self.num_steps += 1
+            return super().step_seconds(chunks) + 3.0 * (self.num_steps == 100)
+
+    stalled = simulate(workload(), cost_model=Stalling())
+    predictor = Predictor(stalled, num_draws=0, rough=True)
+    (note,) = predictor.report.notes
+    assert note.startswith("left out: 1 stall,")
+    for changes in ({}, {"max_num_seqs": 5}):
+        assert predictor.predict(**changes).notes.count(note) == 1
+    tuning = stalled.tune("ttft_p99=1s", grid={"max_num_seqs": [5, 8]}, num_draws=0, force=True)
+    assert repr(tuning).count("1 stall,") == 1
 
 
 def test_tune_picks_a_setting_as_good_as_the_best_of_all_measured(recording):
@@ -365,7 +398,7 @@ def test_a_size_beyond_the_token_budget_is_not_told_as_rows(recording):
     largest = predictor.report.largest["rows"]
     assert largest == max(map(sum, zip(rows, prefills))) > CONFIG["max_num_batched_tokens"] >= max(rows)
     notes = " ".join(predictor.predict(max_num_batched_tokens=4 * CONFIG["max_num_batched_tokens"]).notes)
-    assert f"more than the {largest} sequences and prompt tokens of the largest measured step" in notes
+    assert f"more than the {largest} sequences and prompt tokens of the largest step used for the fit" in notes
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
@@ -491,6 +524,11 @@ def test_nobody_is_told_to_take_what_misses_and_the_price_is_named(recording, sl
     for name, (old, new) in tuning.costs.items():
         assert (before[name].value, after[name].value) == (old, new) and old != new
         assert name in tuning.costs_sentence
+    facts = tuning_facts(tuning)
+    assert facts["costs"] == (f"I{tuning.costs_sentence[1:]}." if tuning.costs else "")
+    assert "it costs" not in facts["verdict"] and (f"<p>{escape(facts['costs'])}</p>" in tuning_html(tuning)) == bool(
+        tuning.costs
+    )
     assert (
         tuning.costs
         or tuning.best is tuning.current
@@ -685,7 +723,7 @@ def test_the_card_has_one_value_for_a_setting_and_all_that_limits_it(recording, 
     for word, candidate in tuning.named:
         sizes = [f"{most:,} {SIZES[size]}" for size, (_, most) in candidate.prediction.outcome.extrapolated.items()]
         assert all((f"{word} up to {', '.join(sizes)}" in each) == bool(sizes) for each in (told, said)), told
-    assert "Extrapolated beyond the largest measured step (8 sequences" in told
+    assert "Extrapolated beyond the largest step used for the fit (8 sequences" in told
 
 
 @pytest.mark.parametrize(("num_blocks", "grid"), [(120, None), (4000, None), (120, {"num_blocks": [120, 240]})])

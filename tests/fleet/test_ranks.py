@@ -146,6 +146,15 @@ def test_commands_take_a_folder_of_ranks(recorded, tmp_path, capsys):
     assert "ttft_mean" in said and "--data-parallel-size 3" in said
     assert main(["trace", "tune", str(tmp_path), "--slo", "ttft_p99=30s", "--sweep", "max_num_seqs=4,8"]) == 0
     assert "met the target when it was recorded" in capsys.readouterr().out
+    sweep = ["--sweep", "data_parallel_size=2,4", "--sweep", "max_num_seqs=6,8"]
+    assert main(["trace", "tune", str(tmp_path), "--slo", "ttft_p99=1ms", *sweep]) == 0
+    said = capsys.readouterr().out
+    assert "--data-parallel-size 4" in said and "data_parallel_size=2" not in said, "it is the recorded number"
+    rows = {cells[1]: cells[2] for line in said.splitlines() if len(cells := re.split(r"\s{2,}", line)) > 3}
+    changes = {"data_parallel_size=4": {"data_parallel_size": 4}, "max_num_seqs=6": {"max_num_seqs": 6}}
+    predicted = RanksPredictor(recorded, rough=True).predict_all([*changes.values()])
+    for words, prediction in zip(changes, predicted):
+        assert rows[words].startswith(f"{shown('ttft_p99', prediction['ttft_p99'].value)} ("), rows
     assert main(["trace", "misses", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "rank 0: " in said and "rank 1: " in said

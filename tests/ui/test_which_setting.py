@@ -5,6 +5,7 @@ import random
 import pytest
 
 from workbench import simulate
+from workbench.analysis.check import shown
 from workbench.simulation.costs.cost_model import CostModel
 
 
@@ -43,6 +44,9 @@ def test_the_best_setting_and_those_after_it(open_page, serve, page_of):
     page.frame()
     tuning = trace.tune("ttft_p99=900ms,itl_p99=100ms")
     assert tuning.best.changes and tuning.runners_up, "the test needs a setting that is better than the recorded one"
+    assert len(tuning.costs) > 2
+    costs = "".join(f", {name} {shown(name, old)} to {shown(name, new)}" for name, (old, new) in tuning.costs.items())
+    assert dialog.locator(".wb-tuning > p").first.inner_text() == f"It costs{costs[1:]}."
     rows = dialog.locator("tbody tr")
     assert rows.count() == 2 + len(tuning.runners_up)
     said = [rows.nth(i).inner_text() for i in range(rows.count())]

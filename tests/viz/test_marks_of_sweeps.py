@@ -17,6 +17,7 @@ from workbench.analysis.tuning import Candidate, Tuning, read_slo
 from workbench.viz.drawing import GRID
 from workbench.viz.layout.axis import Axis
 from workbench.viz.layout.pareto import pareto_marks, tuning_marks
+from workbench.viz.lines import lines_svg
 from workbench.viz.pareto import FRONT, POINT, RING, pareto_svg, tuning_facts
 
 NAMES = ("itl_p99", "output_throughput", "ttft_mean")
@@ -127,20 +128,20 @@ def test_the_picture_of_a_sweep(seed, numbered):
     for left, panel in zip((0, 440), marks.panels):
         across, upwards = panel.axes
         for tick in across.ticks:
-            x = across.place(tick, left + 58, left + 424)
+            x = across.place(tick, left + 58, left + 414)
             grid.append(f"M{x:.1f} 16V272")
-            assert (round(x, 1), 290, "middle", f"{tick:g}") in texts
+            assert (round(x, 1), 290, "middle", f"{tick:,g}") in texts
         for tick in upwards.ticks:
             y = upwards.place(tick, 272, 16)
-            grid.append(f"M{left + 58} {y:.1f}H{left + 424}")
-            assert (left + 52, float(f"{y + 4:.1f}"), "end", f"{tick:g}") in texts
+            grid.append(f"M{left + 58} {y:.1f}H{left + 414}")
+            assert (left + 52, float(f"{y + 4:.1f}"), "end", f"{tick:,g}") in texts
         assert (left + 249, 314, "middle", panel.titles[0]) in texts
-        turned = [g for g in root.iter() if g.get("transform") == f"rotate(-90 {left + 14} 136.0)"]
+        turned = [g for g in root.iter() if g.get("transform") == f"rotate(-90 {left + 12} 136.0)"]
         assert [(t.get("x"), t.get("y"), t.text) for g in turned for t in g] == [
-            (f"{left + 14:.1f}", "136.0", panel.titles[1])
+            (f"{left + 12:.1f}", "136.0", panel.titles[1])
         ]
         for x, y, name, word in panel.points:
-            at = across.place(x, left + 58, left + 424), upwards.place(y, 272, 16)
+            at = across.place(x, left + 58, left + 414), upwards.place(y, 272, 16)
             painted.append((*at, 3.5, "none", POINT) if name is None else (*at, 5, FRONT, "#1f2328"))
             painted += [(*at, 9, "none", RING)] if word is not None else []
             for label in (name, word):
@@ -150,6 +151,20 @@ def test_the_picture_of_a_sweep(seed, numbered):
     assert circles == [(pytest.approx(x, abs=0.06), pytest.approx(y, abs=0.06), *rest) for x, y, *rest in painted]
     below = [each for each in texts if each[1] >= 340]
     assert below == [(58, 348 + 17 * i, "start", f"{name}  {told}") for i, (name, told) in enumerate(marks.front)]
+
+
+@pytest.mark.parametrize("most", [2_500, 25_000, 100_000])
+def test_a_large_number_on_an_axis_has_separators_and_is_not_cut(most):
+    """A digit is at most 7.6 wide, in DejaVu Sans of 12 px."""
+    rows = [{name: most * share for name in NAMES} | {"pareto": True} for share in (0.2, 1.0)]
+    lines = lines_svg([0.2 * most, most], {"": [0.2 * most, most]}, ("x", "y"))
+    for picture, width in ((pareto_svg(rows, (), (), NAMES[:2], NAMES[2], "s"), 880), (lines, 440)):
+        texts = [t for t in ET.fromstring(picture).iter() if t.tag.endswith("text") and (t.text or "")[:1].isdigit()]
+        assert sum(t.text == f"{most // 1000},{most % 1000:03}" for t in texts) == width // 220, "on every axis"
+        for label in texts:
+            half = (7.6 * sum(letter.isdigit() for letter in label.text) + 3.8 * label.text.count(",")) / 2
+            at = number(label, "x")
+            assert label.get("text-anchor") == "end" or at // 440 == (at + half) // 440, "in its panel"
 
 
 @pytest.mark.parametrize("seed", range(4))

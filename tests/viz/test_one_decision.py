@@ -385,12 +385,13 @@ def test_steps_larger_than_any_measured_one_are_told(measure):
     sizes = [len(record.chunks) for record in changed.trace]
     assert max(len(record.chunks) for record in trace) == 4 < max(sizes)
     share = sum(size > 4 for size in sizes) / len(sizes)
-    told = f"B has steps larger than any measured one: {share:.0%} have more than 4 sequences (up to {max(sizes)})"
+    larger = f"{share:.0%} have more than 4 sequences (up to {max(sizes)})"
+    told = f"B has steps beyond the largest step used for the fit: {larger}"
     assert f" {told}" in changed.facts["predicted"]
     notes = settled(trace, changed, measure, "s").notes
     assert [told in note for note in notes] == [True] * (measure != "hit rate of prompt tokens")
     smaller = changed_run(trace, None, 0, {"max_num_seqs": 3})
-    assert smaller.limits == "" and "larger than any" not in smaller.facts["predicted"]
+    assert smaller.limits == "" and "used for the fit" not in smaller.facts["predicted"]
 
 
 @pytest.mark.parametrize("is_simulated", [False, True])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -23,7 +24,7 @@ from workbench.analysis.intervals import NUM_DRAWS, Prediction, interval_of, ran
 from workbench.analysis.log_run import SOURCE
 from workbench.analysis.loops import Loops
 from workbench.analysis.pauses import without_pauses
-from workbench.analysis.rerun import AT_WORST, SIZES, Outcome, RecordedRun, outcome_of
+from workbench.analysis.rerun import AT_WORST, LARGEST_FITTED, SIZES, Outcome, RecordedRun, outcome_of
 from workbench.analysis.spread_out import spread_out
 from workbench.analysis.values import values_of
 from workbench.analysis.whatif import WhatIf
@@ -52,13 +53,13 @@ DRAWN_TOKENS = 800_000
 """Output tokens of all repeated simulations of a setting together: a long run is repeated less often."""
 
 EXTRAPOLATED = "extrapolated"
-"""Beginning of the notes on steps that are larger than any measured one."""
+"""Beginning of the notes on steps that are larger than any used for the fit."""
 
 _SHARES_OF_POOL = ("mean_kv_use", "peak_kv_use")
 
 LONGER_STEPS = (
-    "intervals allow a step with more sequences and prompt tokens than any measured one to take as long as several of "
-    "measured size"
+    "intervals allow a step with more sequences and prompt tokens than any used for the fit to take as long as several "
+    "of these"
 )
 
 MIN_DRAWS = 3
@@ -141,6 +142,11 @@ class Predictor:
         else:
             self.model = as_step_cost(cost_model)
             self._models = [self.model] * num_draws
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recorded value of each field that a prediction can change."""
+        return recorded_config(self.trace).to_dict()
 
     @cached_property
     def recorded(self) -> dict[str, float]:
@@ -389,6 +395,9 @@ class Predictor:
                 if isinstance(outcome, ValueError):
                     raise outcome from None
                 found[missing[place]] = outcome
+        for place, changes in enumerate(settings):
+            if not changes and self.recorded:  # the check tells its error, on steps of every recorded size
+                found[place] = replace(found[place], beyond={})
         predictions, worst, shared = [], self._at_worst(settings, found), self._sharing_most(settings)
         rounds = [range(first, first + len(settings)) for first in range(0, len(tasks), len(settings))]
         whole = [each for each in rounds[1:] if all(index in found for index in each)]
@@ -447,13 +456,13 @@ class Predictor:
         return found
 
     def _at_worst(self, settings: Sequence[Mapping[str, Any]], found: Mapping[int, Outcome]) -> dict[int, Outcome]:
-        """The settings, by place, of which steps have more rows than any measured one, with the longest steps."""
+        """The settings, by place, of which steps have more rows than any used for the fit, with the longest steps."""
         places = [place for place in range(len(settings)) if "rows" in found[place].extrapolated]
         outcomes = self.outcomes([(settings[place], AT_WORST) for place in places]) if places else ()
         return {places[index]: outcome for index, outcome in outcomes if isinstance(outcome, Outcome)}
 
     def _notes(self, outcome: Outcome, changes: Mapping[str, Any]) -> tuple[str, ...]:
-        notes = list(self.report.notes) if self.report is not None and not changes else []
+        notes = list(self.report.notes) if self.report is not None else []
         notes += [f"a recording of SGLang: {BY_VLLM_RULES}"] if self.trace.meta.is_of_sglang else []
         notes += [str(self.loops)] if self.loops.follow_ups and not self.is_open_loop else []
         notes += [memory] if (memory := self._memory_words(changes)) else []
@@ -462,7 +471,7 @@ class Predictor:
         if self.report is not None:
             notes += [
                 f"{EXTRAPOLATED}: {share:.0%} of the steps have more than the {self.report.largest[name]:,} "
-                f"{SIZES[name]} of the largest measured step, up to {largest:,}"
+                f"{SIZES[name]} of {LARGEST_FITTED}, up to {largest:,}"
                 for name, (share, largest) in outcome.extrapolated.items()
             ]
         if changes and (nothing := self._nothing_changes(outcome, changes)):

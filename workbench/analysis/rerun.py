@@ -30,14 +30,17 @@ from workbench.trace.readings.prefix_hits import PrefixHits
 from workbench.trace.readings.run_clock import GrowingClock, RunClock
 
 SIZES = {"sequences": "sequences", "rows": "sequences and prompt tokens", "kv_tokens": "KV positions"}
-"""Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest measured ones. "rows"
-are those of the model, which counts each request that prefills once beside its rows."""
+"""Sizes of a step, as they are shown; a cost model is extrapolated to steps beyond the largest ones used for the fit.
+"rows" are those of the model, which counts each request that prefills once beside its rows."""
+
+LARGEST_FITTED = "the largest step used for the fit"
+"""The step that the sizes of another one are compared with: warm-up, stalls and disturbed steps may be larger."""
 
 WORTH_SAYING = 0.01
 """Share of extrapolated steps from which on a prediction says so."""
 
 AT_WORST = -1
-"""Number of the simulation in which a step with more rows than any measured one takes as long as it can (`AtWorst`)."""
+"""Number of the simulation in which a step with more rows than the fit has seen takes as long as it can (`AtWorst`)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Outcome:
         end: "done", "stuck" or "max_steps".
         hang: Why it did not end; "" if it did.
         e2e: Seconds from arrival to the end, of each request that ended, and was not aborted.
-        beyond: For each of ``SIZES`` the share of steps that are beyond the largest measured step, and the largest.
+        beyond: For each of ``SIZES`` the share of steps that are beyond the largest fitted ones, and the largest.
         spans: Arrival and end of each request; None for no end.
         seen: The values as the recording would show them, which may end before its requests do; empty for the same.
         idle: Seconds of idle time, which "duration" includes and "output_throughput" does not.
@@ -66,7 +69,7 @@ class Outcome:
 
     @property
     def extrapolated(self) -> dict[str, tuple[float, int]]:
-        """The sizes of ``beyond`` of which enough steps are beyond the measured ones to be spoken of."""
+        """The sizes of ``beyond`` of which enough steps are beyond the fitted ones to be spoken of."""
         return {name: (share, largest) for name, (share, largest) in self.beyond.items() if share >= WORTH_SAYING}
 
     def is_bound(self, name: str) -> bool:
@@ -87,7 +90,7 @@ class RecordedRun:
         draws: Models of the repeated simulations.
         drift: The trend of the recording.
         noise: Deviations of its steps, for the repeated simulations.
-        largest: Largest sizes of a measured step, by the names of ``SIZES``.
+        largest: Largest sizes of a step used for the fit, by the names of ``SIZES``.
         counted: Requests whose latencies count; None for all.
         until: The end of a recording in which requests had not ended; None if all had.
     """
@@ -316,11 +319,11 @@ class _Summed:
 
 
 class _Measuring:
-    """A cost of steps that compares their sizes with the largest measured ones.
+    """A cost of steps that compares their sizes with the largest ones used for the fit.
 
     Args:
         cost: The cost.
-        largest: The largest measured sizes, by the names of ``SIZES``.
+        largest: The largest sizes used for the fit, by the names of ``SIZES``.
     """
 
     def __init__(self, cost: Replayed, largest: Mapping[str, int]) -> None:

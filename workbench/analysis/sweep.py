@@ -31,15 +31,18 @@ MAX_RUNS = 10_000
 Row = dict[str, Any]
 
 
-def read_grid(settings: Iterable[str]) -> dict[str, list[Any]]:
+def read_grid(settings: Iterable[str], known: Sequence[str] = ()) -> dict[str, list[Any]]:
     """A grid from arguments such as ``max_num_batched_tokens=256,512`` and ``max_num_partial_prefills=none,4``.
 
-    The fields are those of EngineConfig, and ``rate``, the arrival rate of a generated workload.
+    Args:
+        settings: The arguments.
+        known: The fields that may be swept; empty for those of EngineConfig, and ``rate``, the arrival rate of a
+            generated workload.
 
     Raises:
         ValueError: An argument has no value, or its field is unknown or given twice.
     """
-    found = _by_field(settings, [*EngineConfig().to_dict(), "rate"], "--sweep", "FIELD=VALUE,VALUE,...")
+    found = _by_field(settings, known or [*EngineConfig().to_dict(), "rate"], "--sweep", "FIELD=VALUE,VALUE,...")
     return {name: [_value(text) for text in texts.split(",")] for name, texts in found.items()}
 
 

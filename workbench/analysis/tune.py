@@ -101,7 +101,8 @@ def tune(
             recorded setting does not hold.
     """
     limits = read_slo({**(read_slo(slo) if slo is not None else {}), **more_limits})
-    server, now, is_default = Server.of(trace), recorded_config(trace).to_dict(), grid is None
+    server, is_default = Server.of(trace), grid is None
+    now = predictor.settings if predictor is not None else recorded_config(trace).to_dict()
     grid = default_grid(trace) if grid is None else grid
 
     def changed(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from workbench.analysis.check import Check, is_told, off_words, shown
 from workbench.analysis.flags import VLLM, Server
 from workbench.analysis.intervals import Prediction
 from workbench.analysis.predict import EXTRAPOLATED
-from workbench.analysis.rerun import SIZES
+from workbench.analysis.rerun import LARGEST_FITTED, SIZES
 from workbench.analysis.values import OF_IDLE, STATISTICS, VALUES, value_names
 from workbench.base.field_checks import number, suggestion
 from workbench.base.on_demand import picture
@@ -308,7 +308,7 @@ class Tuning:
 
     @property
     def _extrapolated_words(self) -> str:
-        """The settings with larger steps than any measured one, and how large they are; "" for none."""
+        """The settings with larger steps than any used for the fit, and how large they are; "" for none."""
         largest = self.check.fit.largest if self.check.fit is not None else {}
         found = {word: candidate.prediction.outcome.extrapolated for word, candidate in self.named}
         whose = {
@@ -316,13 +316,13 @@ class Tuning:
             for word, beyond in found.items()
             if beyond
         }
-        measured = ", ".join(
+        fitted = ", ".join(
             f"{largest[size]:,} {words}"
             for size, words in SIZES.items()
             if any(size in each for each in found.values())
         )
         told = "; ".join(f"{word} up to {sizes}" for word, sizes in whose.items())
-        return f"{EXTRAPOLATED} beyond the largest measured step ({measured}): {told}" if whose else ""
+        return f"{EXTRAPOLATED} beyond {LARGEST_FITTED} ({fitted}): {told}" if whose else ""
 
     @property
     def costs(self) -> dict[str, tuple[float, float]]:

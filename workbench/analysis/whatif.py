@@ -12,6 +12,7 @@ from workbench.analysis.values import OF_IDLE
 from workbench.base.on_demand import picture
 from workbench.base.tables import folded_command, table_lines, terminal_width, wrapped_text
 from workbench.base.text import printable
+from workbench.trace.readings.two_sides import served_by_b, unserved_of
 
 _LATENCIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot_mean", "itl_mean", "itl_p99", "e2e_mean")
 _TIMES = ("duration", *_LATENCIES, "output_throughput")
@@ -45,6 +46,11 @@ class WhatIf:
         return self.prediction is not self.unchanged
 
     @property
+    def _served(self) -> str:
+        """The word "fewer" or "more" if another number of requests than now has latencies; "" for as many."""
+        return served_by_b(unserved_of(self.unchanged.outcome.values, self.prediction.outcome.values))
+
+    @property
     def _names(self) -> list[str]:
         """The values that are told."""
         runs = self.prediction.outcome.values, self.unchanged.outcome.values, self.check.measured
@@ -60,7 +66,7 @@ class WhatIf:
         for name in self._names:
             interval, now = self.prediction.intervals[name], predicted.get(name)
             texts = [shown(name, of[name]) if name in of else "-" for of in (predicted, self.check.measured)]
-            change = f"{interval.value / now - 1:+z.0%}" if now else ""
+            change = f"{interval.value / now - 1:+z.0%}" if now and not (self._served and name in _LATENCIES) else ""
             changed = [shown(name, interval.value), change] if self._is_changed else []
             spread = f"{shown(name, interval.low)} to {shown(name, interval.high)}"
             error = self.check.errors.get(name)
@@ -79,6 +85,8 @@ class WhatIf:
             yield f"{self.check.refusal}; --force prints them"
         elif self.check.caution:
             yield f"! {self.check.caution}"
+        if self._served and any(name in _LATENCIES for name in self._names):
+            yield f"note: latencies are those of {self._served} requests than now, so they have no change"
         for note in (*self.prediction.notes, *self.check.notes):
             if note != self.prediction.obstacle:
                 yield f"note: {note}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.trace.errors import TraceError
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.two_sides import LITTLE_CHANGE, NOTHING, Measure, extremes, unserved_of
+from workbench.trace.readings.two_sides import LITTLE_CHANGE, NOTHING, Measure, extremes, served_by_b, unserved_of
 from workbench.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, 
     """The measures of a comparison with their ranges, and its verdict, in place of those of two traces.
 
     A measure whose prediction of the run as it was is too far off is marked, and the verdict leaves it out, unless a
-    caution says how to read all of them; so is a change whose direction is not certain. The longest times are among
+    caution says how to read all of them; so is a change whose direction is not certain, and one to the latencies of
+    fewer or more requests. The longest times are among
     the measures only if the verdict names them. The mean TTFT of both runs is also that of their requests in the
     comparison.
     """
@@ -165,6 +166,8 @@ def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, 
     from workbench.analysis.intervals import is_certain
 
     rows, weighed = [], []
+    unserved = unserved_of(*({name: each.value for name, each in side.intervals.items()} for side in (before, after)))
+    served = served_by_b(unserved)
     rough, least = (ROUGH_DIFFERENCE, ROUGH_DIFFERENCE) if check.caution else (0.0, LITTLE_CHANGE)
     has_idle = any(each.outcome.idle for each in (before, after))
     rate = f"output tokens per s{' without idle time' if has_idle else ''}"
@@ -176,11 +179,11 @@ def _measures(before: Prediction, after: Prediction, check: Check) -> dict[str, 
             is_far_off = not check.caution and bool(check.unreliable([name]))
             is_open = measure.share != 0 and not is_certain(pairs, rough)
             doubt = " (do not rely on it)" if is_far_off else " (may be no change)" if is_open else ""
+            doubt = f" (of {served} requests)" if served and words != rate else doubt
             weighed += [] if is_far_off or (is_open and abs(measure.share) >= least) else [measure]
             (of_a, of_b), ends = measure.values(), Measure(words, found.low, found.high, measure.unit).values()
             rows.append([words, of_a, f"{of_b} ({ends[0]} to {ends[1]})", f"{measure.words}{doubt}"])
     nothing = next((note for note in after.notes if NOTHING in note), "" if after.changes else NOTHING)
-    unserved = unserved_of(*({name: each.value for name, each in side.intervals.items()} for side in (before, after)))
     rows += [[each.name, *each.values(), each.words] for each in unserved]
     verdict = nothing or extremes([*weighed, *unserved], least) or NOT_CERTAIN
     rows = [row for row in rows if row[0] not in _LONGEST or row[0] in verdict]
@@ -195,9 +198,9 @@ def _words(predictor: Predictor, errors: Mapping[str, float], limits: str) -> st
 
 
 def limits_of(changed: Prediction, predictor: Predictor) -> str:
-    """The limits of a prediction as sentences: steps larger than any measured one, and the other notes."""
+    """The limits of a prediction as sentences: steps larger than any used for the fit, and the other notes."""
     from workbench.analysis.predict import EXTRAPOLATED
-    from workbench.analysis.rerun import SIZES
+    from workbench.analysis.rerun import LARGEST_FITTED, SIZES
 
     largest = predictor.report.largest if predictor.report is not None else {}
     larger = ", ".join(
@@ -207,7 +210,7 @@ def limits_of(changed: Prediction, predictor: Predictor) -> str:
     )
     elsewhere = (EXTRAPOLATED, NOTHING, str(predictor.loops))  # said above, by the verdict, and by `_words`
     others = [note for note in changed.notes if not any(each and each in note for each in elsewhere)]
-    told = [*([f"B has steps larger than any measured one: {larger}"] if larger else []), *others]
+    told = [*([f"B has steps beyond {LARGEST_FITTED}: {larger}"] if larger else []), *others]
     return " ".join(f"{each[0].upper()}{each[1:].removesuffix('.')}." for each in told)
 
 

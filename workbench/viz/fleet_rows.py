@@ -58,7 +58,7 @@ def _drawn(marks: FleetRows, width: int, request_id: str = "", unit: str = "s") 
 
     bottom = 20 + (ROW + 8) * len(marks.rows)
     parts = []
-    labels = axis.labels if unit == "s" else [f"{significant(tick, 6)} {unit}" for tick in axis.ticks]
+    labels = axis.labels if unit == "s" else [f"{label} {unit}" for label in axis.numbers]
     for tick, label in zip(axis.ticks, labels):
         parts.append(f'<path d="M{to_x(tick):.1f} 20V{bottom}" stroke="{GRID}"/>')
         parts.append(text(to_x(tick), bottom + 16, label, "middle"))

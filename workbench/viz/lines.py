@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from workbench.viz.drawing import GRID, INK, svg_file, text
 from workbench.viz.layout.axis import Axis
-from workbench.viz.pareto import HEIGHT, MARGIN, WIDTH
+from workbench.viz.pareto import HEIGHT, MARGIN, RIGHT, WIDTH
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
@@ -26,20 +26,20 @@ def lines_svg(
     horizontal, vertical = Axis.around(across), Axis.around(every)
 
     def to_x(value: float) -> float:
-        return horizontal.place(value, MARGIN, WIDTH - 16)
+        return horizontal.place(value, MARGIN, WIDTH - RIGHT)
 
     def to_y(value: float) -> float:
         return vertical.place(value, HEIGHT - MARGIN, 16)
 
     parts = []
-    for tick in horizontal.ticks:
+    for tick, label in zip(horizontal.ticks, horizontal.numbers):
         parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
-        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
-    for tick in vertical.ticks:
-        parts.append(f'<path d="M{MARGIN} {to_y(tick):.1f}H{WIDTH - 16}" stroke="{GRID}"/>')
-        parts.append(text(MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
+        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, label, "middle"))
+    for tick, label in zip(vertical.ticks, vertical.numbers):
+        parts.append(f'<path d="M{MARGIN} {to_y(tick):.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>')
+        parts.append(text(MARGIN - 6, to_y(tick) + 4, label, "end"))
     if level is not None:
-        parts.append(f'<path d="M{MARGIN} {to_y(level):.1f}H{WIDTH - 16}" stroke="{INK}" stroke-dasharray="5 4"/>')
+        parts.append(f'<path d="M{MARGIN} {to_y(level):.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-dasharray="5 4"/>')
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = [f"{to_x(x):.1f} {to_y(y):.1f}" for x, y in zip(across, line)]

@@ -15,6 +15,9 @@ from workbench.viz.layout.pareto import ParetoMarks, ParetoPanel, pareto_marks, 
 from workbench.viz.reprs import fragment, table
 
 WIDTH, HEIGHT, MARGIN = 440, 330, 58
+RIGHT = 26
+"""Room right of the last tick: half of a label such as "100,000"."""
+
 KEY_CHARACTERS = 56
 """Maximum number of characters of a line below a panel."""
 
@@ -65,6 +68,7 @@ def tuning_html(tuning: Any) -> str:
     lines = [line for line in (facts["losers"], *facts["notes"]) if line]
     return fragment(
         f"<h4>{escape(facts['verdict'])}</h4>",
+        f"<p>{escape(facts['costs'])}</p>" if facts["costs"] else "",
         table(("", "setting", *tuning.slo, "vLLM's flags"), rows),
         *(f"<p>{escape(line)}</p>" for line in dict.fromkeys(lines)),
         image(_paint(marks, *wrap(facts["key"], KEY_CHARACTERS * len(marks.panels)))),
@@ -75,10 +79,10 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     """A ``workbench.analysis.tuning.Tuning`` as plain data, for the dashboard.
 
     Returns:
-        ``verdict`` and ``losers`` as sentences, ``notes`` (the error of the predictions first), ``pictures`` (an SVG
-        for each panel) with their text ``alt`` and the ``key`` of their marks, and ``candidates``: the setting to take,
-        the recorded one and the next ones, each with ``words``, ``setting``, ``values`` (by name of the target, with
-        their intervals) and ``flags`` (of vLLM). The pictures have these settings, with the same values.
+        ``verdict``, ``costs`` and ``losers`` as sentences, ``notes`` (the error of the predictions first), ``pictures``
+        (an SVG for each panel) with their text ``alt`` and the ``key`` of their marks, and ``candidates``: the setting
+        to take, the recorded one and the next ones, each with ``words``, ``setting``, ``values`` (by name of the
+        target, with their intervals) and ``flags`` (of vLLM). The pictures have these settings, with the same values.
     """
     candidates = [
         {
@@ -94,9 +98,9 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
     listed = " and ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
     key = f"Filled: no other setting here is at least as good in {listed}."
     key += " Dashed: the target." if any({*panel.limits} != {None} for panel in marks.panels) else ""
-    verdict = "; ".join(filter(None, (tuning.verdict_sentence, tuning.costs_sentence)))
     return {
-        "verdict": f"{settings_text(tuning.best.changes) or 'The recorded setting'}: {verdict}.",
+        "verdict": f"{settings_text(tuning.best.changes) or 'The recorded setting'}: {tuning.verdict_sentence}.",
+        "costs": _sentence(tuning.costs_sentence),
         "losers": tuning.losers_sentence,
         "notes": [
             _sentence(note) for note in (tuning.errors_sentence, *tuning.notes, *tuning.notes_of_candidates) if note
@@ -109,7 +113,7 @@ def tuning_facts(tuning: Any) -> dict[str, Any]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "."
+    return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "." if text else ""
 
 
 def _panel(panel: ParetoPanel, left: int) -> str:
@@ -117,26 +121,26 @@ def _panel(panel: ParetoPanel, left: int) -> str:
     across, upwards = panel.axes
 
     def to_x(value: float) -> float:
-        return across.place(value, left + MARGIN, left + WIDTH - 16)
+        return across.place(value, left + MARGIN, left + WIDTH - RIGHT)
 
     def to_y(value: float) -> float:
         return upwards.place(value, HEIGHT - MARGIN, 16)
 
     parts = []
-    for tick in across.ticks:
+    for tick, label in zip(across.ticks, across.numbers):
         parts.append(f'<path d="M{to_x(tick):.1f} 16V{HEIGHT - MARGIN}" stroke="{GRID}"/>')
-        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, f"{tick:g}", "middle"))
-    for tick in upwards.ticks:
-        parts.append(f'<path d="M{left + MARGIN} {to_y(tick):.1f}H{left + WIDTH - 16}" stroke="{GRID}"/>')
-        parts.append(text(left + MARGIN - 6, to_y(tick) + 4, f"{tick:g}", "end"))
+        parts.append(text(to_x(tick), HEIGHT - MARGIN + 18, label, "middle"))
+    for tick, label in zip(upwards.ticks, upwards.numbers):
+        parts.append(f'<path d="M{left + MARGIN} {to_y(tick):.1f}H{left + WIDTH - RIGHT}" stroke="{GRID}"/>')
+        parts.append(text(left + MARGIN - 6, to_y(tick) + 4, label, "end"))
     parts.append(text(left + (WIDTH + MARGIN) / 2, HEIGHT - 16, panel.titles[0], "middle"))
     of_x, of_y = panel.limits
     lines = [f"M{to_x(of_x):.1f} 16V{HEIGHT - MARGIN}"] if of_x is not None else []
-    lines += [f"M{left + MARGIN} {to_y(of_y):.1f}H{left + WIDTH - 16}"] if of_y is not None else []
+    lines += [f"M{left + MARGIN} {to_y(of_y):.1f}H{left + WIDTH - RIGHT}"] if of_y is not None else []
     parts += [f'<path d="{line}" stroke="{INK}" stroke-dasharray="5 3"/>' for line in lines]
     middle = (HEIGHT - MARGIN) / 2
-    turned = f"rotate(-90 {left + 14} {middle})"
-    parts.append(f'<g transform="{turned}">{text(left + 14, middle, panel.titles[1], "middle")}</g>')
+    turned = f"rotate(-90 {left + 12} {middle})"
+    parts.append(f'<g transform="{turned}">{text(left + 12, middle, panel.titles[1], "middle")}</g>')
     # A word lies over no point and over no other word.
     taken = [
         (to_x(point.x) - radius, to_y(point.y) - radius, to_x(point.x) + radius, to_y(point.y) + radius)

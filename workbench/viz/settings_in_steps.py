@@ -87,6 +87,7 @@ def settings_in_steps(
     notes += [f"Every step stays as it is with {' or '.join(alike)}."] if alike else []
     return {
         "verdict": f"{reason}: {counts}.",
+        "costs": "",
         "losers": "",
         "notes": notes,
         "candidates": [

@@ -104,6 +104,11 @@ class RanksPredictor(Predictor):
             yield dataclasses.replace(arrival, arrives_at=seen, arrival_time=at, arrival_step=0)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The recorded value of each field that a prediction can change, and the number of ranks."""
+        return {**super().settings, RANKS: len(self.traces)}
+
+    @property
     def loops(self) -> Loops:
         """The requests that follow the ends of others on any rank."""
         return self._loops

@@ -110,6 +110,13 @@ def config_fields() -> dict[str, tuple[str, ...]]:
     return {**found, "policy": _words_of(PolicyName)}
 
 
+def tuned_fields() -> dict[str, tuple[str, ...]]:
+    """The fields of EngineConfig, and the number of ranks, which ``trace tune`` may change."""
+    from workbench.analysis.fleet.ranks import RANKS
+
+    return {**config_fields(), RANKS: ()}
+
+
 def vllm_fields() -> dict[str, tuple[str, ...]]:
     """The fields among them that vLLM has too, and those of its command line."""
     from workbench.analysis.flags import VLLM_FIELDS

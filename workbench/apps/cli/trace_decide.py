@@ -29,7 +29,7 @@ from workbench.apps.cli.options import (
     writing,
 )
 from workbench.apps.cli.say import say, say_text
-from workbench.apps.cli.settings import add_settings_option, add_slo_option, add_sweep_option, vllm_fields
+from workbench.apps.cli.settings import add_settings_option, add_slo_option, add_sweep_option, tuned_fields, vllm_fields
 from workbench.base.field_checks import integer
 from workbench.base.tables import table_lines, terminal_width
 from workbench.base.text import counted, printable
@@ -94,7 +94,7 @@ def add_parsers(actions: Commands) -> None:
     tune = add_command(actions, "tune", _tune, "find the setting that meets a target on a recorded run", examples=_TUNE)
     _add_sources(tune)
     add_slo_option(tune, "target, such as ttft_p99=1s,itl_p99=100ms", required=True)
-    add_sweep_option(tune, "values to try")
+    add_sweep_option(tune, "values to try", tuned_fields)
     add_out_option(tune, "OUT.csv", "table of all settings (.csv, .parquet)")
     tune.add_argument("--plot", type=Path, metavar="OUT.svg", help="Pareto plot of all settings")
 
@@ -308,8 +308,8 @@ def _tune(options: argparse.Namespace) -> int:
 
     check_table_and_plot(options)
     read_slo(options.slo)
-    grid = read_grid(options.sweep) if options.sweep else None
-    predictor = _predictor(options)
+    grid = read_grid(options.sweep, [*tuned_fields()]) if options.sweep else None
+    predictor = _predictor(options, grid or ())
     tuning = tune(predictor.trace, options.slo, grid=grid, predictor=predictor, force=options.force, progress=True)
     rows = list(tuning.rows)
     drawn = (options.plot, plot(lambda: pareto_svg(rows, tuning.settings)), "")

@@ -69,9 +69,9 @@ class FitReport:
         num_traces: Number of merged recordings.
         drift: The trend of one recording, which the model is free of; none for several recordings.
         stalls: Steps that took more than STALL_FACTOR times the predicted duration; they are left out of the fit.
-        largest: Largest number of sequences, rows and KV positions of a measured step; a step beyond them is
-            extrapolated.
-        notes: Sentences about drift and stalls for a reader of a prediction.
+        largest: Largest number of sequences, rows and KV positions of a step used for the fit; a step beyond them
+            is extrapolated.
+        notes: Sentences about drift and the steps left out, for a reader of a prediction.
     """
 
     num_fitted: int

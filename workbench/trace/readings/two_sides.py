@@ -130,7 +130,7 @@ def extremes(measures: Sequence[Measure], least: float = LITTLE_CHANGE) -> str:
 
     ends = {"worse": max(measures, key=loss), "better": min(measures, key=loss)}
     if changed:
-        ends.pop("better" if any(each.b > each.a for each in changed) else "worse")
+        ends.pop("better" if served_by_b(changed) == "fewer" else "worse")
     told = [
         f"{word}: {each.name} {' -> '.join(each.values())} ({each.words})"
         for word, each in ends.items()
@@ -281,6 +281,15 @@ def unserved_of(a: Mapping[str, float], b: Mapping[str, float]) -> list[Measure]
         for name, words in UNSERVED.items()
         if name in a and name in b and a[name] != b[name]
     ]
+
+
+def served_by_b(unserved: Sequence[Measure]) -> str:
+    """The word "fewer" or "more" if another number of requests has latencies in the second of two runs; "" for as many.
+
+    Args:
+        unserved: The numbers that differ, see `unserved_of`.
+    """
+    return "" if not unserved else "fewer" if any(each.b > each.a for each in unserved) else "more"
 
 
 def longest_of(requests: Sequence[RequestComparison], unit: str) -> list[Measure]:

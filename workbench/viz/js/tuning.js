@@ -51,7 +51,7 @@ export class TuningForm {
     if (!tuned) this.shown = null;
     if (!tuned || tuned === this.shown) return;
     this.shown = tuned;
-    setText(this.verdict, plain(tuned.verdict, 400));
+    setText(this.verdict, plain(tuned.verdict, 900));
     const names = tuned.candidates.length ? Object.keys(tuned.candidates[0].values) : [];
     const columns = ["", "setting", ...names, "vLLM"].map((name) => h("th", { scope: "col" }, name));
     const rows = tuned.candidates.map(({ words, setting, values, flags }) =>
@@ -70,6 +70,7 @@ export class TuningForm {
     });
     replace(
       this.answer,
+      tuned.costs && h("p", { class: "wb-hint" }, tuned.costs),
       rows.length > 0 && h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)),
       tuned.losers && h("p", { class: "wb-hint" }, tuned.losers),
       pictures.length > 0 && h("div", { class: "wb-tuning-pictures" }, pictures),

@@ -62,6 +62,11 @@ class Axis:
         return cls(0.0, end, _multiples(step, 0, math.floor(end / step * (1 + 1e-9))))
 
     @property
+    def numbers(self) -> list[str]:
+        """The ticks of an axis of numbers."""
+        return [f"{tick:,g}" for tick in self.ticks]
+
+    @property
     def labels(self) -> list[str]:
         """The ticks of an axis of time: all have the unit of the last one and the same number of digits."""
         distance = self.ticks[1] - self.ticks[0] if len(self.ticks) > 1 else self.end
