@@ -218,6 +218,10 @@ def test_the_demo_opens_the_browser_that_there_is(monkeypatch):
 
 def test_narrate_tells_every_step(run_here, tmp_path):
     workload = {"requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 3}]}
+    cut = {"config": {"max_model_len": 43}, "requests": [{"id": "a", "prompt": {"len": 40}, "max_tokens": 4}]}
+    simulate(cut).save(tmp_path / "cut.jsonl")
+    said = run_here("trace", "narrate", tmp_path / "cut.jsonl").stdout.splitlines()
+    assert said[-1] == "Step 2: the reply to a grows by one token; a is done (hit max_model_len)."
     simulate(workload).save(tmp_path / "trace.jsonl")
     shown = run_here("trace", "narrate", tmp_path / "trace.jsonl")
     assert shown.stdout.splitlines() == [

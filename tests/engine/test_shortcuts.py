@@ -130,6 +130,17 @@ def test_outputs_are_a_list_that_draws_itself(engine):
     assert "<b>" not in html and len(repr(engine.outputs)) < 500
 
 
+def test_an_output_that_ends_at_max_model_len_says_so(tiny_llama):
+    with Engine(tiny_llama, max_model_len=8, block_size=4, num_blocks=64) as engine:
+        given = engine.generate(["12 13 14 15 16", "14"], max_tokens=4, ignore_eos=True)
+        room = [min(4, 8 - len(output.prompt_token_ids)) for output in given]
+        assert room == [len(output.token_ids) for output in given] == [3, 4]
+        ends = ["hit max_model_len", "hit max_tokens"]
+        assert [line.split(", ")[-1] for line in repr(given).splitlines()] == ends
+        assert [request.end for request in engine.trace.metrics().requests.values()] == ends
+        assert all(end in given._repr_html_() for end in ends)
+
+
 def test_the_repr_of_many_outputs_is_short(engine):
     outputs = engine.generate(["12 13"] * 30, max_tokens=1)
     assert repr(outputs).endswith("and 10 more") and len(repr(outputs).splitlines()) == 21

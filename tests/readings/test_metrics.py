@@ -23,8 +23,8 @@ from workbench.trace.readings.speculation_metrics import SpeculationCounter, Spe
 def by_hand() -> Trace:
     """Two requests on a clock: "a" in two chunks, "b" waits for a step and is aborted after one token."""
     trace = Trace(TraceMeta(config={"block_size": 4, "num_blocks": 11, "max_num_batched_tokens": 6}))
-    trace.add_request(RequestInfo("a", 8, tuple(range(8)), arrival_step=0, arrival_time=0.5))
-    trace.add_request(RequestInfo("b", 3, (1, 2, 3), arrival_step=0, arrival_time=0.75))
+    trace.add_request(RequestInfo("a", 8, tuple(range(8)), max_tokens=3, arrival_step=0, arrival_time=0.5))
+    trace.add_request(RequestInfo("b", 3, (1, 2, 3), max_tokens=1, arrival_step=0, arrival_time=0.75))
 
     def step(number, time, *chunks, free, **fields):
         free_end = fields.pop("free_end", free)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from viz_traces import HOSTILE_TEXTS, hostile_trace, random_trace
 
+from workbench import simulate
 from workbench.trace import Chunk, StepRecord
 from workbench.trace.readings.narrate import narrate
 from workbench.trace.reasons import Reason
@@ -104,6 +105,12 @@ def test_every_request_that_ends_or_waits_is_told_or_counted():
         "Step 12: nothing is computed; z loses its KV blocks and must start again; x is done (hit max_tokens); "
         "y is done (model ended); r0, r1 and 7 more wait: all 3 seats are taken (max_num_seqs)."
     )
+
+
+def test_one_seat_is_the_only_one():
+    requests = [{"id": name, "prompt": {"len": 9}, "max_tokens": 2} for name in "ab"]
+    trace = simulate({"config": {"max_num_seqs": 1}, "requests": requests})
+    assert narrate(trace[0]).endswith("; b waits: the only seat is taken (max_num_seqs).")
 
 
 def test_numbers_are_those_of_the_record():

@@ -197,6 +197,13 @@ class Facts:
     def __getitem__(self, step: int) -> Moment:
         return self.moments[step]
 
+    def end_of(self, who: str, record: Any) -> str:
+        """The end of a request that finishes in a step: its reason, and which of two lengths it is."""
+        reason = record.finish_reasons.get(who, "")
+        if reason == "length" and len(self[-1].tokens[who]) < self.trace.requests[who].max_tokens:
+            return "hit max_model_len"
+        return ENDS.get(reason, reason)
+
     def events(self, step: int) -> list[tuple[int, str, str, str]]:
         """Step, kind, request and reason of what happened in a step, in the order of the log."""
         record = self.records[step]
@@ -206,7 +213,7 @@ class Facts:
             return f"{hits[request_id]} tokens found in the prefix cache" if hits.get(request_id) else ""
 
         def end(request_id: str) -> str:
-            return ENDS.get(why := record.finish_reasons.get(request_id, ""), why)
+            return self.end_of(request_id, record)
 
         return [
             *((record.step, "arrive", name, "") for name in record.arrived),

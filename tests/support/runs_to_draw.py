@@ -103,6 +103,20 @@ def run(name: str) -> tuple[Trace, Facts]:
     elif kind == "long":
         requests = [{"id": f"r{i}", "prompt": {"len": 20}, "max_tokens": 30, "arrival_step": 12 * i} for i in range(50)]
         trace = simulate({"config": {"block_size": 4, "num_blocks": 60}, "requests": requests})
+    elif kind == "cut":  # every second request ends at max_model_len; with drafts, a step gives several tokens
+        requests = [
+            {
+                "id": f"r{i}",
+                "prompt": {"len": 9 + 5 * i},
+                "max_tokens": 4 + 40 * (i % 2),
+                "arrival_step": i,
+                "accepts": [i % 3 + 1, 0, 2] if seed != "0" else [],
+            }
+            for i in range(6)
+        ]
+        drafts = {"num_speculative_tokens": int(seed), "spec_method": "draft_model"} if seed != "0" else {}
+        config = {"block_size": 4, "num_blocks": 60, "max_model_len": 48, **drafts}
+        trace = dressed(simulate({"config": config, "requests": requests}), 1)
     elif kind == "pool":
         requests = [{"id": f"r{i}", "prompt": {"len": 9 + i}, "max_tokens": 6} for i in range(4)]
         trace = simulate({"config": {"block_size": 4, "num_blocks": int(seed)}, "requests": requests})

@@ -88,11 +88,11 @@ def because(reason):
     if reason is not None and reason.kind == "token_budget" and reason.needed is None:
         return "the token budget is used up"
     if reason is not None and reason.kind == "seats":
-        return f"all {reason.value:,} seats are taken ({reason.limit})"
+        return f"{'the only seat is' if reason.value < 2 else f'all {reason.value:,} seats are'} taken ({reason.limit})"
     return shown(reason)
 
 
-def sentence(record):
+def sentence(record, end_of=None):
     parts = [work(record)]
     if record.resumed:
         parts.append(f"{several(record.resumed)} {'is' if len(record.resumed) == 1 else 'are'} resumed")
@@ -106,9 +106,10 @@ def sentence(record):
         )
     groups = {}
     for name in record.finished:
-        groups.setdefault(record.finish_reasons.get(name, ""), []).append(name)
-    for reason, names in groups.items():
-        end = f" ({ENDS.get(reason, reason)})" if reason else ""
+        reason = record.finish_reasons.get(name, "")
+        groups.setdefault(end_of(name, record) if end_of else ENDS.get(reason, reason), []).append(name)
+    for end, names in groups.items():
+        end = f" ({end})" if end else ""
         parts.append(f"{several(names)} {'is' if len(names) == 1 else 'are'} done{end}")
     if record.aborted:
         parts.append(f"{several(record.aborted)} {'was' if len(record.aborted) == 1 else 'were'} aborted")
@@ -122,10 +123,23 @@ def sentence(record):
     return f"Step {record.step:,}: {'; '.join(parts)}."
 
 
-@pytest.mark.parametrize("name", [*RUNS, "many 0", "timed 2", "plain 5"])
+@pytest.mark.parametrize("name", [*RUNS, "many 0", "timed 2", "plain 5", "cut 0", "cut 2"])
 def test_sentences(name):
-    for record in run(name)[1].records:
+    trace, facts = run(name)
+    for record in facts.records:
+        assert narrate(record, trace.requests) == sentence(record, facts.end_of)
         assert narrate(record) == sentence(record)
+
+
+@pytest.mark.parametrize("name", ["cut 0", "cut 2", "spec 16", "async 24"])
+def test_the_ends_of_requests(name):
+    """In the table of the requests of a run, and of a part that lacks their first tokens."""
+    trace, facts = run(name)
+    ends = {who: facts.end_of(who, record) for record in facts.records for who in record.finished}
+    for begin in (0, len(trace) // 2):
+        requests = metrics(trace[begin:]).requests
+        here = {who: end for who, end in ends.items() if who in requests and requests[who].finish_reason}
+        assert here and {who: requests[who].end for who in here} == here
 
 
 def chunk(name, start, count, arm, sampled=7, **more):

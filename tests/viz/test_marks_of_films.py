@@ -1,5 +1,7 @@
 """The scenes of a step explained: every mark is a fact of the record, and the sentences count them."""
 
+import re
+
 import pytest
 from painted import counted, grouped
 from runs_to_draw import RUNS, run, steps_of
@@ -171,10 +173,44 @@ def test_the_painter_paints_the_scene_and_says_it_in_words(drawn):
             page("view.film.recorder = null")
 
 
+@pytest.mark.parametrize("width", [960, 390])
+@pytest.mark.parametrize("name", [*FILMED, "big 1"])
+def test_every_request_of_a_step_is_named_or_counted(drawn, name, width):
+    """In the first scene in its bar or below it, in the fourth as one of ten rows."""
+    page, facts, _ = drawn(name)
+    page("Object.defineProperty(view.film.canvas, 'clientWidth', { value: argument })", width)
+    for step in steps_of(facts):
+        scenes, record = scenes_at(page, step), facts.records[step]
+        waits = {facts.order[wait["request"]] for wait in scenes["schedule"]["waits"]}
+        sizes = {chunk.request_id: grouped(chunk.num_tokens) for chunk in record.chunks}
+        words = [each for each, _ in written(page, 0)]
+        pairs = [each.partition(": ")[::2] for each in words]
+        assert all(number in ("", sizes[who]) for who, number in pairs if who in sizes)
+        more = numbers_of("and {} more", words)
+        assert all(number > 1 for number in more), "one more takes no less room than its name"
+        named = (set(sizes) | waits) & {who for who, _ in pairs}
+        assert len(named) + sum(more) == len(sizes) + len(waits), (step, words)
+        rows, told = len(scenes["attention"]["items"]), [each for each, _ in written(page, 3)]
+        drawn_rows = 9 if rows > 10 else rows
+        assert len(numbers_of("{} row", told) + numbers_of("{} rows", told)) == drawn_rows
+        assert numbers_of("and {} more", told) == [rows - drawn_rows] * (rows > 10)
+
+
+def numbers_of(form, words):
+    """The numbers in those words that have a form."""
+    found = [re.fullmatch(form.format(r"([\d,]+)"), each) for each in words]
+    return [int(each[1].replace(",", "")) for each in found if each]
+
+
 def painted_words(page, at, records):
     """All words that the painter writes below the title and above the picture."""
     page("view.film.recorder = argument ? { stop() {} } : null", records)
-    written = page(
+    return " ".join(words for words, y in written(page, at) if 60 < y < 130).split()
+
+
+def written(page, at):
+    """All words of a scene whose marks have appeared, each with its height."""
+    return page(
         """(() => {
       const context = view.film.canvas.getContext("2d"), write = context.fillText, written = [];
       context.fillText = (words, x, y) => written.push([words, y]);
@@ -185,7 +221,6 @@ def painted_words(page, at, records):
     })()""",
         at,
     )
-    return " ".join(words for words, y in written if 60 < y < 130).split()
 
 
 def test_the_sentence_of_a_step_stands_once(drawn):

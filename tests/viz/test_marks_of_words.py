@@ -4,7 +4,7 @@ import random
 from statistics import median
 
 import pytest
-from facts_of_records import ENDS, holders_in_words
+from facts_of_records import holders_in_words
 from msgspec.structs import replace
 from painted import Marks, counted, grouped, seconds, span
 from runs_to_draw import RUNS, run, steps_of
@@ -66,7 +66,7 @@ def test_the_list_of_events_has_the_newest_300(deno_page):
     assert [(row[0], row[1]) for row in rows] == events[:-301:-1]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "cut 0", "cut 2"])
 def test_events(drawn, name):
     page, facts, _ = drawn(name)
     for step in steps_of(facts, 5):
@@ -155,7 +155,7 @@ def output(facts, name, step):
     return [token for token in facts[-1].tokens[name] if token.step <= facts.records[step].step]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "cut 0", "cut 2"])
 def test_texts(drawn, name):
     page, facts, _ = drawn(name)
     has_drafts = any(chunk.drafts for record in facts.records for chunk in record.chunks)
@@ -197,9 +197,7 @@ def progress(facts, who, step):
     if state == "preempted":
         return "preempted, waiting to be recomputed"
     if state == "finished":
-        return next(
-            ENDS.get(record.finish_reasons.get(who, ""), "") for record in facts.records if who in record.finished
-        )
+        return next(facts.end_of(who, record) for record in facts.records if who in record.finished)
     if output(facts, who, step):
         return "decoding"
     done = chunks_of(facts, who, step)
@@ -632,7 +630,7 @@ def waited(facts, who):
     return f"{long}: {'; '.join(parts[:3])}{more}"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "cut 0", "cut 2"])
 def test_the_way_of_a_request(way_page, name):
     trace, facts = run(name)
     way_page.open(trace)
@@ -661,7 +659,7 @@ def test_the_way_of_a_request(way_page, name):
         each = sorted(g for g in (facts.latencies(t.step - facts.records[0].step)[who][1] for t in tokens[1:]) if g > 0)
         pace = f", one every {seconds(median(each))} (median)" if facts.timed and each else ""
         over = [record for record in facts.records if who in (*record.finished, *record.aborted)]
-        end = ENDS[over[0].finish_reasons.get(who, "abort")] if over else ""
+        end = (facts.end_of(who, over[0]) or "aborted") if over else ""
         reply = f"{counted(len(tokens), 'token')}{'' if over else ' so far'}{pace}{f'; {end}' if over else ''}"
         assert near(rows["reply"], reply)
 

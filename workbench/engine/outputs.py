@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from workbench.base.on_demand import picture
 from workbench.base.text import counted
 from workbench.trace.find_request import ByRequest
-from workbench.trace.readings.narrate import end_words
+from workbench.trace.readings.narrate import end_of
 
 if TYPE_CHECKING:
     from workbench.engine.output_processor import RequestOutput
@@ -34,7 +34,7 @@ class Outputs(list["RequestOutput"]):
         self.trace = trace
 
     def __repr__(self) -> str:
-        return "\n".join(_lines(self)) or "no outputs"
+        return "\n".join(_lines(self, self.trace)) or "no outputs"
 
     def _repr_html_(self) -> str | None:
         return picture("Outputs", self)
@@ -48,7 +48,7 @@ class OutputsByRequest(ByRequest["RequestOutput"]):
         self.trace = trace
 
     def __repr__(self) -> str:
-        return "\n".join(_lines(list(self.values()))) or "no outputs"
+        return "\n".join(_lines(list(self.values()), self.trace)) or "no outputs"
 
     def _repr_html_(self) -> str | None:
         return picture("Outputs", Outputs(self.values(), self.trace))
@@ -57,10 +57,10 @@ class OutputsByRequest(ByRequest["RequestOutput"]):
         return list(self)
 
 
-def _lines(outputs: list[RequestOutput]) -> Iterable[str]:
+def _lines(outputs: list[RequestOutput], trace: Trace) -> Iterable[str]:
     for output in outputs[:MAX_LINES]:
         text = output.text if len(output.text) <= MAX_CHARACTERS else f"{output.text[:MAX_CHARACTERS]}…"
-        end = end_words(output.finish_reason, output.error)
+        end = end_of(output, trace.requests)
         yield f"{output.request_id}: {text!r}, {counted(len(output.token_ids), 'token')}, {end}"
     if len(outputs) > MAX_LINES:
         yield f"and {len(outputs) - MAX_LINES} more"

@@ -20,7 +20,7 @@ def page(trace: Trace, finding: Finding) -> str:
     rows = []
     for record in trace:
         fatal = ' class="wb-fatal"' if record.step == finding.step else ""
-        rows.append(f"<li{fatal} value={record.step}>{escape(narrate(record))}</li>")
+        rows.append(f"<li{fatal} value={record.step}>{escape(narrate(record, trace.requests))}</li>")
     title = f"{finding.policy or finding.scheduler}: {finding.law}, {finding.place}"
     message = f"{finding.message}. {finding.smallest_change}"
     return _with_banner([trace], title, finding.title, message, f"<ol start=0>{''.join(rows)}</ol>", finding.step)

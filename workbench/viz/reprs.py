@@ -25,7 +25,7 @@ from workbench.trace.readings.metrics import (
 )
 from workbench.trace.readings.metrics_by_request import HEADINGS, MetricsByRequest
 from workbench.trace.readings.metrics_collector import metrics
-from workbench.trace.readings.narrate import end_words, shown
+from workbench.trace.readings.narrate import end_of, end_words, shown
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.readings.pool_state import PoolState
 from workbench.trace.records import Event, StepRecord
@@ -207,7 +207,7 @@ def outputs_html(outputs: Any) -> str:
                 _trimmed(prompt, PROMPT_LIMIT) or counted(len(output.prompt_token_ids), "token"),
                 _trimmed(output.text, TEXT_LIMIT),
                 len(output.token_ids),
-                end_words(output.finish_reason, output.error),
+                end_of(output, outputs.trace.requests),
                 _latency(times.ttft) if times is not None and times.ttft is not None else "",
                 _tokens_per_second(times.token_times) if times is not None else "",
             )

@@ -164,7 +164,7 @@ def report(trace: Trace, finding: Finding, workload: dict[str, Any]) -> str:
     from workbench.trace.readings.narrate import narrate
 
     scheduler = finding.under_test
-    steps = "\n".join(f"- {narrate(record)}" for record in list(trace)[-LAST_STEPS:])
+    steps = "\n".join(f"- {narrate(record, trace.requests)}" for record in list(trace)[-LAST_STEPS:])
     lines = [
         f"# {scheduler}: {finding.message}",
         "",

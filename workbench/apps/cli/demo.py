@@ -77,7 +77,7 @@ def _run_headless(make_engine: MakeEngine) -> int:
     from workbench.apps.demo import CONFIG, Arrivals
     from workbench.base.text import counted
     from workbench.trace.readings.metrics_collector import metrics
-    from workbench.trace.readings.narrate import end_words
+    from workbench.trace.readings.narrate import end_of
 
     with make_engine(CONFIG) as engine:
         say_text(engine)
@@ -86,7 +86,7 @@ def _run_headless(make_engine: MakeEngine) -> int:
         outputs = engine.outputs.values()
         for output in outputs:
             length = counted(len(output.prompt_token_ids), "prompt token")
-            say("", f"{output.request_id} ({length}, {end_words(output.finish_reason)}):")
+            say("", f"{output.request_id} ({length}, {end_of(output, engine.trace.requests)}):")
             say_text("  " + output.text.strip().replace("\n", "\n  "))
         say_text(f"\n{metrics(engine.trace)}")
     return 1 if any(output.finish_reason == "error" for output in outputs) else 0

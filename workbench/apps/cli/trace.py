@@ -225,11 +225,13 @@ def _read_other(options: argparse.Namespace) -> Scrapes | KVEvents | RequestLog 
 
 def _narrate(options: argparse.Namespace) -> int:
     from workbench.trace.clock import time_of_day
+    from workbench.trace.readings.narrate import narrate
 
     trace = load_trace(options.trace, options)
     for step in trace:
         moment = time_of_day(trace.meta.created, step.time) if step.end else ""
-        say(f"{moment}  {step}" if moment else step)
+        sentence = narrate(step, trace.requests)
+        say(f"{moment}  {sentence}" if moment else sentence)
     return 0
 
 

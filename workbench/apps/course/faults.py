@@ -77,7 +77,7 @@ class Case:
     def story(self) -> str:
         """The law, the fault with its numbers, the workload, and a sentence for each step."""
         protects = next(law.protects for law in LAWS if law.name == self.broken.law)
-        steps = "\n".join(narrate(record) for record in self.trace)
+        steps = "\n".join(narrate(record, self.trace.requests) for record in self.trace)
         return (
             f"Workload {self.num_workloads} breaks the law of {self.broken.law}: {protects}\n"
             f"Step {self.broken.step}: {self.broken.message}\n\n{workload_text(self.workload)}\n{steps}"

@@ -61,6 +61,7 @@ class RequestMetrics:
         was_scheduled_before: It was scheduled before the trace begins, as far as the trace tells.
         had_tokens_before: It got its first token before the trace begins, likewise.
         token_before: Its latest token before the trace begins; None if there is none, or it is not known.
+        hit_max_model_len: It ended for its length before it had max_tokens.
     """
 
     request_id: str
@@ -83,6 +84,7 @@ class RequestMetrics:
     was_scheduled_before: bool = False
     had_tokens_before: bool = False
     token_before: LastToken | None = None
+    hit_max_model_len: bool = False
 
     def __repr__(self) -> str:
         """One line: the size of the request, its latencies, and its end."""
@@ -92,9 +94,16 @@ class RequestMetrics:
                 f"RequestMetrics({printable(self.request_id)}: {counted(self.num_prompt_tokens, 'prompt token')}",
                 f"{counted(self.num_output_tokens, 'output token')}{self.of_part}",
                 *(f"{name} {_words(latency)}" for name, latency in known if latency is not None),
-                f"{end_words(self.finish_reason) if self.finish_reason else 'not ended'})",
+                f"{self.end})",
             ]
         )
+
+    @property
+    def end(self) -> str:
+        """Its end, such as "hit max_tokens"; "not ended" until then."""
+        if not self.finish_reason:
+            return "not ended"
+        return end_words(self.finish_reason, hit_max_model_len=self.hit_max_model_len)
 
     @property
     def waited(self) -> Latency | None:

@@ -15,7 +15,6 @@ from workbench.trace.fields import FrozenDict
 from workbench.trace.find_request import ByRequest
 from workbench.trace.readings.latency import Latency
 from workbench.trace.readings.metrics import AT_LEAST, RequestMetrics, amount
-from workbench.trace.readings.narrate import end_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +59,7 @@ class MetricsByRequest(FrozenDict[str, RequestMetrics], ByRequest[RequestMetrics
                 f"{request.num_preemptions:,}",
                 f"{request.num_prompt_tokens:,}",
                 f"{request.num_output_tokens:,}{request.of_part}",
-                end_words(request.finish_reason) if request.finish_reason else "not ended",
+                request.end,
             )
 
     @property

@@ -18,6 +18,7 @@ from workbench.trace.readings.last_tokens import last_tokens_before
 from workbench.trace.readings.latency import Latency, LatencyAccumulator, RequestTimes, Timestamp, span
 from workbench.trace.readings.metrics import Distribution, RequestMetrics, Summary, TraceMetrics
 from workbench.trace.readings.metrics_by_request import MetricsByRequest
+from workbench.trace.readings.narrate import hits_max_model_len
 from workbench.trace.readings.outputs_before import outputs_before
 from workbench.trace.readings.preempted_before import preempted_before
 from workbench.trace.readings.prefix_hits import hit_rate
@@ -107,6 +108,7 @@ class _RequestProgress:
         self.num_preemptions = 0
         self.finish_reason = ""
         self.finish_step: int | None = None
+        self.hit_max_model_len = False
         self.was_scheduled_before = False
         self.had_tokens_before = False
 
@@ -126,6 +128,7 @@ class _RequestProgress:
             arrival_step=info.arrival_step,
             first_scheduled_step=times.first_scheduled.steps if times.first_scheduled else None,
             finish_step=self.finish_step,
+            hit_max_model_len=self.hit_max_model_len,
             token_steps=tuple([step_before[token.steps] for token in tokens]),  # a timestamp is the end of its step
             token_times=tuple([token.seconds for token in tokens]) if timed else (),
             queue=latency(times.queue),
@@ -254,6 +257,7 @@ class MetricsCollector:
         for request_id, reason in ended:
             progress = requests.get(request_id) or self._unknown(request_id)
             progress.finish_reason, progress.finish_step = reason, record.step
+            progress.hit_max_model_len = hits_max_model_len(record, self._trace.requests.get(request_id))
 
     def _add_request(self, info: RequestInfo) -> _RequestProgress:
         request_id = info.request_id

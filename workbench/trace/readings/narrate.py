@@ -1,15 +1,18 @@
-"""One plain sentence for a step, made from its record alone."""
+"""One plain sentence for a step, made from its record."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from workbench.base.text import counted, duration, printable
+from workbench.trace.fields import EMPTY
+from workbench.trace.readings.outputs_before import outputs_after
 from workbench.trace.reasons import Reason, describe
 
 if TYPE_CHECKING:
+    from workbench.trace.lines import RequestInfo
     from workbench.trace.records import Chunk, StepRecord
 
 MAX_NAMES = 3
@@ -29,21 +32,52 @@ ENDS = {
 """Words for the reasons for which requests finish."""
 
 
+class _Output(Protocol):
+    """A RequestOutput, as far as its end depends on it."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def error(self) -> str: ...
+
+
 MAX_IN_REPR, MAX_ID = 3, 32
 """Maximum number of requests in the repr of a step, and of characters of an id in it."""
 
 
-def end_words(finish_reason: str | None, error: str = "") -> str:
+def end_words(finish_reason: str | None, error: str = "", *, hit_max_model_len: bool = False) -> str:
     """The end of a request, such as "hit max_tokens"; "running" until then."""
     words = ENDS.get(finish_reason, finish_reason) if finish_reason else "running"
+    words = "hit max_model_len" if hit_max_model_len else words
     return f"{words}: {error}" if error else words
 
 
-def narrate(step: StepRecord) -> str:
+def hits_max_model_len(step: StepRecord, info: RequestInfo | None) -> bool:
+    """Whether a step ends a request at max_model_len: for its length, before it has max_tokens."""
+    if info is None or step.finish_reasons.get(info.request_id) != "length":
+        return False
+    return any(
+        outputs_after(chunk, info) < info.max_tokens for chunk in step.chunks if chunk.request_id == info.request_id
+    )
+
+
+def end_of(output: _Output, requests: Mapping[str, RequestInfo]) -> str:
+    """The end of the request of an output; the requests of its trace tell its max_tokens."""
+    info = requests.get(output.request_id)
+    is_cut = output.finish_reason == "length" and info is not None and len(output.token_ids) < info.max_tokens
+    return end_words(output.finish_reason, output.error, hit_max_model_len=is_cut)
+
+
+def narrate(step: StepRecord, requests: Mapping[str, RequestInfo] = EMPTY) -> str:
     """One sentence about a step: its work, the requests that start, end or lose their blocks, and those that wait.
 
     Args:
-        step: The record; nothing else is read.
+        step: The record.
+        requests: The requests of its trace, ``trace.requests``, which tell max_model_len from max_tokens as an end.
 
     Returns:
         A single line without control characters.
@@ -58,7 +92,7 @@ def narrate(step: StepRecord) -> str:
         Step 1: 149 prompt tokens and 1 reply share one pass.
         Step 2: 1 prompt token and 2 replies share one pass.
     """
-    return f"Step {step.step:,}: {narrate_briefly(step)}."
+    return f"Step {step.step:,}: {narrate_briefly(step, requests)}."
 
 
 def in_one_line(step: StepRecord) -> str:
@@ -77,9 +111,9 @@ def in_one_line(step: StepRecord) -> str:
     return f"StepRecord(step {step.step}: {'; '.join(parts)})"
 
 
-def narrate_briefly(step: StepRecord) -> str:
+def narrate_briefly(step: StepRecord, requests: Mapping[str, RequestInfo] = EMPTY) -> str:
     """The sentence without the number of the step and without its full stop."""
-    return "; ".join([_work(step), *_starts(step), *_endings(step), *_waiting(step)])
+    return "; ".join([_work(step), *_starts(step), *_endings(step, requests), *_waiting(step)])
 
 
 def _work(step: StepRecord) -> str:
@@ -142,16 +176,16 @@ def _starts(step: StepRecord) -> list[str]:
     return parts
 
 
-def _endings(step: StepRecord) -> list[str]:
+def _endings(step: StepRecord, requests: Mapping[str, RequestInfo]) -> list[str]:
     parts = []
     if step.preempted:
         verb = "loses its KV blocks" if len(step.preempted) == 1 else "lose their KV blocks"
         parts.append(f"{_names(step.preempted)} {verb} and must start again")
-    by_reason: dict[str, list[str]] = {}
+    by_end: dict[str, list[str]] = {}
     for request_id in step.finished:
-        by_reason.setdefault(step.finish_reasons.get(request_id, ""), []).append(request_id)
-    for reason, request_ids in by_reason.items():
-        why = f" ({ENDS.get(reason, reason)})" if reason else ""
+        reason, is_cut = step.finish_reasons.get(request_id), hits_max_model_len(step, requests.get(request_id))
+        by_end.setdefault(f" ({end_words(reason, hit_max_model_len=is_cut)})" if reason else "", []).append(request_id)
+    for why, request_ids in by_end.items():
         parts.append(f"{_names(request_ids)} {'is' if len(request_ids) == 1 else 'are'} done{why}")
     if step.aborted:
         parts.append(f"{_names(step.aborted)} {'was' if len(step.aborted) == 1 else 'were'} aborted")
@@ -180,7 +214,8 @@ def _reason(reason: Reason | None) -> str:
     if reason is not None and reason.kind == "token_budget" and reason.needed is None:
         return "the token budget is used up"
     if reason is not None and reason.kind == "seats":
-        return f"all {reason.value:,} seats are taken ({reason.limit})"
+        seats = "the only seat is" if reason.value == 1 else f"all {reason.value:,} seats are"
+        return f"{seats} taken ({reason.limit})"
     return shown(reason)
 
 

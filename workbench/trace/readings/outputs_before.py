@@ -58,6 +58,11 @@ def _outputs_before(chunk: Chunk, record: StepRecord, info: RequestInfo) -> int 
     return 0 if is_first_time and chunk.num_kv <= info.num_prompt_tokens else None
 
 
+def outputs_after(chunk: Chunk, info: RequestInfo) -> int:
+    """Number of output tokens of a request after a chunk that gave it a token."""
+    return _place(chunk, info) + max(1, len(chunk.accepted))
+
+
 def _place(chunk: Chunk, info: RequestInfo) -> int:
     """Place in the output of the first token that a chunk appended."""
     return chunk.num_kv - len(chunk.drafts) - info.num_prompt_tokens
@@ -76,7 +81,7 @@ def _with_earlier_steps(
         for chunk in record.chunks:
             name = chunk.request_id
             if name in missing and gives_token(chunk, record, infos[name]):
-                found[name] = _place(chunk, infos[name]) + max(1, len(chunk.accepted))
+                found[name] = outputs_after(chunk, infos[name])
                 missing.remove(name)
     begin = whole[0].step
     return found | {name: 0 for name in missing if infos[name].arrival_step >= begin}

@@ -34,7 +34,8 @@ export const PHONE_FRAME = {
   scale: 2,
 };
 
-const MOST_ROWS = 9;
+/** Most rows of a scene, and least width of a column of names, in pixels. */
+const MOST_ROWS = 10, COLUMN = 140;
 /** Least width of a piece of the budget in pixels, and the width from which pieces have an outline. */
 const LEAST_WIDTH = 2, OUTLINED = 6;
 /** Tokens that fill less than this part of the budget are drawn once more, as wide as the budget. */
@@ -64,7 +65,17 @@ export function paintScene(context, frame, view, scene, title, share, tells) {
   PAINTERS[scene.name](pen, scene, share);
 }
 
-/** Texts, boxes and rows on a canvas, in the colours of a view. */
+/** The first of some items, all if they are no more than fit, and the number of the others, which takes a place, too. */
+function firstOf(items, most) {
+  const shown = items.length > most ? items.slice(0, most - 1) : items;
+  return { shown, more: items.length - shown.length };
+}
+
+function moreWords(number) {
+  return `and ${formatNumber(number)} more`;
+}
+
+/** Texts, boxes, rows and lists on a canvas, in the colours of a view. */
 function penFor(context, frame, { store, theme }) {
   const { colours } = theme, { left, top, largest, line } = frame, width = frame.width - left - frame.margin;
   const isFilm = frame === FILM_FRAME, foot = frame.height - (isFilm ? 22 : 32);
@@ -106,14 +117,29 @@ function penFor(context, frame, { store, theme }) {
   const label = (request, y) => text(store.requests[request].label, left - 10, y, { align: "right" });
   /** Rows with their labels, as many as fit, and the number of the others. */
   const rows = (all, draw) => {
-    const shown = all.slice(0, MOST_ROWS), row = Math.min(frame.tall, (foot - top - 20) / (shown.length + 1));
+    const { shown, more } = firstOf(all, MOST_ROWS), lines = shown.length + Number(more > 0);
+    const row = Math.min(frame.tall, (foot - top - 20) / lines);
     shown.forEach((each, i) => {
       const middle = top + (i + 0.5) * row;
       label(each.request, middle);
       draw(each, middle, row * 0.7);
     });
-    const more = all.length - shown.length;
-    if (more) text(`and ${formatNumber(more)} more`, left, top + (shown.length + 0.5) * row, { colour: "muted" });
+    if (more) text(moreWords(more), left, top + (shown.length + 0.5) * row, { colour: "muted" });
+  };
+  /** A list from `y` on, with a heading beside it, on as many lines as it may take: how many it takes. */
+  const list = (heading, items, y, { lines, columns = 1 }, wordsOf, hueOf = null) => {
+    if (!items.length) return 0;
+    const { shown, more } = firstOf(items, lines * columns), wide = width / columns;
+    const write = (words, i, style) => {
+      text(words, left + (i % columns) * wide + (hueOf ? 18 : 0), y + Math.floor(i / columns) * line, style);
+    };
+    text(heading, left - 10, y, { align: "right" });
+    shown.forEach((item, i) => {
+      write(wordsOf(item), i, { most: wide - 26 });
+      if (hueOf) box(left + (i % columns) * wide, y + Math.floor(i / columns) * line - 6, 12, 12, hueOf(item));
+    });
+    if (more) write(moreWords(more), shown.length, { colour: "muted" });
+    return Math.ceil((shown.length + Number(more > 0)) / columns);
   };
   const hue = (request, isDecode = false) => isDecode ? theme.decode(request) : theme.prefill(request);
   /** The words below the marks: on one line beside the labels, or on two lines as wide as a phone. */
@@ -122,42 +148,49 @@ function penFor(context, frame, { store, theme }) {
     else wrapped(words, frame.margin, foot, frame.width - 2 * frame.margin);
   };
   const nameOf = (request) => store.requests[request].label;
-  return { ...frame, width, foot, isFilm, box, colours, hue, label, nameOf, rows, tell, text, wrapped };
+  return { ...frame, width, foot, isFilm, box, colours, hue, label, list, nameOf, rows, tell, text, wrapped };
 }
 
 function schedule(pen, { budget, bars, waits }, share) {
-  const { bar, box, colours, isFilm, left, line, nameOf, text, top, width } = pen;
+  const { bar, box, colours, height, isFilm, left, line, list, nameOf, text, top, width } = pen;
   const used = bars.at(-1)?.to ?? 0, scale = width / Math.max(1, budget, used);
   text(isFilm ? "token budget" : "budget", left - 10, top + bar / 2, { align: "right" });
   box(left, top, budget * scale, bar, colours.surface, colours.hairline);
-  pieces(pen, bars, top, scale, share * used);
+  let nameless = pieces(pen, bars, top, scale, share * used);
   text(`${formatNumber(used)} of ${formatNumber(budget)} tokens`, left, top + bar + line - 2, { colour: "muted" });
   let below = top + bar + 3 * line - 8;
   if (used && used * scale < width / ENLARGED) {
     text("enlarged", left - 10, below + bar / 2 - line, { align: "right" });
-    pieces(pen, bars, below - line, width / used, share * used);
+    nameless = pieces(pen, bars, below - line, width / used, share * used);
     below += bar + line;
   }
-  if (!waits.length || share < 1) return;
-  text("left out", left - 10, below, { align: "right" });
-  waits.slice(0, 6).forEach(({ request, why }, i) => {
-    text(plain([nameOf(request), why].filter(Boolean).join(": "), 90), left, below + i * line);
-  });
-  if (waits.length > 6) text(`and ${formatNumber(waits.length - 6)} more`, left, below + 6 * line, { colour: "muted" });
+  if (share < 1) return;
+  // Both lists fit below the bars; each has half of the lines, and those that the other leaves.
+  const lines = Math.floor((height - below) / line), columns = Math.floor(width / COLUMN);
+  const forNames = lines - Math.min(waits.length, Math.floor(lines / 2));
+  const words = ({ request, from, to }) => `${nameOf(request)}: ${formatNumber(to - from)}`;
+  const colour = ({ request, decode }) => pen.hue(request, decode);
+  const taken = list("too narrow", nameless, below, { lines: forNames, columns }, words, colour);
+  const wordsOf = ({ request, why }) => plain([nameOf(request), why].filter(Boolean).join(": "), 90);
+  list("left out", waits, below + taken * line, { lines: lines - taken }, wordsOf);
 }
 
-/** The tokens of a step side by side, those before `shown`, each with as many of its words as fit. */
+/** The tokens of a step side by side, those before `shown`, each with as many of its words as fit: those without. */
 function pieces({ bar, box, colours, hue, left, nameOf, text }, bars, y, scale, shown) {
+  const nameless = [];
   let end = left;
-  for (const { request, from, to, decode } of bars.filter((each) => each.from < shown)) {
+  for (const piece of bars.filter((each) => each.from < shown)) {
+    const { request, from, to, decode } = piece;
     const x = Math.max(end, left + from * scale), fill = hue(request, decode);
     const wide = Math.max(LEAST_WIDTH, (Math.min(to, shown) - from) * scale);
     box(x, y, wide, bar, fill, wide > OUTLINED ? colours.background : null);
     const name = nameOf(request), words = [`${name}: ${formatNumber(to - from)}`, name];
     const fitting = words.find((each) => wide > 9 * each.length);
     if (fitting) text(fitting, x + wide / 2, y + bar / 2, { align: "center", colour: inkOn(fill) });
+    else nameless.push(piece);
     end = x + wide;
   }
+  return nameless;
 }
 
 function blocks(pen, { rows }, share) {

@@ -383,8 +383,9 @@ export class Store {
     for (let e = from; e < to; e++) {
       const kind = this.facts.codes.events[get("kind", e)], index = get("reason", e);
       const reason = (kind === "preempt" ? this.reasons[index]?.sentence : this.strings[index]) || "";
-      const words = kind === "finish" ? endOf(reason) : reason;
-      result.push({ step, kind, request: this.requests[get("request", e)], reason, words });
+      const request = this.requests[get("request", e)];
+      const words = kind === "finish" ? this.finishWords(request, reason) : reason;
+      result.push({ step, kind, request, reason, words });
     }
     return result;
   }
@@ -489,8 +490,9 @@ export class Store {
   }
 
   /** The reason for which a request finished, as words. */
-  finishWords(request) {
-    return endOf(request.finishReason) || "";
+  finishWords(request, reason = request.finishReason) {
+    const count = this.numOutput(request, this.numSteps - 1);
+    return endOf(reason, count !== null && count < request.max_tokens) || "";
   }
 
   /**

@@ -17,9 +17,9 @@ export function listOf(items, most = 3) {
   return items.length > most ? `${items.slice(0, most).join(", ")} and ${items.length - most} more` : items.join(", ");
 }
 
-/** The reason for which a request finished. */
-export function endOf(reason) {
-  return ENDS[reason] ?? reason;
+/** The reason for which a request finished; at max_model_len if `isCut`, for its length before it had max_tokens. */
+export function endOf(reason, isCut) {
+  return reason === "length" && isCut ? "hit max_model_len" : ENDS[reason] ?? reason;
 }
 
 /** The role of a chunk. */

@@ -206,7 +206,7 @@ class TraceColumns:
         index = self._index.get(request_id)
         if index is None:
             index = self._index[request_id] = len(self._index)
-            info = self.trace.requests.get(request_id) or RequestInfo(request_id, 0)
+            info = self.trace.requests.get(request_id) or RequestInfo(request_id, 0, max_tokens=0)
             self.tables["request"].append(info)
             self._miss_texts.arrive(info)
             self._times.append(self._latencies.arrive(info))
@@ -317,7 +317,7 @@ class TraceColumns:
         }
         for name, value in of_step.items():
             self.steps[name].append(value)
-        self.sentences.append(narrate(record))
+        self.sentences.append(narrate(record, self.trace.requests))
 
     def _append_chunks(self, record: StepRecord, chunks: Mapping[str, Sequence[Any]]) -> int:
         """Append the chunks of a step, given field by field, and return their number."""
