@@ -160,7 +160,7 @@ def _recorded(trace: Trace, text: str) -> Trace:
     """The steps of a run that ``--record`` names.
 
     Raises:
-        ValueError: It is no range, or the run has none of its steps.
+        ValueError: It names no steps, or none of this run.
     """
     steps = _read_range(text)
     if steps.start >= len(trace):
