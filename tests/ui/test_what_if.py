@@ -83,6 +83,27 @@ def test_handles_show_one_change_and_not_the_rest_of_another(open_page, serve):
     assert dialog.get_by_label("num_blocks").input_value() == "200"
 
 
+def test_blocks_that_are_in_use_do_not_change(open_page, serve):
+    trace = recording()
+    page, dialog = opened(open_page, serve(trace), trace)
+    blocks, why = (
+        dialog.get_by_label("num_blocks"),
+        dialog.get_by_text("at a later step than the first they are in use"),
+    )
+    handle = dialog.get_by_role("slider", name="KV blocks")
+    assert blocks.is_enabled() and handle.is_enabled() and why.is_hidden()
+    blocks.fill("100")
+    answered(page, num_blocks=100)
+    dialog.get_by_label("Begin").select_option("cursor")
+    assert blocks.is_disabled() and handle.is_disabled() and why.is_visible()
+    assert blocks.input_value() == str(trace.meta.config["num_blocks"])
+    page.wait("view.other.comparison.fork.at_step === view.store.label(view.cursor.step)")
+    answered(page)
+    assert "cannot change" not in dialog.locator(".wb-verdict").text_content()
+    dialog.get_by_role("button", name="As it was").click()
+    assert blocks.is_enabled() and handle.is_enabled() and why.is_hidden()
+
+
 def test_a_teacher_sees_no_answer_to_another_change(open_page, serve, monkeypatch):
     """Nothing is simulated by itself there, so an older answer is not left beside handles that have moved."""
     room = Classroom()

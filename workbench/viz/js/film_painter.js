@@ -65,7 +65,7 @@ export function paintScene(context, frame, view, scene, title, share, tells) {
   PAINTERS[scene.name](pen, scene, share);
 }
 
-/** The first of some items, all if they are no more than fit, and the number of the others, which takes a place, too. */
+/** The first of some items, all if they fit, and the number of the others, which takes a place, too. */
 function firstOf(items, most) {
   const shown = items.length > most ? items.slice(0, most - 1) : items;
   return { shown, more: items.length - shown.length };

@@ -28,6 +28,7 @@ const REST_MS = 120;
 const NOT_YET = "Not simulated yet: press Simulate, or let the class bet.";
 const FROM_FIRST = "A duel is about the whole run: let it begin with the first step.";
 const AS_IT_WAS = "These are the settings of the run.";
+const IN_USE = "KV blocks keep their number here: at a later step than the first they are in use.";
 
 export class WhatIf {
   constructor(view) {
@@ -49,7 +50,8 @@ export class WhatIf {
     this.routers = new RouterDuel((routers, measure) => this.put({ changes: {}, measure, routers }));
     this.duel = h("div", { class: "wb-bar", hidden: true }, this.measure, bet);
     const bar = h("div", { class: "wb-bar" }, submitButton("Simulate"), again);
-    const fields = [this.sliders.map((slider) => slider.element), policy, from];
+    this.inUse = h("p", { class: "wb-hint", hidden: true }, IN_USE);
+    const fields = [this.sliders.map((slider) => slider.element), policy, from, this.inUse];
     const fork = form(
       { class: "wb-form wb-column" },
       () => this.ask(),
@@ -127,6 +129,17 @@ export class WhatIf {
     if (!known && facts.config.policy) replace(this.policy, h("option", { value: "" }, "as it was"));
     else this.policy.value = facts.config.policy || "fcfs";
     this.from.value = "first";
+    this.fitBegin();
+  }
+
+  /** A simulation from a later step on takes the blocks that are in use there. */
+  fitBegin() {
+    const isLater = this.from.value !== "first", slider = this.sliders.find(({ name }) => name === "num_blocks");
+    this.inUse.hidden = !isLater;
+    for (const input of [slider.range, slider.exact]) input.disabled = isLater;
+    if (!isLater) return;
+    slider.exact.value = slider.before;
+    this.place(slider);
   }
 
   /** Put every slider back, and simulate that. */
@@ -146,6 +159,7 @@ export class WhatIf {
 
   /** A slider has moved. A teacher's class may bet on the result, so it is not shown by itself. */
   changed() {
+    this.fitBegin();
     clearTimeout(this.timer);
     this.expect(null);
     this.moved = true; // the values stay until an answer to others comes
