@@ -47,7 +47,7 @@ def nothing_runs(monkeypatch):
         ),
         (["simulate", "GENERATED", "--sweep", "rate=2,0"], r"rate must be > 0 and finite, got 0"),
         ([*TUNE, "ttft_p99=1s", "--sweep", "max_num_seqs=8,x"], "max_num_seqs must be an integer from 1 to .* 'x'"),
-        ([*TUNE, "ttft_p99=1s", "--sweep", "rate=1,2"], "unknown EngineConfig field 'rate'"),
+        ([*TUNE, "ttft_p99=1s", "--sweep", "rate=1,2"], "unknown field 'rate'; --sweep help"),
         ([*TUNE, "ttft_p99=1s,itl_p99=x"], "'itl_p99=x' must be NAME=TIME"),
         (["trace", "whatif", EXAMPLE, "--set", "max_num_seqs=8", "--set", "block_size=x"], "block_size must be"),
         (["hunt", "--workloads", "1", "--only", "progress,x"], "--only.* names 'x'; the laws are crash"),
