@@ -66,7 +66,9 @@ class TraceView(anywidget.AnyWidget):
         self._feed = feed
         self._still = still_of(lambda: feed.trace)
         packet = feed.next_packet() or b""
-        super().__init__(_esm=bundle(), packet=packet, status=feed.status(), options=options, still=self._still.name)
+        shown = {"status": feed.status(), "options": options, "still": self._still.name}
+        width = {"width": "100%"}  # beside other widgets, it would have none
+        super().__init__(_esm=bundle(), packet=packet, **shown, layout=width)
         self.shared_cursor = cursor_of(feed.trace)
         self.shared_cursor.link(self)
         self.observe(lambda change: change.owner._handle(change.new), "command")
